@@ -117,7 +117,7 @@ class _App(FastAPI):
 
 
 def create_app(deps: Deps) -> FastAPI:
-    """An app that owns nothing: the builder of `deps` closes them after the last request."""
+    """The HTTP application. It owns nothing: the builder of `deps` closes them after the last request."""
     app = _App(
         title="gputally accountant",
         version=version("gputally"),

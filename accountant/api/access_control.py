@@ -2,7 +2,7 @@
 teams.
 
 A request is authenticated by a bearer token, Kubernetes TokenReview, a client certificate or a sign-in cookie.
-`CallersFile.look` reads changed files again; an invalid new version changes nothing.
+`CallersFile.check` reads a changed callers file again; an invalid new version changes nothing.
 
 Authorisation precedes the body: a request without permission is answered before any byte of its body is read. Routes
 check further limits of a principal (teams, nodes) themselves."""

@@ -22,7 +22,7 @@ on besides the records (who may see it, the price book, the administrative acts)
 - A cursor names the digest of its list and the number of lines shown so far. It contains the span and the instant of
   the first page, so that "until now" is the same on every page, and a digest of the query, which includes the teams
   that its caller may see. A cursor can therefore not be used with another query.
-- A list is dropped KEPT_MS after its last page. A list of one page is not cached.
+- A list is dropped KEPT_MS after the last request for a page of it. A list of one page is not cached.
 - Lines are stored as compressed JSON, which takes less than a tenth of the memory of objects."""
 
 from __future__ import annotations

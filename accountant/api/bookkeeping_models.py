@@ -1,8 +1,8 @@
 """Defines the answers about months, credits, corrections, prices and deliveries, and the pod facts that other systems
 report.
 
-These are frozen pydantic models only, so a command-line client can import them without importing the HTTP server.
-Instants are UTC milliseconds, and money is a decimal in the price book's currency."""
+A command-line client can import these frozen models without importing the HTTP server. `PodReport` is a msgspec struct,
+the others are pydantic models. Instants are UTC milliseconds, and money is a decimal in the price book's currency."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ServedLedger(Ledger, Journal, Protocol):
         ...
 
     def holes(self, limit: int = 1000) -> list[Hole]:
-        """Sequence numbers of outboxes that will never arrive."""
+        """The sequence numbers, by outbox, that will never arrive."""
         ...
 
     def teams(self) -> frozenset[str]:

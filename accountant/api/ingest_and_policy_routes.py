@@ -5,8 +5,8 @@ The raw body is passed to the ingest, which decodes it once with msgspec. OpenAP
 of `agent.wire`. A 200 is sent only after the commit.
 
 The import route accepts only batches whose epoch marks them as an import and whose rows all have the method `imported`.
-Such rows yield to rows that an agent measured. A token with this scope can therefore add to the past, but not change
-metered time."""
+Such rows yield to rows that an agent measured. A token with the scope `import` can therefore add to the past, but not
+change metered time."""
 
 from __future__ import annotations
 

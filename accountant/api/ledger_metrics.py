@@ -5,8 +5,8 @@ gauges, because they can fall: late rows reduce `unmetered`, and a lower price r
 falling counter for a restart and add the whole month again.
 
 A scrape needs a few queries of the sums, and results are cached for `CACHE_MS`. If the ledger cannot be read, its
-families are left out and `gputally_ledger_up` is 0. Figures of the last quarter-hour use the last settled one, so that
-they do not depend on the second of the scrape.
+families are left out and `gputally_ledger_up` is 0. Figures of the last quarter-hour describe the one that ended
+`SETTLE_MS` ago, whose records are expected to have arrived.
 
 The number of series is limited by the GPU models and pools, teams, nodes of the inventory and queues of the policy, by
 MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES."""
@@ -47,8 +47,7 @@ Key = TypeVar("Key", bound=tuple[str, ...])
 
 
 def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
-    """The figures of the last settled quarter-hour. settled_ms: the instant up to which all rows are expected to have
-    arrived."""
+    """The figures of the quarter-hour that ends at `settled_ms`, up to which all rows are expected to have arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
     charged = charges(ledger, book, start, end, ("team",), None, timezone)
     capacity: Counter[tuple[str, str]] = Counter()
@@ -66,34 +65,33 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
     by_model, by_team = by_account(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
     yield gauge(
         "gputally_account_gpus",
-        "GPUs of the last quarter of an hour by account, in the mean; the accounts add up to the capacity.",
+        "GPUs of the last quarter of an hour by account, on average; the accounts add up to the capacity.",
         _in_gpus(by_model),
         labels=["account", "gpu_model"],
     )
     yield gauge(
         "gputally_team_gpus",
-        "GPUs held by each team in the last quarter of an hour by account, in the mean.",
+        "GPUs held by each team in the last quarter of an hour by account, on average.",
         _in_gpus(by_team),
         labels=["team", "account"],
     )
     # 0 of a model all of whose time has a price, so that an alert has something to compare with.
     yield gauge(
         "gputally_unpriced_gpus",
-        "GPUs of the last quarter of an hour whose time has no price, in the mean.",
+        "GPUs of the last quarter of an hour whose time has no price, on average.",
         _in_gpus(unpriced),
         labels=["gpu_model", "pool"],
     )
     yield gauge(
         "gputally_burn_rate_per_hour",
-        "What an hour costs at the rate of the last quarter, by team; `__idle__`: unheld capacity. "
+        "Cost of an hour at the rate of the last quarter of an hour, by team; `__idle__`: unheld capacity. "
         "Time without a price is not in it.",
         _burn_rates(charged, book),
         labels=["team", "currency"],
     )
     yield gauge(
         "gputally_unmetered_gpus",
-        f"GPUs of a node that nothing was heard of in the last quarter of an hour, in the mean; only the {MOST_NODES} "
-        "nodes that lack most.",
+        f"Unmetered GPUs of a node in the last quarter of an hour, on average; the {MOST_NODES} nodes with the most.",
         _in_gpus(_unmetered(ledger, start, end)),
         labels=["node"],
     )
@@ -161,7 +159,7 @@ def of_queues(policy: Policy | None) -> Metric:
     queues = [] if policy is None else [(q.name, q.parent or "", policy.team_of(q.name)) for q in policy.queues]
     return gauge(
         "gputally_queue_info",
-        "A queue of the policy, above it its parent, and the team that pays for it; always 1.",
+        "A queue of the policy, its parent, and the team that pays for it; always 1.",
         ((labels, 1) for labels in sorted(queues)),
         labels=["queue", "parent", "team"],
     )
@@ -290,13 +288,13 @@ class LedgerCollector(Collector):
         )
         yield gauge(
             "gputally_budget_forecast_ratio",
-            "Share of each budget that the month will come to at the rate of its days so far.",
+            "Share of each budget that the month is expected to use at the rate of its days so far.",
             ((labels, state.forecast / float(state.limit)) for labels, state in budgets if state.forecast is not None),
             labels=_BUDGET,
         )
         yield gauge(
             "gputally_budget_limit",
-            "What each budget allows in a month; unit: a currency, or GPU-hours.",
+            "Limit of each budget for a month; unit: a currency, or GPU-hours.",
             (((*labels, state.unit), float(state.limit)) for labels, state in budgets),
             labels=[*_BUDGET, "unit"],
         )
@@ -321,7 +319,7 @@ class LedgerCollector(Collector):
         share = self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else None
         yield _figure(
             "gputally_ledger_coverage_ratio",
-            "Metered share of the current month's capacity, 0 to 1; absent where no capacity of it is known.",
+            "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",
             share,
         )
         reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
@@ -332,7 +330,7 @@ class LedgerCollector(Collector):
         )
         yield _figure(
             "gputally_ledger_imbalance_seconds",
-            "GPU-seconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
+            "GPU-seconds of the last settled hour that are in no account or in two; 0 unless there is a defect.",
             self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
         )
         yield _figure(
@@ -343,7 +341,7 @@ class LedgerCollector(Collector):
         yield _figure("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
         yield _figure(
             "gputally_ledger_room_bytes",
-            "Disk space left before nothing is taken in any more; below 0 batches are refused with 503.",
+            "Free disk space above the limit at which ingestion stops; below 0 batches are refused with 503.",
             self._ledger.room_bytes(),
         )
 

@@ -1,7 +1,7 @@
-"""Handles the tasks of all requests: id, security headers, cross-site rules, body limits, ETags, one log line.
+"""Handles what all requests need: id, security headers, cross-site rules, body limits, one log line.
 
-It is plain ASGI, so that it adds little to the ingest and never reads a body. The log has method, path, status, time,
-caller and problem, but no token and no query string.
+`AccessMiddleware` is plain ASGI, so that it adds little to the ingest and never reads a body. The log line has method,
+path, status, time, caller and problem, but no token and no query string.
 
 A body counts against the limits as far as it has arrived, so a slow body does not take space from a fast one. A
 compressed body is decompressed in pieces and only up to the limit, so a small body that expands enormously costs no
@@ -114,7 +114,7 @@ def _for_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 INLINE_BYTES = 128 * 1024
-"""Bodies up to this size are handled on the event loop, larger ones in a thread."""
+"""Bodies up to this size are decompressed and batches decoded on the event loop, larger ones in a thread."""
 _GZIP = 16 + zlib.MAX_WBITS
 _HEAVY_AT_ONCE = 2
 _MOST_DIGITS = 18

@@ -1,6 +1,6 @@
 """Serves backups, ledger checks, quarantine, deliveries, retired GPUs, the clock, health and metrics.
 
-/v1/clock reports whether the accountant's clock can be trusted, and which items were misdated while it could not."""
+/v1/clock reports whether the accountant's clock can be trusted, and which stored items are dated in the future."""
 
 from __future__ import annotations
 

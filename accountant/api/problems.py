@@ -161,7 +161,8 @@ def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None
 def install(
     app: FastAPI, failed: LedgerFailureHandler, present: Callable[[Request, Refusal], Response] | None = None
 ) -> None:
-    """Turns every exception into a problem document. present: renders a refusal on pages for people."""
+    """Turns every exception that `translated` knows into a problem document. present: renders a refusal on pages for
+    people."""
 
     def known(error: Exception) -> Refusal:
         refusal = translated(error, failed)
@@ -234,7 +235,7 @@ def answers(description: str, *media_types: str) -> dict[int | str, dict[str, An
 WITHOUT_TOKEN: Final = frozenset({"/leading", "/livez", "/readyz"})
 """Routes that need no token."""
 OPEN: Final = WITHOUT_TOKEN | {"/metrics"}
-"""Routes that need no token, but show more with one."""
+"""Routes that answer without a token; /metrics shows more with one."""
 AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
 

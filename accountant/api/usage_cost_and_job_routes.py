@@ -195,7 +195,7 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
-    """Checks the size of the window before anything is added up, unless the controller needs it. Raises Refusal."""
+    """Raises Refusal for a window that is too large, unless it is that of the policy in force. Nothing is computed."""
     most = deps.settings.limits.window_gpu_hours
     reason = query_parameters.refusal(
         deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,)

@@ -284,7 +284,7 @@ def outlook(
     timezone: str,
     since_ms: int,
 ) -> Outlook | None:
-    """Forecasts the month. None if the month is over, or some of the time has no price.
+    """Forecasts the month. None if the month is over, no time was held, or some of it has no price.
 
     spend: charges by BY.
     since_ms: start of the ledger's first record."""

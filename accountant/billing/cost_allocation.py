@@ -8,7 +8,7 @@ The order of the moves is fixed. Start-up time is first, then unused guarantees.
 last and is spread by the cost of held time.
 
 Committed GPU time that was not used is not part of the capacity and is listed separately (`unused_commitments`). This
-module queries the ledger. The rules are in `unallocated_borrowed_and_mig_time` and `quota_usage`."""
+module queries the ledger. The rules are in `time_reallocation` and `quota_usage`."""
 
 from __future__ import annotations
 

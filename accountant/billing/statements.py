@@ -4,7 +4,8 @@ Invariants:
 - Every GPU-microsecond of the month's capacity is on exactly one line, by the paying team and its account.
 - Hours have nine decimals and add up. A line's cost is exactly its unit price times its hours. Only payable amounts are
   rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
-- The amount due is the payable amount, plus corrections of closed months, plus credits and charges booked in this one.
+- The amount due is the payable amount, plus unused commitments, corrections of closed months, and credits and charges
+  booked in this one.
 - Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
   stored and contain the hash of the previous month."""
 
@@ -93,8 +94,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class UnmeteredItems:
-    """Items of a statement besides metered time. month: the statement's month; None if the
-    statement's span is not a calendar month."""
+    """Items of a statement besides metered time. month: the statement's; None if its span is no calendar month."""
 
     month: str | None = None
     corrections: tuple[Correction, ...] = ()

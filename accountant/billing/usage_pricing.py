@@ -1,6 +1,6 @@
-"""Prices usage: splits it where prices change and returns exact charges, as lines or columns.
+"""Prices usage: splits it where prices change and returns exact charges.
 
-The span is split where a price changes. (The ledger splits it where a policy does.) Within a piece every GPU has one
+The span is split where a price changes. (The ledger splits it where a policy changes.) Within a piece every GPU has one
 price or none. Time is added as integers first and priced afterwards, so the result does not depend on how the time was
 split. Only commitments are computed per hour, or part of an hour at the ends of the span.
 

@@ -1,9 +1,9 @@
-"""Executes bookkeeping acts: queries the ledger, applies the rules, writes the journal.
+"""Closes and prices months and books amounts: queries the ledger, applies the rules, records acts in the journal.
 
-The rules are in `month_closing` and `corrections_and_adjustments`. The classes here pass them the ledger's data and
-record the resulting acts. The statement of a closed month comes from its stored bytes, never from the ledger again.
-Corrections, adjustments and credits do not change statement lines. An act is recorded only if the journal has not
-changed since its author read it.
+An act is an entry of the journal, such as a close. The rules are in `month_closing` and `corrections_and_adjustments`.
+The classes here pass them the ledger's data and record the resulting acts. The statement of a closed month comes from
+its stored bytes, never from the ledger again. Corrections, adjustments and credits do not change statement lines. An
+act is recorded only if the journal has not changed since its author read it.
 
 `fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module.
 Content that was recorded stays readable in later releases."""
@@ -385,8 +385,8 @@ class Bookkeeper:
     def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
         """The statement of a month.
 
-        For a closed month these are the stored bytes. For an open month it is computed from the present records, up to
-        now.
+        For a closed month it is decoded from the stored bytes. For an open month it is computed from the present
+        records, up to now.
 
         teams: None for the whole cluster."""
         whole = self.kept(month)

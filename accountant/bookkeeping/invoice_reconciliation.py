@@ -70,7 +70,8 @@ class ReconciledLine(Model):
     """One pool: invoice = teams + idle + unused_commitments + unmatched, exactly.
 
     items: the invoice's items for this pool.
-    rate: the rate at which the bills equal the invoice, None if nothing of the pool was used."""
+    rate: the rate at which the bills equal the invoice, None if nothing of the pool was used or the invoice is not
+    above 0."""
 
     items: tuple[str, ...]
     gpu_model: str
@@ -109,7 +110,7 @@ _Kind: TypeAlias = tuple[str, str, str]
 
 
 class TrueUpRate(Model):
-    """The rate of one kind of GPU, per GPU and hour. Empty fields mean the same as in InvoiceLine.
+    """The rate of one kind of GPU, per GPU and hour. region, capacity_type: "" for any.
 
     source: the source of the invoice."""
 

@@ -76,7 +76,8 @@ def _dumped(model: BaseModel) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantClient]:
-    """Serves a stopped ledger on a free loopback port with a temporary token, as a trial. given: further settings.
+    """Serves a stopped ledger on a free loopback port with a temporary token; the trial records no price book.
+    more_settings: further settings.
 
     Raises CannotStart if there is no ledger."""
     # Imported here, because a command to a running accountant should not wait for these modules.

@@ -51,7 +51,7 @@ LakePlace = Annotated[
 class Engine:
     """The options of a command that choose the engine which runs its queries."""
 
-    engine: Annotated[EngineName, typer.Option("--engine", help="What runs the questions.")] = "duckdb"
+    engine: Annotated[EngineName, typer.Option("--engine", help="The engine that runs the queries.")] = "duckdb"
     engine_url: Annotated[
         str,
         typer.Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="The engine: spark://…, sc://…, http(s)://…."),
@@ -60,7 +60,7 @@ class Engine:
     @contextlib.contextmanager
     def opened(self, lake: str | Lake, rates: Path | None = None) -> Iterator[Fleet]:
         """The ledgers of a lake."""
-        # Imported here: half a second that no other command needs.
+        # Imported here, because the import takes half a second, which other commands do not need.
         from accountant.fleet.fleet_ledgers import Fleet, Rates, load_lake
         from accountant.lake.query_engines import open_engine
 

@@ -1,4 +1,4 @@
-"""Runs `import` (Prometheus, Slurm) and `slurm import`."""
+"""Runs the commands that import history (`import prometheus`, `import slurm`) and job names (`slurm import`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def from_prometheus(
     """Import the records of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
     duplicates."""
     now = SystemClock().wall_ms()
-    end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     span = _since(since, end, at), end
     if span[0] >= end:
         raise CannotImport(f"--since {since}: there is no time between it and the end")
@@ -112,7 +112,7 @@ def from_slurm(
     if cluster is not None and len(names) > 1:
         raise CannotImport(f"{file}: jobs of {', '.join(names)}: each is imported under its own name, so no --cluster")
     now = SystemClock().wall_ms()
-    end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     summaries: list[tuple[Destination, Summary]] = []
     with at.connection() as remote:
         for name in names:
@@ -122,7 +122,7 @@ def from_slurm(
             if history.span is None:
                 complain.print(f"{file}: no job of {name or 'this file'} held a GPU", soft_wrap=True)
                 continue
-            first = _instant(since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
+            first = _instant("--since", since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
             summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
@@ -206,11 +206,11 @@ def _bytes(file: Path) -> bytes:
         raise CannotImport(f"{file}: {error.strerror}") from error
 
 
-def _instant(text: str | None, at: ZonedLedger, otherwise: int) -> int:
+def _instant(option: str, text: str | None, at: ZonedLedger, otherwise: int) -> int:
     if text is None:
         return otherwise
     try:
-        return instant("--until", text, at.zone)
+        return instant(option, text, at.zone)
     except Refusal as error:
         raise CannotImport(str(error)) from error
 
@@ -218,7 +218,7 @@ def _instant(text: str | None, at: ZonedLedger, otherwise: int) -> int:
 def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
     """A duration before the end, or an instant; rounded down to a whole hour."""
     back = duration_ms(text)
-    start = _instant(text, at, 0) if back is None else end_ms - back
+    start = _instant("--since", text, at, 0) if back is None else end_ms - back
     return start // MS_PER_HOUR * MS_PER_HOUR
 
 

@@ -1,4 +1,4 @@
-"""Runs `serve`, `backup`, `restore`, `token` and `clock`.
+"""Runs `serve`, `backup`, `backups`, `restore`, `token` and `clock`.
 
 `serve` exits with 0 after a requested stop, and with 70 if the database failed and the process has to be started again.
 
@@ -126,7 +126,7 @@ def _lead(settings: Settings, leader: Leadership) -> int:
 
 
 def waiting_app(lease: str) -> ASGIApp:
-    """The answers of a replica that does not lead yet: it is alive, and every other request gets 503."""
+    """The application of a replica that does not lead yet: /livez answers 200, every other path 503."""
 
     async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -280,8 +280,8 @@ def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, imbalanc
     ledger_table = table("Restored", ["ledger", "from (UTC)", "to (UTC)", *figures("imbalance, GPU-µs")], rows)
     last = f"act {act.number:,}, {_instant(act.at_ms)} UTC: {act.kind} {act.subject}" if act else "none"
     after = (
-        f"Newest act of the books: {last}.\nWhat was closed, published, credited or put in force by hand later is not "
-        "in it, and agents cannot tell it: do it again."
+        f"Newest act of the books: {last}.\nLater closes, publications, credits and price books are lost, because "
+        "agents do not report them: repeat these acts."
     )
     return Group(ledger_table, Text(after))
 

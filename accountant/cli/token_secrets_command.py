@@ -1,8 +1,8 @@
 """Creates the Secrets with bearer tokens that the chart mounts: `gputally install`.
 
 The tokens are for people and programs outside the cluster, and for the chart's programs if the accountant cannot have
-their service account tokens reviewed (its chart value `kubernetesApi` is false). Repeating it changes nothing: existing
-tokens and token file entries are kept. To replace a token, delete its Secret and run the command again."""
+their service account tokens reviewed (its chart value `kubernetesApi` is false). Repeating the command changes nothing:
+existing tokens and token file entries are kept. To replace a token, delete its Secret and run the command again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 SECRET = Kind("v1", "Secret", "secrets", namespaced=True, status=False)
 MANAGER = "gputally-install"
 TOKENS = "accountant-tokens"
-"""The Secret with the token file, after the chart's name."""
+"""Name of the Secret with the token file, without the chart's prefix."""
 _LABELS = {"app.kubernetes.io/part-of": "gputally", "app.kubernetes.io/managed-by": MANAGER}
 _PROGRAMS: Mapping[str, tuple[Scope, ...]] = {
     "fairshare": ("read", "policy"), "backup": ("admin",), "report": ("read",),
@@ -69,7 +69,7 @@ class Plan:
 
 
 def manifests(plan: Plan, existing: Mapping[str, Mapping[str, str]]) -> list[Object]:
-    """The Secrets of a plan. standing: the content of existing ones, by name. Raises AccountantError if the existing
+    """The Secrets of a plan. existing: the content of existing ones, by name. Raises AccountantError if the existing
     token file cannot be read."""
     file = existing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
     secrets = []
@@ -179,5 +179,5 @@ def _standing(plan: Plan, kubeconfig: Path | None) -> dict[str, dict[str, str]]:
     try:
         return read(plan, KubernetesCluster.connect([SECRET], kubeconfig))
     except (ClusterError, AccountantError) as error:
-        typer.echo(f"as for a cluster where nothing stands: {error}", err=True)
+        typer.echo(f"printed as if no Secrets existed: {error}", err=True)
         return {}

@@ -1,8 +1,8 @@
 """Serves the Prometheus queries that KAI-Scheduler's usage client sends.
 
 KAI's `connectionString` can point here instead of to Prometheus. The usage is exact, without duplicate series, includes
-MIG and shared GPUs, and is refused or marked when it is stale. No other PromQL is supported. Paths: GET and POST
-/api/v1/query, and the paths that Prometheus clients check first (/-/healthy, /-/ready, /api/v1/status/config).
+MIG and shared GPUs, and is refused when it is stale. No other PromQL is supported. Paths: GET and POST /api/v1/query,
+and the paths that Prometheus clients check first (/-/healthy, /-/ready, /api/v1/status/config).
 
 All scheduling shards send the same text, so each has a path prefix, `/shards/NAME`. Its usage and capacity are those of
 its nodes. NAME is the shard's partition label value, and `/shards` alone is the shard of nodes without one. Without the

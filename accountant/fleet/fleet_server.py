@@ -95,7 +95,7 @@ def published_metrics(state: FleetState) -> Iterable[Metric]:
 class FleetService:
     """The server.
 
-    settings: accountant settings, of which only callers, limits and the metrics options are used here.
+    settings: accountant settings; those about a ledger and its upkeep have no effect here.
     fleet: read again every `refresh_seconds`, and closed by its owner.
 
     Raises CannotStart, FileFault and LakeUnavailable."""

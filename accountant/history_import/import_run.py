@@ -98,14 +98,14 @@ def without(span: Span, taken: Iterable[Span]) -> list[Span]:
 
 KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
     "prometheus": (
-        "who held a GPU is told by kube-state-metrics, to the scrape interval; pods between two scrapes are missed",
-        "busy time is dcgm-exporter's utilisation; of pods that share a GPU it is not known whose it was",
+        "kube-state-metrics shows the holder of a GPU to within the scrape interval; pods between scrapes are missed",
+        "busy time is dcgm-exporter's utilisation; for pods that share a GPU it is not known which pod was busy",
         "time in which nothing was scraped is unmetered",
     ),
     "slurm": (
         "allocation only: Slurm's accounting does not say how busy a GPU was, nor which one it was",
         "GPUs of a job on several nodes are divided over them evenly",
-        "unallocated time is up to the GPUs that a node is said to have, or was seen to use at once",
+        "unallocated time counts the GPUs that a node is described with, or that its jobs used at once",
     ),
 }
 """Known distortions of each source, as text for reports."""
@@ -209,7 +209,7 @@ def _row(key: tuple[str, Source, str], chunks: Sequence[ImportedChunk], start_ms
 
 
 RECORDS = 10_000
-"""Maximum number of records in one batch, unless a set of rows is larger."""
+"""Maximum number of records in one batch, unless a set (the rows of one GPU over one piece of time) is larger."""
 _SENDERS = 4
 Read = Callable[[Chunk], Sequence[NodeHistory]]
 
@@ -327,7 +327,7 @@ class _NodeChunk:
         )
 
     def batches(self, to: Destination, chunk: Chunk, mark: int) -> Iterator[Batch]:
-        """The records above the mark, in batches that split no set."""
+        """The records above `mark`, the acknowledged number, in batches that split no set."""
         seq = first_seq(chunk.start_ms)
         facts = tuple(msgspec.structs.replace(fact, seq=seq + n) for n, fact in enumerate(self.facts))
         seq += len(facts)

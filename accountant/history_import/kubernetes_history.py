@@ -69,7 +69,7 @@ def facts_of(
 
 
 class _PodTables:
-    """Series with names, by pod."""
+    """The labels, owners, schedulers and instants of pods, by name and uid."""
 
     def __init__(self, seen: Observed, team_labels: Sequence[str]) -> None:
         self._names = pod_label_names(team_labels)

@@ -7,8 +7,8 @@ without kube-state-metrics, by the exporter's name.
 
 A device that several pods share is listed several times with the values of the whole device, so the largest value is
 used. Utilisation may be available both as time with a running kernel and as engine activity. For a whole GPU the first
-is used. A MIG instance has only the second, as a part of the instance. A device's node is the one whose pods it was
-labelled with, or a name in the series that Kubernetes knows.
+is used. A MIG instance has only the second, as a part of the instance. A device's node is a name in its series that
+Kubernetes knows, otherwise the node of the pods that it was labelled with.
 
 A pod that is listed before and after a missing scrape is taken to have existed in between."""
 

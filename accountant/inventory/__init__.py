@@ -1,1 +1,1 @@
-"""Collects facts about nodes, namespaces and pods from files, the API server and Slurm."""
+"""Collects facts about nodes, namespaces and pods from a YAML file and the API server."""

@@ -1,8 +1,9 @@
 """Builds the inventory from an API server by list and watch.
 
-Reflectors, each in a thread of its own, hold reduced objects; `read` makes facts of them. `read` returns the facts of a
-pod again and again until the caller confirms with `taken` that it stored them. The chain of owners of a pod is looked
-up only once. If the server does not answer, the previous state stays, and time reported by agents is still billed."""
+Each kind of object has a reflector, which lists and watches it in a thread of its own and keeps the needed fields.
+`read` derives facts from these fields. It returns the facts of a pod in every call until the caller confirms with
+`taken` that it stored them. The chain of owners of a pod is looked up only once. If the server does not answer, the
+previous state stays, and time reported by agents is still billed."""
 
 from __future__ import annotations
 

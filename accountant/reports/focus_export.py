@@ -46,14 +46,14 @@ def month_of(report: Report) -> Month:
     month = Month.of(report.start_ms, report.tz)
     begin, stop = month.span(report.tz)
     if begin != report.start_ms or report.end_ms > stop:
-        raise CannotRender("FOCUS files are of a calendar month: a billing period has no parts")
+        raise CannotRender("a FOCUS file covers a calendar month, and this report has another span")
     return month
 
 
 def details_of(report: Report) -> Details:
     """The report's details. Raises CannotRender if it was built without them."""
     if report.details is None:
-        raise CannotRender("FOCUS files need the report's charges by day and pod, and it was made without them")
+        raise CannotRender("FOCUS files need the charges by day and pod, and this report was made without them")
     return report.details
 
 
@@ -64,7 +64,7 @@ def issuer_of(report: Report) -> Issuer:
 def currency_of(report: Report) -> str:
     """The report's currency. Raises CannotRender without a price book."""
     if report.currency is None:
-        raise CannotRender("FOCUS files are of money, and there is no price book (prices: FILE)")
+        raise CannotRender("FOCUS files need prices, and there is no price book: set `prices: FILE`")
     return report.currency
 
 

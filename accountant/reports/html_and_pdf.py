@@ -307,4 +307,4 @@ def _chart_style() -> str:
 
 
 def _refuse(url: str, *_: object, **__: object) -> NoReturn:
-    raise ValueError(f"a report loads nothing, and {url!r} least of all")
+    raise ValueError(f"a report must not load external content: {url!r}")

@@ -35,13 +35,13 @@ _ALLOCATED = [LINE_ACCOUNTS.index(account) for account in sorted(ALLOCATED)]
 _IDLE, _UNKNOWN = LINE_ACCOUNTS.index("allocated_idle"), LINE_ACCOUNTS.index("allocated_unknown")
 MOST_SAVING = 100
 _MORE = 4
-"""Times as many jobs are considered as are displayed, because jobs may differ only after rounding of their cost."""
+"""This many times the displayed jobs are considered, because rounding of the costs can change the order of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; the rows of job
-    n in `billed` are starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
+    """All jobs of a scope. Lists have one value per job, by team, namespace, name and cluster; the rows of job n
+    in `billed` are starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
 
     billed: ChargeColumns
     starts: Sequence[int]

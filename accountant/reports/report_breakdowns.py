@@ -192,7 +192,7 @@ class Headline:
 
     figures: all time of the scope (for the cluster: all accounts, teams and platform together).
     cost: what the scope's teams pay.
-    unpriced_us: billed time that is not in it.
+    unpriced_us: billed time that is not in `cost`.
     platform: what no team pays (0 for a team): unallocated capacity, and start-up time that the price book assigns to
         the cluster. Costs are payable.
     jobs: workloads that held a GPU."""
@@ -283,7 +283,7 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
 
 
 def jobs(charges: Iterable[Charge], team: str | None) -> list[JobRow]:
-    """Workloads that held a GPU, in order of their names. found: charges by BY_JOB."""
+    """Workloads that held a GPU, in order of their names. charges: by BY_JOB."""
     parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in charges)
     return [
         JobRow(name, namespace, job, figures, cluster)

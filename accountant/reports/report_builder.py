@@ -314,7 +314,7 @@ class Report:
 
     @property
     def due(self) -> dict[str, Decimal]:
-        """Payable plus corrections and adjustments, by team within the scope."""
+        """Payable plus unused commitments, corrections and adjustments, by team within the scope."""
         return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
 
 

@@ -50,7 +50,7 @@ class Hint:
 
     held, peak_busy: GPUs, the maximum of any hour.
     needed: GPUs that would have been enough (sevenths of one for a slice).
-    saving: upper bound: the cost of the time held beyond that, at most the cost of the idle time; None if it has no
+    saving: upper bound: the cost of the GPUs held beyond `needed`, at most the cost of the idle time; None if it has no
         price."""
 
     kind: Kind
@@ -142,7 +142,7 @@ class SpotRow:
 def candidates(charges: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
     """The candidates for spot capacity, the largest saving first.
 
-    found: charges by accountant.reports.report_breakdowns.BY_JOB.
+    charges: by accountant.reports.report_breakdowns.BY_JOB.
     at_ms: instant of the spot prices."""
     if book is None:
         return ()

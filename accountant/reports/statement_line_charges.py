@@ -88,7 +88,7 @@ class FocusCharge:
     line: the statement line it is part of.
     hours: GPU-hours, None if it is not metered time.
     list_price: per GPU-hour, before discounts.
-    about: the month that it corrects or is about, if that is another one."""
+    about: the month that a correction or credit is about; "" for other charges."""
 
     key: str
     kind: Kind

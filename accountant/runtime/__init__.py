@@ -1,1 +1,1 @@
-"""Runs the background tasks of a serving accountant and exports the ledger's metrics to Prometheus."""
+"""Runs a serving accountant: ingest, background tasks, leader election, clock check, and metrics of jobs and tasks."""

@@ -1,9 +1,9 @@
-"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, closing, window warm-up.
+"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, late records, lake.
 
 A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed ledger ends
 the process.
 
-The policy's windows are queried once after the start, so that the controller's first query is fast."""
+The windows of a new policy are queried once, so that the controller's first query is fast."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Maintenance:
             )  # fmt: skip
 
     def _acts_unarchived(self) -> bool:
-        """Whether the journal has acts beyond the archive's newest part that no sender can send again."""
+        """Whether the journal has acts that the archive lacks and that no sender can send again."""
         last = self._ledger.last_act()
         if last == self._checked_act:
             return False

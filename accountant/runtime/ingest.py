@@ -151,7 +151,7 @@ class Ingest:
         raises BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
         batch = decode(raw)
         if is_import(batch.epoch):
-            raise BadBatch("invalid-batch", "an epoch of an import, which is sent to /v1/imports/usage")
+            raise BadBatch("invalid-batch", "this is the epoch of an import: send the batch to /v1/imports/usage")
         return self.submit_batch(batch)
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:

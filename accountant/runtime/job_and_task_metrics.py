@@ -61,7 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._rows = Counter(
             "gputally_ingest_rows",
-            "Rows of the agents' batches by what became of them.",
+            "Rows of the agents' batches by result.",
             ["result"],
             registry=self.registry,
         )
@@ -96,7 +96,7 @@ class Metrics:
         self._batches.labels(str(status)).inc()
 
     def watch(self, collector: Collector) -> None:
-        """Adds the figures of a ledger (accountant.api.ledger_metrics). Once per registry."""
+        """Adds a collector, such as that of a ledger's figures (accountant.api.ledger_metrics). Once per collector."""
         self.registry.register(collector)
 
     def exposition(self, *, naming: bool = True) -> bytes:
@@ -266,7 +266,7 @@ def upkeep_metrics(
         "gputally_backup_last_timestamp_seconds",
         "When the newest backup at `backups.to` was made (Unix time); absent where there is none.",
     )
-    number = GaugeMetricFamily("gputally_backups", "Backups there.")
+    number = GaugeMetricFamily("gputally_backups", "Number of backups at `backups.to`.")
     try:
         known = backups()
     except AccountantError:
@@ -302,8 +302,7 @@ def delivery_metrics(deliveries: Dispatcher) -> Iterable[Metric]:
     count = collections.Counter(one.outcome for one in deliveries.known())
     family = GaugeMetricFamily(
         "gputally_deliveries",
-        "Reports and notices by what became of them: refused ones are tried again, those given up or unsure "
-        "wait for a person.",
+        "Reports and notices by outcome: refused ones are tried again, those given up or unsure wait for a person.",
         labels=["outcome"],
     )
     for outcome in OUTCOMES:

@@ -2,7 +2,7 @@
 
 A waiting replica answers every request with 503, so agents keep records in their spools and send them again. A replica
 that cannot renew the Lease commits nothing more and ends before another one may start. A replica with a volume of its
-own rebuilds the ledger from the newest backup and the archive, unless no other replica has led since it did."""
+own rebuilds the ledger from the newest backup and the archive if another replica has led since it did."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class TimelineCells(NamedTuple):
 
 
 def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
-    """Divides [start_ms, end_ms) into at most 97 cells of whole local hours."""
+    """Divides [start_ms, end_ms) into at most 96 cells of whole local hours."""
     first = _local(start_ms, tz)
     span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
     hours = next(
@@ -328,7 +328,7 @@ def _render_job(
 
 
 def _life(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
-    """The job's life."""
+    """The span from the job's start to its end, or to now."""
     end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
     return start_ms, max(end, start_ms + 1)
 

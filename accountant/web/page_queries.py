@@ -226,7 +226,7 @@ def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Has
 
 
 def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
-    """The mark of a span in the past. None for a current span, whose end changes with every instant."""
+    """The mark (accountant.api.answer_cache) of a past span. None for a current span, whose end keeps changing."""
     return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
 
 

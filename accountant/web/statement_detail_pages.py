@@ -220,7 +220,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "delivery": "A report was sent again", "imported": "History was imported",
     "retired": "GPUs were taken out of the capacity",
     "moved": "GPUs were given to another node",
-    "redated": "What a clock that was ahead dated wrongly was healed",
+    "redated": "Dates in the future were corrected",
 }  # fmt: skip
 
 

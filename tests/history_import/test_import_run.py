@@ -117,7 +117,7 @@ def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
         page.split()
     )
     assert "75.00 % of the time of the GPUs it knew" in page
-    assert "it is not known whose it was" in page
+    assert "it is not known which pod was busy" in page
     (row,) = json.loads(report_tables.render(report))["tables"]["imports"]
     assert (row["source"], row["gpu_hours"], row["coverage"]) == ("prometheus", "144.000000000", 0.75)
     of_team = replace(sample.report("vision"), imports=said)
