@@ -229,24 +229,25 @@ _SUFFIX = {"counter": "_total", "info": "_info"}
 METRICS_INTRO = """\
 # Metrics
 
-Written by `python -m scripts.reference_pages`; edit the help texts in the code, not this page.
+`python -m scripts.reference_pages` writes this page from the help texts in the code.
 
-The agent serves its metrics on `:9401/metrics`, the accountant and fairshare on their own ports. They are a
-second view for people and alerts: bills and weights come from the ledger alone.
+The agent serves its metrics on `:9401/metrics`, and the accountant and the controller on ports of their own. The
+metrics are for people and alerts. Bills and weights are computed from the ledger only.
 
-- Times are seconds, energy joules, memory bytes. A counter never falls except at a restart.
-- Device series (`gputally_gpu_…`) and series of holders (`gputally_pod_gpu_…`) have different names, so no sum
-  counts a GPU twice. Over the holders of a GPU, busy time plus `gputally_gpu_unattributed_busy_seconds_total` is
-  `gputally_gpu_busy_seconds_total`, and energy plus `gputally_gpu_unallocated_energy_joules_total` is
+- The units are seconds, joules and bytes. A counter decreases only at a restart.
+- Series of devices (`gputally_gpu_…`) and series of holders (`gputally_pod_gpu_…`) have different names, so no sum
+  counts a GPU twice. The busy time of all holders of a GPU plus `gputally_gpu_unattributed_busy_seconds_total` is
+  `gputally_gpu_busy_seconds_total`. The energy of all holders plus `gputally_gpu_unallocated_energy_joules_total` is
   `gputally_gpu_energy_joules_total`.
-- `gputally_month_…` are gauges, from the beginning of the accountant's month up to five minutes ago: they begin
-  again with the month, and fall where a price does or late rows take time out of `unmetered`. Read them as they
-  are. How many GPUs stood in which account when is `gputally_account_gpus`, of the last settled quarter of an hour.
-- A reading that is not to be had is no series, and never 0.
-- The agent's counters move when an interval is closed (every 60 s by default); its gauges are the last reading.
-- The series of a holder that is gone stay for two scrapes, then leave.
-- `method` says how busy time was come by; see [attribution](attribution.md).
-- A pod's uid is on `gputally_pod_info` only; join on `namespace` and `pod`.
+- `gputally_month_…` are gauges. They count from the beginning of the accountant's month up to five minutes ago. They
+  start again with each month. They also decrease if a price is lowered or if late rows replace `unmetered` time. Use
+  their values without `rate` or `increase`. `gputally_account_gpus` is the number of GPUs in each account in the last
+  settled quarter of an hour.
+- A value that could not be read has no series. It is never 0.
+- The agent's counters change when an interval ends (every 60 s by default). Its gauges show the last reading.
+- The series of a former holder stay for two scrapes.
+- `method` names the source of the busy time; see [attribution](attribution.md#how-busy-each-holder-was).
+- Only `gputally_pod_info` has the pod's uid; join on `namespace` and `pod`.
 """
 
 
