@@ -24,6 +24,7 @@ from tests.fairshare.builders import cluster_of, queue_object, shard_object
 from tests.fairshare.realserver import Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shared_files import shared
+from tests.usage_windows import usage_window
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
 NOW_MS = 1_790_812_800_000
@@ -113,21 +114,10 @@ class Accountant:
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
         self._answer()
-        return UsageWindow(
-            kind=spec.kind,
-            start_ms=at_ms - 3_600_000,
-            end_ms=at_ms,
-            half_life_s=None,
-            measure=measure,
-            unit="gpu_us",
-            by="queue",
-            usage=self.usage,
-            unassigned=0,
-            capacity=self.capacity,
-            watermark_ms=None if self.age_ms is None else at_ms - self.age_ms,
-            coverage=self.coverage,
-            policy_version=self.policies[-1].version() if self.policies else None,
-        )
+        watermark_ms = None if self.age_ms is None else at_ms - self.age_ms
+        version = self.policies[-1].version() if self.policies else None
+        said = {"kind": spec.kind, "measure": measure, "watermark_ms": watermark_ms, "coverage": self.coverage}
+        return usage_window(self.usage, self.capacity, end_ms=at_ms, policy_version=version, **said)
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         self._answer()

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.fakes.http_server import Handler, listening
+from tests.usage_windows import usage_window
 
 Answer = Callable[[Mapping[str, str]], Any]
 
@@ -55,12 +56,7 @@ def window_of(usage: Mapping[str, float], capacity: int, version: str | None = N
     """GET /v1/windows: usage as parts of the capacity, of the last hour."""
 
     def answer(query: Mapping[str, str]) -> dict[str, Any]:
-        at = int(query["at"])
-        return {
-            "kind": "sliding", "start_ms": at - 3_600_000, "end_ms": at, "half_life_s": None,
-            "measure": "allocated", "unit": "gpu_us", "by": "queue",
-            "usage": {q: round(p * capacity) for q, p in usage.items()}, "unassigned": 0, "capacity": capacity,
-            "watermark_ms": at, "coverage": 1.0, "policy_version": version,
-        }  # fmt: skip
+        used = {queue: round(part * capacity) for queue, part in usage.items()}
+        return usage_window(used, capacity, end_ms=int(query["at"]), policy_version=version).model_dump(mode="json")
 
     return answer

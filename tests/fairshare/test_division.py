@@ -200,13 +200,23 @@ TWO = {
 }  # fmt: skip
 
 
-def test_divide_prints_the_shares_as_json(file: Make, capsys: Capsys) -> None:
-    assert main(["divide", "--input", str(file(json.dumps([TWO, TWO]))), "--output", "json"]) == 0
+@pytest.fixture
+def divided(file: Make, capsys: Capsys) -> Make:
+    """What the command prints of these cases."""
+
+    def run(cases: object, *options: str) -> str:
+        assert main(["divide", "--input", str(file(json.dumps(cases))), *options]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_divide_prints_the_shares_as_json(divided: Make) -> None:
     answer = {"name": "two", "shares": {"heavy": 5.0, "light": 10.0}, "remaining": 0.0}
-    assert json.loads(capsys.readouterr().out) == [answer, answer]
+    assert json.loads(divided([TWO, TWO], "--output", "json")) == [answer, answer]
 
 
-def test_divide_computes_in_kais_order(file: Make, capsys: Capsys) -> None:
+def test_divide_computes_in_kais_order(divided: Make) -> None:
     """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
     asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1, 1, 2, 3, 1)
     queues = [
@@ -216,23 +226,20 @@ def test_divide_computes_in_kais_order(file: Make, capsys: Capsys) -> None:
         )
     ]
     case = {"name": "boundary", "total": 16, "kValue": 0, "queues": queues}
-    assert main(["divide", "--input", str(file(json.dumps([case]))), "--output", "json"]) == 0
-    ((answer),) = json.loads(capsys.readouterr().out)
+    (answer,) = json.loads(divided([case], "--output", "json"))
     assert list(answer["shares"].values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)
 
 
-def test_divide_explains_in_json(file: Make, capsys: Capsys) -> None:
-    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--output", "json", "--explain"]) == 0
-    ((answer),) = json.loads(capsys.readouterr().out)
+def test_divide_explains_in_json(divided: Make) -> None:
+    (answer,) = json.loads(divided(TWO, "--output", "json", "--explain"))
     (first,) = answer["rounds"]
     assert (first["pool"], first["S"], first["remaining"]) == (15.0, pytest.approx(1.3), 1.0)
     assert [queue["queue"] for queue in first["queues"]] == ["heavy", "light"]
     assert answer["remainders"][0]["queue"] == "heavy"
 
 
-def test_divide_prints_a_table_with_totals(file: Make, capsys: Capsys) -> None:
-    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--explain"]) == 0
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+def test_divide_prints_a_table_with_totals(divided: Make) -> None:
+    assert [line.rstrip() for line in divided(TWO, "--explain").splitlines()] == [
         "two   15 GPU, k 1",
         "",
         " queue       priority   deserved   weight   usage   request       limit   share   of total",
@@ -278,12 +285,11 @@ def test_divide_answers_faults_with_one_line(text: str, line: str, file: Make, c
     assert capsys.readouterr().err == f"gputally fairshare: {path}: {line}\n"
 
 
-def test_names_are_shown_as_they_are(file: Make, capsys: Capsys) -> None:
+def test_names_are_shown_as_they_are(divided: Make) -> None:
     """What rich takes for markup or for an emoji is a queue's name here."""
     names = ["[/b]", "[red]a", "größe :warning:"]
     queues = [{"name": name, "request": 4} for name in names]
-    assert main(["divide", "--input", str(file(json.dumps({"total": 8, "queues": queues}))), "--explain"]) == 0
-    out = capsys.readouterr().out
+    out = divided({"total": 8, "queues": queues}, "--explain")
     assert [name for name in names if f" {name} " not in out] == []
 
 

@@ -129,8 +129,7 @@ SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.
 
 @pytest.mark.parametrize("case", SIMULATED["scenarios"], ids=lambda case: case["name"])
 def test_a_scenario_gives_what_kais_own_program_gives(case: dict[str, Any]) -> None:
-    """The same columns and rows, and the same shares of GPUs. That program's cycles take real time, so that where whole
-    gangs change places the mean moves a little with each run."""
+    """That program's cycles take real time: where whole gangs change places, the mean moves a little with each run."""
     scenario = scenario_of(case["config"])
     rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
     assert case["columns"] == ["Time", "QueueID", "Allocation", "FairShare"]

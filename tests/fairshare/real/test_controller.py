@@ -166,9 +166,7 @@ def test_an_admission_policy_refuses_one(
 def test_an_api_server_that_is_killed(
     server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock, controller_of: Make
 ) -> None:
-    """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
-    it go on by themselves, the watch of pods as well. The thirty seconds pass on the controller's own clock alone;
-    the test below lets them pass."""
+    """Each cycle meanwhile says so and decides nothing; those after it, and the watch of pods, go on by themselves."""
     add_queues(real, "fz-a", "fz-b")
     policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
@@ -208,9 +206,7 @@ def test_an_api_server_that_is_killed(
 def test_thirty_seconds_without_server(
     installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path
 ) -> None:
-    """The program itself, with its Lease and the chart's rights, through thirty real seconds in which the API server
-    is dead: it lives, stops leading when its Lease can no longer be renewed, applies no weight; then it leads again
-    and goes on with what was asked for meanwhile. Nothing else is shown: the accountant is a stand-in."""
+    """The program with its Lease and the chart's rights, beside a stand-in of the accountant, without an API server."""
     add_queues(real, "kl-a", "kl-b")
     file = tmp_path / "policy.yaml"
     file.write_text(

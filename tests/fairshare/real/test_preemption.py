@@ -170,8 +170,7 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
 def test_an_idle_notebook_is_reclaimed(
     space: str, real: KubernetesCluster, ask: Request, accountant: Accountant
 ) -> None:
-    """The rule's hours pass on the controller's clock; the warning, the annotations, the eviction, the Events and the
-    Job that makes its pod anew are the cluster's own."""
+    """The hours pass on the controller's clock; warning, eviction, Events and the Job are the cluster's own."""
     for job in ("sleeps", "works", "wakes"):
         _job(ask, space, job, 1, _template("a", 2))
     pods = {job: _run(real, ask, space, job, 1)[0] for job in ("sleeps", "works", "wakes")}
