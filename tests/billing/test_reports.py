@@ -26,6 +26,7 @@ from tests.fakes.rows import ListLedger
 
 OCTOBER = Month(2026, 10)
 HOUR = 3_600_000_000
+AT_ONE_USD = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
 
 
 def build_month(ledger, book, month, timezone="UTC", team=None):
@@ -78,6 +79,17 @@ def busy_ledger(rows):
 def report(ledger):
     """Of October."""
     return build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
+
+
+def text_of(report):
+    """The text of the page, without its spaces."""
+    return "".join(Page(html_and_pdf.render_html(report)).text.split())
+
+
+def part_of(row, numerator, denominator):
+    """A row with this part of its time."""
+    parts = {account: us * numerator // denominator for account, us in row.accounts.model_dump().items()}
+    return replace(row, accounts=Accounts(**parts))
 
 
 def cents(*values):
@@ -166,18 +178,16 @@ def test_utilisation_leaves_unknown_out():
 
 
 def test_changes_are_against_the_month_before():
-    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     ledger = ledger_of(held("2026-09-01T00:00", "2026-09-01T10:00"), held("2026-10-01T00:00", "2026-10-01T15:00"))
-    found = build_month(ledger, book, OCTOBER)
+    found = build_month(ledger, AT_ONE_USD, OCTOBER)
     assert found.before.cost == 10
     assert (found.teams[0].change.absolute, found.teams[0].change.relative) == (5, 0.5)
-    assert build_month(ledger, book, Month(2026, 9)).before is None
+    assert build_month(ledger, AT_ONE_USD, Month(2026, 9)).before is None
 
 
 def test_a_month_so_far_compares_with_the_same_stretch():
-    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     ledger = ledger_of(held("2026-09-01", "2026-11-01"))
-    found = build(ledger, book, at("2026-10-01"), at("2026-10-08"))
+    found = build(ledger, AT_ONE_USD, at("2026-10-01"), at("2026-10-08"))
     assert (found.statement.month, found.headline.cost, found.before.cost) == (None, 168, 168)
     assert "1–7 October 2026" in html_and_pdf.render_html(found)
 
@@ -194,7 +204,6 @@ def test_hours_of_the_calendar(month, timezone, hours):
 
 def test_hints_give_their_evidence():
     day = "2026-10-02T00:00", "2026-10-03T00:00"
-    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     ledger = ledger_of(
         held(*day, gpus=8, busy=0.22, job="Job/wide"),
         held(*day, gpus=1, busy=0.3, job="Job/small"),
@@ -203,7 +212,7 @@ def test_hints_give_their_evidence():
         held(*day, gpus=8, busy=None, job="Job/blind"),
         held("2026-10-02T00:00", "2026-10-02T01:00", gpus=2, busy=0.1, job="Job/short"),
     )
-    found = build_month(ledger, book, OCTOBER)
+    found = build_month(ledger, AT_ONE_USD, OCTOBER)
     hints = {hint.job.job: hint for hint in found.hints}
     assert set(hints) == {"Job/wide", "Job/small", "StatefulSet/notebook"}
     wide = hints["Job/wide"]
@@ -245,10 +254,6 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezo
 def test_a_slice_is_advised_to_who_held_a_whole_gpu():
     """Neither to who has a part of one already, nor to who used all of it a part of each hour."""
 
-    def third(row: Any) -> Any:
-        parts = {account: gpu_us // 3 for account, gpu_us in row.accounts.model_dump().items()}
-        return replace(row, accounts=Accounts(**parts))
-
     def bursts(job: str, busy: float) -> list[Any]:
         return [
             held(f"2026-10-02T{hour:02}:00", f"2026-10-02T{hour:02}:20", busy=busy, job=job) for hour in range(24)
@@ -256,13 +261,12 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu():
 
     day = "2026-10-02T00:00", "2026-10-04T00:00"
     ledger = ledger_of(
-        third(held(*day, busy=0.3, job="Job/instance")),
-        third(held(*day, busy=0.01, job="Job/idle-instance")),
+        part_of(held(*day, busy=0.3, job="Job/instance"), 1, 3),
+        part_of(held(*day, busy=0.01, job="Job/idle-instance"), 1, 3),
         *bursts("Job/cron", 1.0),
         *bursts("Job/quiet-cron", 0.2),
     )
-    book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
-    found = build_month(ledger, book, OCTOBER)
+    found = build_month(ledger, AT_ONE_USD, OCTOBER)
     assert {hint.job.job: hint.kind for hint in found.hints} == {
         "Job/idle-instance": "idle", "Job/quiet-cron": "slice"
     }  # fmt: skip
@@ -272,14 +276,13 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu():
 @pytest.mark.parametrize(("basis", "words"), [("compute", "compute slices, a"), ("memory", "memory slices in all")])
 def test_it_is_said_by_what_an_instance_counts(basis, words):
     """Of 3g.40gb that is 3 of 7 compute slices, or 4 of 8 of the memory."""
-    row = held("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB", mig_profile="3g.40gb")
-    free = unheld("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB")
-    parts = [
-        replace(one, accounts=Accounts(**{name: us * of // 7 for name, us in one.accounts.model_dump().items()}))
-        for one, of in ((row, 3), (free, 4))
-    ]
+    week, model = ("2026-10-02", "2026-10-09"), "NVIDIA A100-SXM4-80GB"
+    ledger = ledger_of(
+        part_of(held(*week, gpu_model=model, mig_profile="3g.40gb"), 3, 7),
+        part_of(unheld(*week, gpu_model=model), 4, 7),
+    )
     book = price_book("id: a, model: A100, price: 1, valid_from: 2026-01-01")
-    found = build_month(ListLedger(parts), book.model_copy(update={"mig_basis": basis}), OCTOBER)
+    found = build_month(ledger, book.model_copy(update={"mig_basis": basis}), OCTOBER)
     part = 3 / 7 if basis == "compute" else 1 / 2
     assert found.headline.figures.accounts.allocated == pytest.approx(7 * 24 * HOUR * part, abs=3)
     assert words in html_and_pdf.render_html(found)
@@ -318,11 +321,11 @@ def test_what_has_no_price_is_no_zero():
     }  # fmt: skip
     assert {row["account"]: row["cost"] for row in rows["accounts"]}["unallocated"] is None
     assert (rows["summary"][0]["cost"], rows["summary"][0]["unallocated_cost"]) == (Decimal(48), None)
-    text = "".join(Page(html_and_pdf.render_html(found)).text.split())
+    text = text_of(found)
     assert "USD48.00and48GPU-hwithoutaprice" in text
     assert "USD24.00+unpricedofthecost" in text
     assert "Unallocated24.025.0%unpriced" in text
-    own = "".join(Page(html_and_pdf.render_html(build_month(ledger, book, OCTOBER, team="language"))).text.split())
+    own = text_of(build_month(ledger, book, OCTOBER, team="language"))
     assert "Costunpriced24GPU-hwithoutaprice" in own
     assert "Busy12.050.0%unpriced" in own
     ledger.add(held("2026-09-02", "2026-09-03", busy=0.5))
@@ -338,7 +341,7 @@ def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same():
     found = build_month(ledger, book, OCTOBER)
     assert [(row.team, row.rank, row.figures.cost) for row in found.teams] == [("vision", 1, 48), ("language", 2, 48)]
     assert (found.headline.cost, found.headline.platform.accounts.unallocated) == (96, 0)
-    text = "".join(Page(html_and_pdf.render_html(found)).text.split())
+    text = text_of(found)
     assert "Unallocated,withtheplatform0.0" in text
     assert "nobodyisbilledforit" not in text
 
@@ -490,11 +493,8 @@ def test_charts_are_drawn_to_scale(report):
     [(1, "0 6 12 18 24"), (10, "0 60 120 180 240"), (400, "0 2,500 5,000 7,500 10,000"), (64, "0 400 800 1,200 1,600")],
 )
 def test_ticks_say_what_they_stand_for(gpus, ticks):
-    found = build(
-        ledger_of(held("2026-10-01", "2026-10-02", gpus=gpus)),
-        None,
-        *map(at, ("2026-10-01", "2026-10-02")),
-    )
+    day = "2026-10-01", "2026-10-02"
+    found = build(ledger_of(held(*day, gpus=gpus)), None, *map(at, day))
     chart = ET.fromstring(html_and_pdf.daily(found.daily, "Days"))
     texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
     assert texts == ticks.split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.typed_accountant_client import AccountantClient
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
@@ -46,6 +48,19 @@ class Books:
             for line in lines
             if line.key["cluster"] == cluster and line.accounts_gpu_us.allocated
         }
+
+
+class Cut(AccountantClient):
+    """A connection that breaks after some batches."""
+
+    left = 3
+
+    def send(self, model: Any, path: str, *given: Any, **named: Any) -> Any:
+        if path.endswith("/usage"):
+            self.left -= 1
+            if self.left < 0:
+                raise Unanswered("the network is gone")
+        return super().send(model, path, *given, **named)
 
 
 @pytest.fixture

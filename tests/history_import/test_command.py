@@ -15,12 +15,11 @@ from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import PrometheusFailed, read_series
 from accountant.history_import.slurm_history import Job, SlurmHistory
-from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from tests.fakes.http_server import Handler, listening
-from tests.history_import.conftest import NOW_MS
+from tests.history_import.conftest import NOW_MS, Cut
 
 START_MS = 1_790_812_800_000
 HEADING = "Cluster|JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES"
@@ -76,19 +75,6 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     assert main(command) == 0
     assert capsys.readouterr().out.count("imported already") == 2
     assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
-
-
-class Cut(AccountantClient):
-    """A connection that breaks after some batches."""
-
-    left = 3
-
-    def send(self, model, path, body, media_type, query=None, encoding=""):
-        if path.endswith("/usage"):
-            self.left -= 1
-            if self.left < 0:
-                raise Unanswered("the network is gone")
-        return super().send(model, path, body, media_type, query, encoding)
 
 
 def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch):

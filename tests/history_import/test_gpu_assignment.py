@@ -41,8 +41,7 @@ def made(gpu, holds, allowed=ALWAYS):
     """(start minute, end minute, holder, capacity µs, busy µs) of each row."""
     return [
         (
-            (r.start_ms - START) // MINUTE,
-            (r.end_ms - START) // MINUTE,
+            *((at - START) // MINUTE for at in (r.start_ms, r.end_ms)),
             r.holder and r.holder.uid,
             r.capacity_us,
             r.busy_us,

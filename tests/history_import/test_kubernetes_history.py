@@ -26,25 +26,14 @@ def series(labels, first=0, last=CELLS - 1, value=1.0, cells=None):
 
 
 def request(pod, first=0, last=CELLS - 1, *, node="n1", count=1, kind="nvidia_com_gpu", **labels):
-    named = {
-        "namespace": "vision",
-        "pod": pod,
-        "uid": f"uid-{pod}",
-        "container": "main",
-        "node": node,
-        "resource": kind,
-    }
-    return series({**named, **labels}, first, last, float(count))
+    named = {"namespace": "vision", "pod": pod, "uid": f"uid-{pod}", "container": "main"}
+    return series({**named, "node": node, "resource": kind, **labels}, first, last, float(count))
 
 
 def gpu(index=0, first=0, last=CELLS - 1, value=0.5, pod="", **labels):
     named = {"UUID": f"GPU-{index}", "gpu": str(index), "modelName": MODEL, "Hostname": "n1"}
-    return series(
-        {**named, **({"pod": pod, "namespace": "vision", "container": "main"} if pod else {}), **labels},
-        first,
-        last,
-        value,
-    )
+    of_pod = {"pod": pod, "namespace": "vision", "container": "main"} if pod else {}
+    return series({**named, **of_pod, **labels}, first, last, value)
 
 
 def seen(*, nodes=("n1",), **changes):
@@ -94,10 +83,8 @@ def test_resources(text, name):
 
 
 def test_a_pod_holds_what_its_label_says_and_the_rest_is_nobodys():
-    found = held(
-        seen(requests=(request("a", 10, 19),), busy=(gpu(0), gpu(1, 0, 9), gpu(1, 10, 19, pod="a"), gpu(1, 20)))
-    )
-    assert found == ({("a", "GPU-1"): 10}, 120)
+    busy = (gpu(0), gpu(1, 0, 9), gpu(1, 10, 19, pod="a"), gpu(1, 20))
+    assert held(seen(requests=(request("a", 10, 19),), busy=busy)) == ({("a", "GPU-1"): 10}, 120)
 
 
 def test_requests_without_a_label_take_a_free_gpu_that_nobody_else_is_labelled_with():

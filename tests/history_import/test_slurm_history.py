@@ -119,35 +119,14 @@ def test_what_cannot_be_read_is_named(text, faults):
     ] == faults
 
 
+KEYS = (
+    "job_id", "account", "time", "start", "steps", "step", "id", "set", "number", "tres", "allocated", "count", "type",
+    "name",
+)  # fmt: skip
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | words,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "job_id",
-                    "account",
-                    "time",
-                    "start",
-                    "steps",
-                    "step",
-                    "id",
-                    "set",
-                    "number",
-                    "tres",
-                    "allocated",
-                    "count",
-                    "type",
-                    "name",
-                ]
-            )
-            | words,
-            inner,
-            max_size=5,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | words, inner, max_size=5),
     max_leaves=12,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -295,33 +295,36 @@ def counting(path: Path, clock: VirtualClock, hand: Hand) -> Iterator[Counting]:
     ledger.close()
 
 
-def test_the_next_window_needs_no_table(counting, path, clock):
-    spec = WindowSpec(size=3_600, half_life=1_800)
-    version = in_force(counting, NOW_MS)
+def warmed(ledger: DuckLedger) -> Policy:
+    """The policy in force, whose window has been queried once."""
+    version = in_force(ledger, NOW_MS)
     assert version is not None
-    warm(counting, version.policy, None, NOW_MS)
+    warm(ledger, version.policy, None, NOW_MS)
+    return version.policy
+
+
+def test_the_next_window_needs_no_table(counting, path, clock):
+    spec = warmed(counting).window
     read = counting.read
     assert read
-    warmed = counting.window(spec, NOW_MS, "allocated", 0.98)
-    assert warmed.watermark_ms is not None
-    assert warmed.watermark_ms < NOW_MS
-    counting.window(spec, warmed.watermark_ms, "allocated", 0.98)
+    found = counting.window(spec, NOW_MS, "allocated", 0.98)
+    assert found.watermark_ms is not None
+    assert found.watermark_ms < NOW_MS
+    counting.window(spec, found.watermark_ms, "allocated", 0.98)
     assert counting.read == read
     counting.close()
-    cold = Counting(path, clock)
-    assert cold.window(spec, NOW_MS, "allocated", 0.98) == warmed
-    assert cold.read == 1
-    cold.close()
+    with closing(Counting(path, clock)) as cold:
+        assert cold.window(spec, NOW_MS, "allocated", 0.98) == found
+        assert cold.read == 1
 
 
 def test_nor_does_one_of_a_cluster_of_several(counting, hand):
-    counting.append([hand.batch(*(hand.row(i + 1, i, i + 1) for i in range(50)), cluster="staging")], NOW_MS)
-    version = in_force(counting, NOW_MS)
-    assert version is not None
-    warm(counting, version.policy, None, NOW_MS)
+    rows = (hand.row(i + 1, i, i + 1) for i in range(50))
+    counting.append([hand.batch(*rows, cluster="staging")], NOW_MS)
+    spec = warmed(counting).window
     read = counting.read
     for cluster in ("prod", "staging", None):
-        assert counting.window(version.policy.window, NOW_MS, "allocated", 0.98, cluster=cluster).capacity > 0
+        assert counting.window(spec, NOW_MS, "allocated", 0.98, cluster=cluster).capacity > 0
     assert counting.read == read
 
 

@@ -12,14 +12,13 @@ from accountant.__main__ import main
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from accountant.history_import.prometheus_source import History, PrometheusFailed
-from accountant.wire.typed_accountant_client import AccountantClient
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.scenario import START_MS, Options, build
-from tests.history_import.conftest import Books
+from tests.history_import.conftest import Books, Cut
 from tests.history_import.scraped import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
 from tests.usage_records import batch, deliver, interval
@@ -63,15 +62,8 @@ def imported(past: Past, books: Books, cluster: str) -> int:
         "--since": "2026-10-01T00:00Z", "--until": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
         "--cluster": cluster,
     }  # fmt: skip
-    return main(
-        [
-            "import",
-            "prometheus",
-            past.url,
-            *(part for pair in options.items() for part in pair),
-            *books.by_admin.options,
-        ]
-    )
+    words = [part for pair in options.items() for part in pair]
+    return main(["import", "prometheus", past.url, *words, *books.by_admin.options])
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -102,17 +94,8 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     assert len(ledger.acts("imported")) == rows
 
 
-class Cut(AccountantClient):
-    """A connection that breaks after some batches."""
-
+class LaterCut(Cut):
     left = 11
-
-    def send(self, model, path, body, media_type, query=None, encoding=""):  # type: ignore[no-untyped-def]
-        if path.endswith("/usage"):
-            self.left -= 1
-            if self.left < 0:
-                raise Unanswered("the network is gone")
-        return super().send(model, path, body, media_type, query, encoding)
 
 
 def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(past, books):
@@ -123,10 +106,9 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     quiet = lambda *_: None  # noqa: E731
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
+    broken = Destination(books.by_admin.remote(LaterCut), "new", "prometheus", "p")
     with pytest.raises(Unanswered, match="network is gone"):
-        import_run.run(
-            Destination(books.by_admin.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet
-        )
+        import_run.run(broken, history.read, wanted, chunk, quiet)
     assert len(books.ledger.acts("imported")) == 1
     to = Destination(books.by_admin.remote(), "new", "prometheus", "p")
     summary = import_run.run(to, history.read, wanted, chunk, quiet)

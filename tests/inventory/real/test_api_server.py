@@ -55,13 +55,8 @@ def pod(name: str, owners: list[dict[str, object]], gpus: int = 1) -> dict[str, 
 
 
 def reference(kind: str, api_version: str, made: Any) -> dict[str, object]:
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "name": made["metadata"]["name"],
-        "uid": made["metadata"]["uid"],
-        "controller": True,
-    }
+    named = {key: made["metadata"][key] for key in ("name", "uid")}
+    return {"apiVersion": api_version, "kind": kind, "controller": True, **named}
 
 
 def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: KubernetesApi) -> None:
@@ -75,14 +70,9 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     pods = "/api/v1/namespaces/vision/pods"
     server.request("POST", pods, pod("nightly-1-x", [reference("Job", "batch/v1", made)], gpus=4))
     server.request("POST", pods, pod("web", [], gpus=0))
-    server.request(
-        "POST",
-        "/api/v1/nodes",
-        {
-            "metadata": {"name": "gpu-1", "labels": {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}},
-            "spec": {"providerID": "aws:///eu-central-1a/i-0fea"},
-        },
-    )
+    labels = {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}
+    machine = {"metadata": {"name": "gpu-1", "labels": labels}, "spec": {"providerID": "aws:///eu-central-1a/i-0fea"}}
+    server.request("POST", "/api/v1/nodes", machine)
     clock = SystemClock()
     inventory = ClusterInventory(api, clock, "prod")
     inventory.sync()
@@ -90,12 +80,8 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     inventory.taken()
     assert NamespaceFacts("prod", "vision", "vision") in facts.namespaces
     ((cluster, fact),) = facts.pods
-    assert (cluster, fact.name, fact.workload, fact.queue_ref) == (
-        "prod",
-        "nightly-1-x",
-        "CronJob/nightly",
-        "kueue:vision/lq",
-    )
+    assert (cluster, fact.name) == ("prod", "nightly-1-x")
+    assert (fact.workload, fact.queue_ref) == ("CronJob/nightly", "kueue:vision/lq")
     assert fact.requests == {"nvidia.com/gpu": "4"}
     assert [owner.kind for owner in fact.owners] == ["Job", "CronJob"]
     assert fact.created_ms is not None
@@ -227,17 +213,15 @@ def accounts(server: ApiServer) -> str:
         ("root", [{"apiGroups": ["gputally.dev"], "resources": ["usage"], "verbs": ["get"]},
                   {"apiGroups": ["gputally.dev"], "resources": ["ledgers"], "verbs": ["update"]}]),
     ]  # fmt: skip
+    rbac = "rbac.authorization.k8s.io"
     for name, allowed in rules:
-        server.request(
-            "POST",
-            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-            {"metadata": {"name": name}, "rules": allowed},
-        )
-        server.request("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", {
+        server.request("POST", f"/apis/{rbac}/v1/clusterroles", {"metadata": {"name": name}, "rules": allowed})
+        binding = {
             "metadata": {"name": name},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": name},
             "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "gputally"}],
-        })  # fmt: skip
+        }
+        server.request("POST", f"/apis/{rbac}/v1/clusterrolebindings", binding)
     return "gputally"
 
 
