@@ -389,9 +389,7 @@ def test_a_price_takes_up_nothing_that_waits_or_was_refused(closed):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(*HOURS_OF_TEAMS, st.sampled_from(("accept", "refuse", ""))), max_size=6),
-)
+@given(st.lists(st.tuples(*HOURS_OF_TEAMS, st.sampled_from(("accept", "refuse", ""))), max_size=6))
 def test_closed_and_corrections_and_refused_and_waiting_are_the_present(keep, late):
     """In GPU-µs, whatever is decided on whatever arrives; and the closed bytes stay."""
     origin = at("2026-10-01")

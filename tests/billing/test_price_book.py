@@ -257,10 +257,7 @@ def test_an_owned_gpu_has_no_price_before_and_after_its_life():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            "valid_from: 2026-01-14",
-            "b.yaml:5: rows.0.valid_from: before the GPUs of the row are in service",
-        ),
+        ("valid_from: 2026-01-14", "b.yaml:5: rows.0.valid_from: before the GPUs of the row are in service"),
         ("valid_from: 2026-02-01, valid_to: 2031-01-01", "rows.0.valid_to: after the end of life of the row's GPUs"),
         ("valid_from: 2026-02-01, price: 1", "this one has price and amortised"),
         ("valid_from: 2026-02-01, discount: 1.5", "a share is 0 to 1"),

@@ -227,10 +227,7 @@ def test_hints_give_their_evidence():
 
 @pytest.mark.parametrize(
     ("timezone", "month", "name"),
-    [
-        ("Europe/Berlin", OCTOBER, "2026-10-25T02"),
-        ("Atlantic/Azores", OCTOBER, "2026-10-25T00"),
-    ],
+    [("Europe/Berlin", OCTOBER, "2026-10-25T02"), ("Atlantic/Azores", OCTOBER, "2026-10-25T00")],
 )
 def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezone, month, name):
     """Nobody who held one GPU held two in it, and it is not the busiest."""
@@ -375,8 +372,7 @@ def test_any_span(ledger):
 
 def test_guarantees_do_not_carry_over():
     ledger = ledger_of(
-        held("2026-10-01T00:00", "2026-10-01T01:00", gpus=6),
-        held("2026-10-01T02:00", "2026-10-01T03:00", gpus=1),
+        held("2026-10-01T00:00", "2026-10-01T01:00", gpus=6), held("2026-10-01T02:00", "2026-10-01T03:00", gpus=1)
     )
     ledger.put_policy(quota_policy(vision=4, nlp=2, ops=-1), 0)
     ledger.put_policy(quota_policy(vision=2, nlp=2), at("2026-10-01T02:00"))

@@ -73,8 +73,5 @@ def books(tmp_path: Path) -> Iterator[Books]:
     settings = Settings(
         data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml", log_level="error"
     )
-    with (
-        Service(settings, VirtualClock(NOW_MS)) as service,
-        serve(service.app, settings.host, settings.port) as url,
-    ):
+    with Service(settings, VirtualClock(NOW_MS)) as service, serve(service.app, settings.host, settings.port) as url:
         yield Books(service.ledger, url, tmp_path / "token")

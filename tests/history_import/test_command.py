@@ -128,14 +128,13 @@ def test_a_token_without_the_scope_is_refused(books, sacct, tmp_path, capsys):
 
 
 class _Prometheus(Handler):
-    answers: tuple[tuple[int, bytes], ...]
+    answer: tuple[int, bytes]
     asked: list[tuple[str, str, str]]
 
     def do_POST(self):
         body = self.content().decode()
         self.asked.append((self.path, self.headers.get("Authorization", ""), body))
-        status, answer = self.answers[0]
-        self.say(status, answer)
+        self.say(*self.answer)
 
 
 @contextmanager
@@ -143,7 +142,7 @@ def answering(
     status: int, answer: object, context: ssl.SSLContext | None = None
 ) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    handler = type("Handler", (_Prometheus,), {"answers": ((status, raw),), "asked": []})
+    handler = type("Handler", (_Prometheus,), {"answer": (status, raw), "asked": []})
     with listening(handler, context) as url:
         yield url, handler.asked
 

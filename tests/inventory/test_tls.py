@@ -192,10 +192,7 @@ def test_the_commands_trust_whom_they_are_told_to(ca, tmp_path, clock, capsys):
     settings = Settings(
         data=tmp_path / "data", auth="off", listen="127.0.0.1:0", linger_ms=0, tls_cert=certificate, tls_key=key
     )
-    with (
-        Service(settings, clock) as service,
-        serve(service.app, settings.host, settings.port, tls=service.tls) as url,
-    ):
+    with Service(settings, clock) as service, serve(service.app, settings.host, settings.port, tls=service.tls) as url:
         assert main(["months", "--url", url, "--ca-file", str(authority)]) == 0
         assert "2026" in capsys.readouterr().out
         for arguments, message in (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -48,8 +49,35 @@ def rows(known: PublishedLedger, table: tables.LakeTable) -> list[dict[str, Any]
     return known.connect().read(table, "prod")
 
 
-def another_process(known: PublishedLedger, connect: Callable[[], Catalogue] | None = None) -> Publisher:
-    return Publisher(known.ledger, known.books, known.settings, known.clock, connect or known.connect)
+class Unplugged(Catalogue):
+    """Fails after so many writes, at each write of the refused table, or at each tag (`NAME tag`)."""
+
+    def __init__(self, known: PublishedLedger, *, left: int = 1_000, refused: str = "") -> None:
+        good = known.connect()
+        super().__init__(good._catalog, good.place)
+        self.left, self.refused = left, refused
+
+    def replace(self, table: tables.LakeTable, *args: Any) -> None:
+        if self.left == 0 or table.name == self.refused:
+            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
+        self.left -= 1
+        super().replace(table, *args)
+
+    def tag(self, table: tables.LakeTable, name: str) -> None:
+        if f"{table.name} tag" == self.refused:
+            raise LakeUnavailable(f"{self.place}: {table.name} has no tag: unplugged")
+        super().tag(table, name)
+
+
+def another_process(
+    known: PublishedLedger, lake: Catalogue | None = None, *, days_back: int | None = None
+) -> Publisher:
+    """It writes to this catalogue, else to the good one, and looks at so many days every time."""
+    settings = known.settings
+    if days_back is not None:
+        assert settings.lake is not None
+        settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"days_back": days_back})})
+    return Publisher(known.ledger, known.books, settings, known.clock, known.connect if lake is None else lambda: lake)
 
 
 def close_october(known: PublishedLedger) -> None:
@@ -95,10 +123,8 @@ def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other
 @pytest.mark.parametrize("table", [tables.REGISTERS, tables.ACTS, tables.LEDGERS], ids=lambda table: table.name)
 def test_registers_that_a_failed_run_left_are_written_by_the_next(unpublished, table):
     """By the same process, and by another one."""
-    good = unpublished.connect()
-    broken = RefusedTable(good._catalog, good.place)
-    broken.refused = table.name
-    publisher = another_process(unpublished, lambda: broken)
+    broken = Unplugged(unpublished, refused=table.name)
+    publisher = another_process(unpublished, broken)
     with pytest.raises(LakeUnavailable, match=f"{table.name} was not written"):
         publisher.publish()
     broken.refused = ""
@@ -138,20 +164,14 @@ def test_a_day_costs_the_same_by_the_books_that_need_more_than_a_place(book):
 
 def test_days_that_a_failed_first_run_left_are_written_by_the_next(unpublished):
     """Also where they are older than the days that are looked at every time."""
-    assert unpublished.settings.lake is not None
     unpublished.clock.advance(6 * 24 * HOUR)
-    settings = unpublished.settings.model_copy(
-        update={"lake": unpublished.settings.lake.model_copy(update={"days_back": 2})}
-    )
-    good = unpublished.connect()
-    broken = BrokenCatalogue(good._catalog, good.place)
-    publisher = Publisher(unpublished.ledger, unpublished.books, settings, unpublished.clock, lambda: broken)
+    broken = Unplugged(unpublished, left=0)
+    publisher = another_process(unpublished, broken, days_back=2)
     with pytest.raises(LakeUnavailable):
         publisher.publish()
     broken.left = 1_000
     assert len(publisher.publish().days) == 7
-    restarted = Publisher(unpublished.ledger, unpublished.books, settings, unpublished.clock, unpublished.connect)
-    assert restarted.publish().days == ()
+    assert another_process(unpublished, days_back=2).publish().days == ()
     assert [row["day"] for row in rows(unpublished, tables.DAYS)] == [date(2026, 10, day) for day in range(1, 8)]
 
 
@@ -211,22 +231,11 @@ def test_a_closed_month_is_published_as_it_was_stated_and_tagged(known):
 
 def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_process(known):
     close_october(known)
-    good = known.connect()
-    broken = RefusedTable(good._catalog, good.place)
-    broken.refused = f"{tables.FOCUS.name} tag"
     with pytest.raises(LakeUnavailable):
-        another_process(known, lambda: broken).publish()
+        another_process(known, Unplugged(known, refused=f"{tables.FOCUS.name} tag")).publish()
     another_process(known).publish()
     for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
-        assert any(name.startswith("prod-2026-10-") for name in good.open(table).refs())
-
-
-def charges_by_team(known: PublishedLedger, month: str) -> dict[str, Decimal]:
-    due: dict[str, Decimal] = {}
-    for row in rows(known, tables.FOCUS):
-        if row["month"] == month:
-            due[row["SubAccountId"]] = due.get(row["SubAccountId"], Decimal(0)) + row["BilledCost"]
-    return due
+        assert any(name.startswith("prod-2026-10-") for name in known.connect().open(table).refs())
 
 
 def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_due(unpublished):
@@ -251,8 +260,11 @@ def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_du
                 assert there == datetime.fromisoformat(text), name
             else:
                 assert there == text, name
+    charged = defaultdict[str, Decimal](Decimal)
+    for row in published_rows.values():
+        charged[row["SubAccountId"]] += row["BilledCost"]
     owed = {team: amount for team, amount in report.due.items() if amount}
-    assert {team: amount for team, amount in charges_by_team(unpublished, "2026-10").items() if amount} == owed
+    assert {team: amount for team, amount in charged.items() if amount} == owed
 
 
 def test_the_comparison_names_a_team_whose_charges_were_changed(unpublished):
@@ -289,45 +301,13 @@ def test_another_process_writes_a_closed_month_only_where_it_is_missing(known):
     assert "2026-10" in another_process(known).publish().months
 
 
-class BrokenCatalogue(Catalogue):
-    """Fails at the n-th write."""
-
-    left = 0
-
-    def replace(self, table: tables.LakeTable, *args: Any) -> None:
-        if self.left == 0:
-            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
-        self.left -= 1
-        super().replace(table, *args)
-
-
-class RefusedTable(Catalogue):
-    """Refuses every write of one table, or every tag (`NAME tag`)."""
-
-    refused = ""
-
-    def replace(self, table: tables.LakeTable, *args: Any) -> None:
-        if table.name == self.refused:
-            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
-        super().replace(table, *args)
-
-    def tag(self, table: tables.LakeTable, name: str) -> None:
-        if f"{table.name} tag" == self.refused:
-            raise LakeUnavailable(f"{self.place}: {table.name} has no tag: unplugged")
-        super().tag(table, name)
-
-
 @pytest.mark.thorough
 def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next():
     failures = 0
     for writes in range(0, 20, 20 // examples(4, 20)):
         with published(publish=False) as known:
-            good = known.connect()
-            broken = BrokenCatalogue(good._catalog, good.place)
-            broken.left = writes
-            first = another_process(known, lambda one=broken: one)
             try:
-                first.publish()
+                another_process(known, Unplugged(known, left=writes)).publish()
             except LakeUnavailable:
                 failures += 1
             known.clock.advance(HOUR)
@@ -401,10 +381,8 @@ def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process
 
 
 def test_days_of_long_ago_are_compared_too(known):
-    assert known.settings.lake is not None
-    settings = known.settings.model_copy(update={"lake": known.settings.lake.model_copy(update={"days_back": 2})})
     known.clock.advance(5 * 24 * HOUR)
-    publisher = Publisher(known.ledger, known.books, settings, known.clock, known.connect)
+    publisher = another_process(known, days_back=2)
     publisher.publish()
     lake, hourly = known.connect(), rows(known, tables.USAGE_HOURLY)
     spoilt = [{**row, "busy_us": row["busy_us"] + 1} for row in hourly if row["day"] == date(2026, 10, 1)]

@@ -8,7 +8,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Batch, Skipped, Slice
 from gputally.base.units import MS_PER_HOUR
-from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 
 BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
 POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",)),))
@@ -57,7 +57,6 @@ def filled(ledger: DuckLedger, hand: Hand) -> DuckLedger:
         NOW_MS,
     )
     for batch in sent(hand):
-        for result in ledger.append([batch], NOW_MS):
-            assert not isinstance(result, Exception)
+        booked(ledger, NOW_MS, batch)
     ledger.checkpoint()
     return ledger

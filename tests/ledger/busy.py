@@ -17,7 +17,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
-from tests.ledger.conftest import MINUTE, START_MS, Hand
+from tests.ledger.conftest import MINUTE, START_MS, Hand, booked
 
 HAND = Hand(now_ms=START_MS + 300 * MINUTE)
 MODELS = ("H100", "A100-80GB", "B200")
@@ -71,9 +71,7 @@ def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Rando
             )
             for pod in range(6)
         ]  # fmt: skip
-        (receipt,) = ledger.append([HAND.batch(*sent, *facts)], HAND.now_ms)
-        assert not isinstance(receipt, Exception)
-        assert receipt.quarantined == 0
+        assert booked(ledger, HAND.now_ms, HAND.batch(*sent, *facts)).quarantined == 0
         down = Down(START_MS + 20 * MINUTE, START_MS + 95 * MINUTE, "NotReady")
         nodes = (NodeFacts("prod", "n1", pool="a", capacity_type="on-demand", down=(down,)),)
         spaces = (NamespaceFacts("prod", "ns-0", "blue", "team", ("green",)),)

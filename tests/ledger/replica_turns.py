@@ -13,8 +13,7 @@ from accountant.storage.folder_or_object_store import open_store
 from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from tests.chaos.killing import Outbox
-
-START_MS = 1_790_812_800_000
+from tests.ledger.conftest import START_MS, booked
 
 
 def two_replicas(
@@ -43,8 +42,7 @@ def deliver(ledger: DuckLedger, quarters: int, clock: VirtualClock) -> Outbox:
     sender = Outbox("n1", START_MS, made=quarters)
     rows = tuple(sender._row(seq) for seq in range(1, sender.last + 1))
     batch = Batch(cluster="c", node="n1", boot_id="b", epoch=sender.epoch, first_seq=1, oldest_seq=1, intervals=rows)
-    (result,) = ledger.append([batch], clock.wall_ms())
-    assert not isinstance(result, Exception)
+    booked(ledger, clock.wall_ms(), batch)
     return sender
 
 
