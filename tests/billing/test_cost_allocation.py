@@ -234,6 +234,7 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
         assert sum(c.gpu_us for c in lines.charges) == sum(c.gpu_us for c in plain)
 
 
+@settings(deadline=None)
 @given(cut=st.integers(1, 86_399_999), times=st.integers(1, 50))
 def test_bills_of_parts_add_up_and_grow_with_the_capacity(cut, times):
     """A span's bills are those of its two parts together; as many GPUs again in every row are as much again."""
