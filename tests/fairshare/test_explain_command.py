@@ -113,7 +113,7 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, e
 
 @pytest.mark.parametrize(("gpus", "limit", "short"), [(6, 12, 2), (12, -1, 4)])
 def test_what_has_to_come_free_is_named(scene: Scene, explain: Make, gpus: int, limit: int, short: int) -> None:
-    scene.policy["queues"] = [{**queue, "limit": limit} if queue["name"] == "vision" else queue for queue in QUEUES]
+    scene.policy["queues"] = [*QUEUES[:1], {**QUEUES[1], "limit": limit}, *QUEUES[2:]]
     _full(scene, gpus)
     answer = explain("train")
     assert answer["would_change_it"] == [f"{short} GPUs of 'vision' have to come free"]
@@ -174,14 +174,16 @@ def test_fragmented_free_gpus_are_reported(scene: Scene, explain: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "held", "words"),
+    ("gpus", "held", "limit", "words"),
     [
-        (4, 0, "within its guaranteed quota: the scheduler may take 4 GPUs back"),
-        (6, 8, "'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many"),
-        (20, 8, "there are 16 in all: it can never start"),
+        (4, 8, 12, "and only 0 GPUs are free: no workload is preempted for it"),
+        (4, 0, 12, "within its guaranteed quota: the scheduler may take 4 GPUs back"),
+        (6, 8, 12, "'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many"),
+        (20, 8, -1, "there are 16 in all: it can never start"),
     ],
 )
-def test_why_a_pod_waits(scene: Scene, explain: Make, gpus: int, held: int, words: str) -> None:
+def test_why_a_pod_waits(scene: Scene, explain: Make, gpus: int, held: int, limit: int, words: str) -> None:
+    scene.policy["queues"] = [*QUEUES[:1], {**QUEUES[1], "limit": limit}, *QUEUES[2:]]
     _full(scene, gpus, held)
     assert any(words in text for text in explain("train")["sentences"])
 
