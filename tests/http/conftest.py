@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from httpx2 import Response
+from msgspec.structs import replace
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
@@ -32,12 +33,13 @@ from accountant.runtime.ingest import decode
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
-from agent.wire import PROBLEM, Batch, Holder, UsageInterval
+from agent.wire import PROBLEM, Batch
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
 from tests import empty_ledger
 from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
 from tests.price_books import price_book_text
+from tests.usage_records import batch, interval, pod_holder
 
 HOUR_US = 3_600_000_000
 H100 = "NVIDIA H100 80GB HBM3"
@@ -49,29 +51,13 @@ BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}
 
 
 def pod_minutes(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
-    """One GPU's minutes, held by one pod, ending an hour before now."""
-    begin = NOW_MS - 60 * MINUTE_MS
-    intervals = tuple(
-        UsageInterval(
-            seq=first + i,
-            start_ms=begin + (first + i - 1) * MINUTE_MS,
-            end_ms=begin + (first + i) * MINUTE_MS,
-            gpu_uuid=f"GPU-{node}",
-            gpu_model=H100,
-            holder=Holder(kind="pod", uid="pod-1", namespace="vision", name="train-0", container="main"),
-            capacity_us=MINUTE_MS * 1000,
-            allocated_us=MINUTE_MS * 1000,
-            busy_us=MINUTE_MS * 500,
-            energy_uj=42_000_000,
-            method="simulated",
-        )
-        for i in range(rows)
-    )
-    plain: dict[str, Any] = {
-        "cluster": "prod", "node": node, "boot_id": "boot-1", "epoch": "0192-epoch", "first_seq": first,
-        "oldest_seq": 1, "intervals": intervals,
-    }  # fmt: skip
-    return Batch(**(plain | changes))
+    """One GPU's minutes, held by one pod, from an hour before now on."""
+    begin, holder = NOW_MS - 60 * MINUTE_MS, pod_holder("train-0", "vision", "pod-1", "main")
+    fields = {"span_ms": MINUTE_MS, "busy_us": MINUTE_MS * 500, "energy_uj": 42_000_000}
+    minutes = [
+        interval(begin + at * MINUTE_MS, f"GPU-{node}", holder, **fields) for at in range(first - 1, first - 1 + rows)
+    ]
+    return replace(batch(minutes, cluster="prod", node=node, epoch="0192-epoch", first_seq=first), **changes)
 
 
 def encoded(one: Batch) -> bytes:
