@@ -23,7 +23,15 @@ from accountant.billing.usage_pricing import ALLOCATED, charges
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, figures, part, sum_by_key
-from accountant.core.window_decay import age_weight, age_weights, combine, factor, reference_ms, term
+from accountant.core.window_decay import (
+    age_weight,
+    age_weights,
+    combine,
+    factor,
+    reference_ms,
+    slurm_weights,
+    term,
+)
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -564,6 +572,17 @@ def test_slurms_decay_is_slurms(ledgers: Ledgers, case: dict[str, float]) -> Non
     assert usage / 1e6 == pytest.approx(case["slurm_raw_usage"], rel=1e-9)
     exact = ledger.window(WindowSpec(size=span, half_life=half_life), at, "allocated", 0.98).usage["left"]
     assert exact * case["billing"] / 1e6 == pytest.approx(case["exact_decayed_integral"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "case",
+    shared_cases("vectors/schedulers.json", lambda document: document["slurm_decay"]["cases"]),
+    ids=lambda case: f"{case.get('elapsed_s')}s at a half-life of {case.get('half_life_s')}s",
+)
+def test_weights_by_age_are_exact_and_those_of_slurm(case: dict[str, float]) -> None:
+    half_life, now_ms = round(case["half_life_s"]), START_MS + round(case["elapsed_s"]) * 1000
+    assert slurm_weights([START_MS], now_ms, half_life) == [pytest.approx(case["slurm_multiplier"], rel=1e-9)]
+    assert age_weight(START_MS, now_ms, half_life) == pytest.approx(case["exact_multiplier"], rel=1e-12)
 
 
 # --- arithmetic: decay weights, spans that are cut and joined, divided sets, sums of rows -------
