@@ -176,7 +176,7 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
         # In a query string an unescaped + is decoded as a space.
         return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
     except (ValueError, OverflowError) as error:
-        raise invalid(parameter, f"{error}, or epoch milliseconds") from error
+        raise invalid(parameter, f"{error}; epoch milliseconds are accepted too") from error
 
 
 def check_cost(

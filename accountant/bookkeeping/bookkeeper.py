@@ -276,7 +276,9 @@ class Credits(_Books):
 
     @retry_when_books_moved
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Books an approved credit or charge in the open month. Raises CannotClose."""
+        """Books an approved credit or charge in the first open month, or in its own month if none was ever closed.
+
+        Raises CannotClose."""
         book = self._prices.current
         if book is None:
             raise CannotClose("there is no price book, so the currency of the adjustment is unknown")

@@ -205,7 +205,9 @@ def adjustments(
 def reprice(
     month: Month,
     book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
-    apply: Annotated[bool, typer.Option("--apply", help="Take it into force; without it, only show.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Put it in force; without this option, only show the differences.")
+    ] = False,
     reason: Reason = "",
     output: Printed = "table",
     *,
@@ -213,7 +215,7 @@ def reprice(
 ) -> None:
     """Show what another price book changes about a month; with --apply put it in force.
 
-    Open months are priced by it from then on; a closed month is corrected by it."""
+    Open months are priced by it from then on. If MONTH is closed, it is corrected; other closed months do not change."""
     try:
         content = book.read_bytes()
     except OSError as error:

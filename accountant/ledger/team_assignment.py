@@ -43,7 +43,7 @@ class Assignment:
 
     @cached_property
     def counting(self) -> str | None:
-        """accountant.wire.policy_models.Policy.counting; None without a policy."""
+        """A digest of what the policy says about queues and teams (`Policy.counting`); None without a policy."""
         return self.version.policy.counting() if self.version is not None else None
 
     def mapping(self) -> object:

@@ -172,10 +172,13 @@ def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
 
     Raises SettingsError for a url that is not http://HOST[:PORT][/PATH]. The function raises OSError,
     http.client.HTTPException, and ValueError for an answer that is not a page."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        host, port, path = parts.hostname, parts.port or default_port, parts.path or "/metrics"
+    except ValueError:  # of a port that is no number, or of an unclosed bracket
+        parts, host = None, None
+    if parts is None or parts.scheme != "http" or not host:
         raise SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
-    host, port, path = parts.hostname, parts.port or default_port, parts.path or "/metrics"
 
     def read() -> str:
         connection = http.client.HTTPConnection(host, port, timeout=PAGE_TIMEOUT_S)

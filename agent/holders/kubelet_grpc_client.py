@@ -116,7 +116,9 @@ class UnaryChannel:
             raise _ConnectionEnded(error.strerror or type(error).__name__) from error
         except h2.exceptions.H2Error as error:
             # A server that shuts down also causes this error: after its GOAWAY the library accepts no further frame.
-            raise _ConnectionEnded(f"the answer is not HTTP/2: {type(error).__name__}") from error
+            raise _ConnectionEnded(
+                f"the server is shutting down, or its answer is not valid HTTP/2 ({type(error).__name__})"
+            ) from error
         finally:
             if not done:
                 self.close()

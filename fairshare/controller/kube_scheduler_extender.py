@@ -298,7 +298,9 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
         try:
             capacity = {item["metadata"]["name"]: gpus((item.get("status") or {}).get("allocatable")) for item in items}
         except (TypeError, KeyError, AttributeError) as error:
-            raise BadRequest(f"a node cannot be read: {error}") from error
+            raise BadRequest(
+                f"Nodes: a field is missing or has the wrong type ({type(error).__name__}: {error})"
+            ) from error
         names = list(capacity)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("neither NodeNames nor Nodes is there")
@@ -319,7 +321,9 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
                 raise TypeError("a uid is no text")
             result[node] = (uids, int(victims.get("NumPDBViolations") or 0))
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        raise BadRequest(f"victims cannot be read: {error}") from error
+        raise BadRequest(
+            f"victims: a field is missing or has the wrong type ({type(error).__name__}: {error})"
+        ) from error
     if len(result) > MOST_NODES:
         raise BadRequest(f"more than {MOST_NODES} nodes")
     return result

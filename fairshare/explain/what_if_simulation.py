@@ -178,7 +178,10 @@ def history_from_ledger(
     gpus = given or job_traces.capacity(whole)
     known = next((hour for hour, amount in enumerate(whole) if amount > 0), None)
     if gpus <= 0 or known is None:
-        raise WhatIfError(f"the books hold no GPU time in the last {span_s // HOUR_S} hours")
+        raise WhatIfError(
+            f"the ledger has no GPU time in the last {span_s // HOUR_S} hours: choose a longer span,"
+            " or check that agents report"
+        )
     gpus_by_job: dict[tuple[str, str], int] = {}
     for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu")):
         if line.accounts_gpu_us.allocated > 0:

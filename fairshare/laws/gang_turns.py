@@ -136,8 +136,8 @@ def _may_take_turns(member: LawQueue, pool: float) -> bool:
 def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
     """Return the largest part of their weights that the others may keep so that `queue` gets `wanted` GPUs.
 
-    Shares before rounding decide if they can reach `wanted`, otherwise those after rounding. Returns None if even the
-    full ratio is not enough."""
+    It uses the shares before rounding if they can reach `wanted`, otherwise those in whole GPUs. Returns None if even
+    the full ratio is not enough."""
     for shares in (unrounded_shares, shares_in_whole_gpus):
 
         def admits(others: float, shares: Shares = shares) -> bool:

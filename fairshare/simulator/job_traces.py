@@ -166,7 +166,9 @@ class TraceError(FairshareError):
 
 
 def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
-    """Return the jobs of a trace file in the order of submission. Raises TraceError, also for an unreadable file.
+    """Return the jobs of a trace file in the order of submission.
+
+    Raises TraceError if a row is invalid, if there is no job, or if the file cannot be read.
 
     team: the name of the column with a job's team."""
     jobs, faults = load_with_faults(path, start_ms, team=team)

@@ -143,7 +143,7 @@ def agents(
 
     Raises CannotCheck if there is no DaemonSet of agents."""
     if not sets:
-        raise CannotCheck("there is no DaemonSet with the labels of gputally's agents")
+        raise CannotCheck("there is no DaemonSet of agents: install them with the chart (agent.enabled: true)")
     with_gpus = {node["metadata"]["name"] for node in nodes if gpus(value_at(node, ("status", "allocatable")))}
     placed = {value_at(pod, ("spec", "nodeName")) for pod in pods}
     missing = sorted(with_gpus - placed)

@@ -175,7 +175,7 @@ def _bent(name: str, key: str, value: str) -> bytes:
 def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims: str) -> None:
     pod = json.dumps(_object("x"))
     body = f'{{"Pod": {pod}, "NodeNameToMetaVictims": {{"n": {{"Pods": {victims}}}}}}}'
-    with pytest.raises(BadRequest, match=r"victims cannot be read|Number out of range"):
+    with pytest.raises(BadRequest, match=r"victims: a field is missing or has the wrong type|Number out of range"):
         Extender(_room, clock).preempt(body.encode())
 
 
@@ -194,7 +194,10 @@ ODD = {**_object("x"), "metadata": {"name": "a\nb", "ownerReferences": [{"contro
         (json.dumps({"Pod": _object("x"), "NodeNames": [1]}).encode(), "neither NodeNames nor Nodes"),
         (json.dumps({"Pod": _object("x"), "NodeNames": ["n"] * (MOST_NODES + 1)}).encode(), "more than"),
         (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "Pod x: a field is"),
-        (json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(), "a node cannot be read"),
+        (
+            json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(),
+            "Nodes: a field is missing or has the wrong type (KeyError: 'metadata')",
+        ),
         (b"[" * 100_000, "the body is not JSON"),
         (_bent("x", "priority", "1e999"), "the body is not JSON: Number out of range"),
         (_bent("x", "uid", "[]"), "Pod x: its uid is not a text"),

@@ -264,4 +264,7 @@ def test_no_history_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
     policy = _file(tmp_path / "p.yaml", 1.0)
     with serving(_books(0, 0)) as url:
         assert main(["what-if", str(policy), "--against", str(policy), "--accountant", url]) == 1
-    assert capsys.readouterr().err == "gputally fairshare: the books hold no GPU time in the last 720 hours\n"
+    assert capsys.readouterr().err == (
+        "gputally fairshare: the ledger has no GPU time in the last 720 hours: choose a longer span,"
+        " or check that agents report\n"
+    )

@@ -53,7 +53,10 @@ def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = 
     [
         ("reports:\n  - {to: [nobody]}\n", "deliveries.yaml:6: reports.0.to.0: there is no destination 'nobody'"),
         ("reports:\n  - {team: a, each_team: true, to: [disk]}\n", "give team or each_team, not both"),
-        ("reports:\n  - {of: week, forms: [csv, focus], to: [disk]}\n", "focus is of a month"),
+        (
+            "reports:\n  - {of: week, forms: [csv, focus], to: [disk]}\n",
+            "focus covers a month, and this report covers a week",
+        ),
         ("reports:\n  - {forms: [docx], to: [disk]}\n", "deliveries.yaml:6: reports.0.forms.0"),
         ("notices:\n  - {about: [gossip], to: [chat]}\n", "deliveries.yaml:6: notices.0.about.0"),
         ("link: javascript:alert(1)\n", "deliveries.yaml:5: link"),

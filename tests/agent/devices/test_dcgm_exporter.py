@@ -214,6 +214,11 @@ def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) 
     assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
 
 
-def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--once", "--standalone", "--dcgm-url", "node:9400"]) == 2
-    assert capsys.readouterr().err == ("gputally agent: dcgm_url: expected http://HOST:PORT/metrics, got 'node:9400'\n")
+@pytest.mark.parametrize(
+    "url", ["node:9400", "http://node:port/metrics", "http://node:99999/metrics", "http://[::1/metrics"]
+)
+def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--once", "--standalone", "--dcgm-url", url]) == 2
+    assert capsys.readouterr().err == (f"gputally agent: dcgm_url: expected http://HOST:PORT/metrics, got {url!r}\n")

@@ -170,7 +170,7 @@ def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threa
     assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
 
 
-@pytest.mark.parametrize("fault", [RuntimeError("the books hold no GPU time in the last 168 hours"), ValueError()])
+@pytest.mark.parametrize("fault", [RuntimeError("the ledger has no GPU time in the last 168 hours"), ValueError()])
 def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None:
     def work(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
         raise fault
