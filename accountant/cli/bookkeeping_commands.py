@@ -215,7 +215,7 @@ def reprice(
 ) -> None:
     """Show what another price book changes about a month; with --apply put it in force.
 
-    Open months are priced by it from then on. If MONTH is closed, it is corrected; other closed months do not change."""
+    Open months are priced by it from then on. If MONTH is closed, it is corrected; others are not."""
     try:
         content = book.read_bytes()
     except OSError as error:

@@ -577,7 +577,6 @@ def test_slurms_decay_is_slurms(ledgers: Ledgers, case: dict[str, float]) -> Non
 @pytest.mark.parametrize(
     "case",
     shared_cases("vectors/schedulers.json", lambda document: document["slurm_decay"]["cases"]),
-    ids=lambda case: f"{case.get('elapsed_s')}s at a half-life of {case.get('half_life_s')}s",
 )
 def test_weights_by_age_are_exact_and_those_of_slurm(case: dict[str, float]) -> None:
     half_life, now_ms = round(case["half_life_s"]), START_MS + round(case["elapsed_s"]) * 1000

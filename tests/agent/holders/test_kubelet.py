@@ -189,7 +189,7 @@ def misbehave(tmp_path: Path, clock: VirtualClock) -> Iterator[Misbehave]:
 
 MISBEHAVIOUR: list[tuple[str, Callable[[socket.socket], None], str]] = [
     ("hangs up at once", lambda c: None, "closed the connection|reset|Broken pipe|brok"),
-    ("is no HTTP/2", speak_nonsense, "not HTTP/2"),
+    ("is no HTTP/2", speak_nonsense, "not valid HTTP/2"),
     ("is no gRPC", speaking(plain_answer), "HTTP 404"),
     ("has no status", speaking(no_status), "has no status"),
     ("resets", speaking(lambda h, s: h.reset_stream(s, 2)), "aborted the call"),
