@@ -100,7 +100,7 @@ def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
 
 
 def test_before_the_books_begin_there_is_nothing(client: AccountantApi) -> None:
-    with pytest.raises(WhatIfError, match="hold no GPU time in the last 5 hours"):
+    with pytest.raises(WhatIfError, match="the ledger has no GPU time in the last 5 hours"):
         history_from_ledger(client, POLICY, 5 * 3600, None, START_MS)
 
 
