@@ -8,8 +8,8 @@ numbered from `first_seq(T)` on, and equal chunks give equal records. The acknow
 up to which instant it is imported. After a crash the chunk is rebuilt, and only records above that number are sent.
 Unused numbers between two chunks are not recorded as lost.
 
-The epoch names the source and the start of the run of chunks. It begins with `import:` and therefore sorts after every
-agent's epoch: that is a UUIDv7, whose first character is 0-9 or a-f.
+The epoch names the source and the start of the run of chunks. It begins with `import:`. It therefore sorts after
+the epoch of every agent, which is a UUIDv7 and begins with 0-9 or a-f.
 
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
 backup. `said_of` lists the imports inside a span, and prorates the amounts of a chunk that lies only partly in it. The

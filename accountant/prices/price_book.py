@@ -1,8 +1,8 @@
 """Reads the price book and selects the price row, billing policy and commitments that apply to a GPU at an instant.
 
 Invariants:
-- At any instant a GPU has one price or none: two rows with overlapping validity of which neither is more specific are
-  refused when the book is read; their order does not matter.
+- At any instant a GPU has one price or none. If two rows overlap in time and neither is more specific, the book is
+  refused when it is read. The order of the rows does not matter.
 - A GPU that matches no row is unpriced: None, never 0 and never a default.
 - The unit is written in the row (`per: gpu-hour`); nothing is inferred from the size of a number.
 - Equal content has an equal `version`, whatever the order of the rows.

@@ -3,8 +3,8 @@
 accountant.reports.focus_export writes them as FOCUS files; docs/reports.md describes the columns.
 
 Invariants:
-- The charges of a statement line add up to its hours to the last nano-GPU-hour, and each costs exactly its unit price
-  times its hours. The difference from rounding a team's sum to cents is a charge of its own.
+- The hours of a statement line's charges add up exactly to the line's hours. Each charge costs exactly its unit price
+  times its own hours. The difference from rounding a team's sum to cents is a charge of its own.
 - So a team's charges add up to its amount due in the statement, and all charges to the statement's total.
 - Who held what on which day comes from the present records. For a closed month they only divide the stored lines, whose
   amounts never change.

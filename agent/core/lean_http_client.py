@@ -1,4 +1,6 @@
-"""Sends POST requests over one persistent connection, limits the size of answers, and reads renewed token files again.
+"""Sends POST requests over one persistent connection, and reads metrics pages.
+
+It limits the size of answers, and reads renewed token files again.
 
 The module uses only http.client, because the agent's image contains no HTTP library. It follows no redirects."""
 

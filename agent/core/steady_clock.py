@@ -7,7 +7,7 @@ answered in this boot, `SteadyClock` uses the new wall time.
 
 Every time in the meter comes from `Timeline`. It advances with the monotonic clock, so durations are real durations. It
 approaches the wall clock at a bounded rate. It adopts at once a wall clock that was set ahead by more than `STEP_MS`.
-It approaches a wall clock that was set back by running slow, so spans never overlap.
+If the wall clock was set back, `Timeline` runs slow until the two agree, so spans never overlap.
 
 The origin of a wall clock is the wall time at which the monotonic clock was 0. Only setting the wall clock moves it."""
 

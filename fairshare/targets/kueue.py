@@ -3,7 +3,8 @@
 `kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. The
 controller writes a queue's weight to the highest of these objects that the queue's refs name: the Cohort, else the
 ClusterQueue, else the LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its
-workloads. Kueue counts no history between the queues of a cohort or between cohorts; there the weights add it.
+workloads. Kueue ignores past usage between the queues of a cohort and between cohorts. There the weights that the
+controller writes take it into account.
 
 Inside a ClusterQueue Kueue counts history itself if admission fair sharing (AFS) is on. A LocalQueue then gets the
 configured weight, because history would count twice. Without AFS Kueue does not read the weights of LocalQueues, which

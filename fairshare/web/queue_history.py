@@ -1,4 +1,6 @@
-"""Keeps the last cycle and a sample of each earlier cycle, and caches each queue's usage from the accountant."""
+"""Keeps the last cycle, a sample of each queue every five minutes for two weeks, and recent decisions.
+
+It caches the usage of queues from the accountant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Builds a run from the user's options: cluster, policy, jobs and faults. Also runs the jobs under static weights.
 
-Of the accountant the module imports only the policy models, because the run under static weights has a process of its
-own, which should not load a server.
+The module imports only the policy models of the accountant, because the run under static weights is a separate process
+that should not load a server.
 
 Deserved quotas are about a quarter of each team's share, so that history affects most of the cluster."""
 

@@ -2,8 +2,8 @@
 
 A commit writes only rows, because updating sums would cost more than the rows themselves. An hour with new or changed
 rows is *unfolded* and summed from its rows. Once the hour is over, a checkpoint folds it into hourly and quarter-hourly
-sums, and the hours of a finished day into the day's sum. A checkpoint also merges the rows of marks and tenures (which
-node had a GPU when), which commits only append, into one row per key.
+sums, and the hours of a finished day into the day's sum. Commits only append rows of marks (the last number stored of
+each outbox) and of tenures (which node had a GPU when). A checkpoint merges them into one row per key.
 
 With day sums, a query over a month reads days instead of hours. A day has sums for all of its hours or none. If one of
 its hours unfolds, they are deleted in the same transaction and computed again later. Each day's sum is stored with its
