@@ -89,8 +89,8 @@ def connection_to(
     identity: the certificate for a server that asks for one.
 
     Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise SettingsError(f"url {url!r}: {error}") from error
@@ -174,13 +174,14 @@ def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
 
     Raises SettingsError for a url that is not http://HOST[:PORT][/PATH]. The function raises OSError,
     http.client.HTTPException, and ValueError for an answer that is not a page."""
+    refusal = SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
     try:
         parts = urlsplit(url)
         host, port, path = parts.hostname, parts.port or default_port, parts.path or "/metrics"
-    except ValueError:  # of a port that is no number, or of an unclosed bracket
-        parts, host = None, None
-    if parts is None or parts.scheme != "http" or not host:
-        raise SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
+    except ValueError as error:
+        raise refusal from error
+    if parts.scheme != "http" or not host:
+        raise refusal
 
     def read() -> str:
         connection = http.client.HTTPConnection(host, port, timeout=PAGE_TIMEOUT_S)

@@ -272,6 +272,11 @@ def _parse(content: bytes) -> Mapping[str, Any]:
     return args
 
 
+def _malformed(what: str, error: Exception) -> BadRequest:
+    """Return the refusal of a part of the request that could not be read."""
+    return BadRequest(escaped(f"{what}: a field is missing or has the wrong type ({type(error).__name__}: {error})"))
+
+
 def _pod(args: Mapping[str, Any]) -> Pod | None:
     """Return the pod to place; None if it requests no GPU."""
     obj = args.get("Pod")
@@ -280,8 +285,7 @@ def _pod(args: Mapping[str, Any]) -> Pod | None:
     try:
         pod = read_pod(obj)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
-        fault = f"a field is missing or has the wrong type ({type(error).__name__}: {error})"
-        raise BadRequest(escaped(f"Pod {obj['metadata']['name']}: {fault}")) from error
+        raise _malformed(f"Pod {obj['metadata']['name']}", error) from error
     if pod is not None and not isinstance(pod.uid, str):
         raise BadRequest(escaped(f"Pod {pod.name}: its uid is not a text"))
     return pod
@@ -298,9 +302,7 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
         try:
             capacity = {item["metadata"]["name"]: gpus((item.get("status") or {}).get("allocatable")) for item in items}
         except (TypeError, KeyError, AttributeError) as error:
-            raise BadRequest(
-                f"Nodes: a field is missing or has the wrong type ({type(error).__name__}: {error})"
-            ) from error
+            raise _malformed("Nodes", error) from error
         names = list(capacity)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("neither NodeNames nor Nodes is there")
@@ -321,9 +323,7 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
                 raise TypeError("a uid is no text")
             result[node] = (uids, int(victims.get("NumPDBViolations") or 0))
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        raise BadRequest(
-            f"victims: a field is missing or has the wrong type ({type(error).__name__}: {error})"
-        ) from error
+        raise _malformed("victims", error) from error
     if len(result) > MOST_NODES:
         raise BadRequest(f"more than {MOST_NODES} nodes")
     return result

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -214,7 +214,7 @@ def _mark(secret: bytes) -> str:
 def same_site(request: Request) -> None:
     """Raise Refusal if the browser reports that a page of another site sent the request."""
     origin = request.headers.get("origin", "null")  # the controller's own pages send `null` (no referrer)
-    same_origin = origin == "null" or urlsplit(origin).netloc == request.headers.get("host", "")
+    same_origin = origin == "null" or origin.partition("://")[2] == request.headers.get("host", "")
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or not same_origin:
         raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import jwt
 from starlette.concurrency import run_in_threadpool
@@ -170,10 +170,8 @@ def to_sign_in(path: str) -> str:
 
 def own_path(text: str) -> str:
     """Return the text if it is a path of this server, else "/", so that a sign-in never leads to another site."""
-    parts = urlsplit(text)
-    if not text.startswith("/") or text.startswith("//") or "\\" in text or parts.scheme or parts.netloc:
-        return "/"
-    return text if text.isprintable() else "/"
+    inside = text.startswith("/") and not text.startswith("//") and "\\" not in text
+    return text if inside and text.isprintable() else "/"
 
 
 SIGN_IN_SECONDS: Final = 600

@@ -390,7 +390,7 @@ def test_killed_it_loses_no_time_of_a_pod_that_holds_on(world: World) -> None:
 
 
 def test_over_a_boot_of_the_node_nothing_is_carried(world: World) -> None:
-    """The pod's containers died with the node: the time between was nobody's to claim."""
+    """The pod's containers ended with the node, so no pod held the GPU in between."""
     world.start()
     world.end(signal.SIGKILL)
     world.boot_id.write_text("second\n")

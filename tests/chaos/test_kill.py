@@ -74,7 +74,7 @@ class Program:
     folder: Path
     zygote: subprocess.Popen[str]
     process: subprocess.Popen[bytes] | None = None
-    """None for a fork: what it ends with, only its parent is told."""
+    """None for a forked program, whose exit status only its parent receives."""
     kills: int = 0
     log: Path = field(init=False)
     _handle: int | None = None

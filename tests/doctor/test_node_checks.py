@@ -37,7 +37,7 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A process table with one process, 4711 of nobody's pod."""
+    """A process table with one process, 4711, which belongs to no pod."""
     return add_process(tmp_path / "proc", 4711)
 
 

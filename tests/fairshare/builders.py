@@ -117,7 +117,7 @@ def cluster_with(*objects: dict[str, Any]) -> Answering:
 
 
 class Failing(MemoryCluster):
-    """Fails at what it is told to: a verb, or a verb of a kind (`get ConfigMap`)."""
+    """A cluster on which the verbs in `failing` fail: a verb (`get`), or a verb on a kind (`get ConfigMap`)."""
 
     failing: frozenset[str] = frozenset()
     error: Exception = Unavailable("GET: 503: the server is currently unable to handle the request")

@@ -542,7 +542,7 @@ def test_pages_add_up_to_the_whole_with_commits_between_them(service: Service, p
 
 @pytest.mark.parametrize("path", QUESTIONS)
 def test_pages_outlive_a_restart_of_the_service(chosen: Settings, path: str) -> None:
-    """Time passes; who waits is told to wait as long as on the first page."""
+    """Waiting times are those of the first page, although time has passed since."""
     with Service(chosen, VirtualClock(NOW_MS)) as running:
         for number in range(3):
             running.ingest.submit(node(number, 7 + number)).result()

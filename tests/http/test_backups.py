@@ -85,7 +85,7 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
     record(service.ledger, [NewAct(now, "imported", "2026-10", "ada", "")], None)
     clock.advance(1_000)
     service.maintain()
-    assert len(list(Path(archiving.archive.to).iterdir())) == 1, "whoever imported can do so again"
+    assert len(list(Path(archiving.archive.to).iterdir())) == 1, "an import can be repeated"
     record(service.ledger, [kept], None)
     clock.advance(1_000)
     for _ in range(2):

@@ -226,9 +226,9 @@ def test_a_page_says_of_when_it_is(slow: MemoryAccountant, clock: VirtualClock, 
     assert instants == {"1 Nov 12:00"}, "shown while it is refreshed"
     assert figures(kept) == figures(first)
     slow.app.state.deps.answers.close()  # waits for what is being found
-    instants, anew = of(slow, path)
+    instants, refreshed = of(slow, path)
     assert instants == {"1 Nov 12:01"}
-    assert figures(anew) != figures(first)
+    assert figures(refreshed) != figures(first)
 
     clock.advance(STALEST_MS + 1)
     instants, now = of(slow, path)

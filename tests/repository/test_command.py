@@ -128,7 +128,7 @@ PROTOCOLS = {"bash": bash, "zsh": zsh, "fish": fish}
 def complete(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], str]:
-    """What a shell is told for a line that is being typed."""
+    """Return the completions that a shell shows for an unfinished line."""
 
     def ask(line: str) -> str:
         monkeypatch.setenv("_GPUTALLY_COMPLETE", f"complete_{request.param}")

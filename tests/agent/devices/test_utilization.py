@@ -173,7 +173,7 @@ def test_a_decrease_no_wrap_can_explain_begins_anew() -> None:
 
 
 def test_what_no_gpu_can_have_drawn_is_nobodys() -> None:
-    """A driver that says 0 once must not put all it ever counted on whoever is there the moment after."""
+    """A counter that reads 0 once must not charge its whole former value to the next holder."""
     counter = EnergyCounter()
     counter.take(0, 900_000_000)
     assert not counter.take(2_000, 0)

@@ -422,7 +422,7 @@ def restricted(tmp_path: Path) -> Iterator[FakeKubelet]:
 
 
 def failure_as(user: int, group: int, path: Path) -> str:
-    """What an agent of that user, without any capability, is told by the kubelet; "" where it gets an answer."""
+    """Return why a poll as this user without capabilities fails; "" if the kubelet answers."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -48,7 +48,7 @@ CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 
 @contextmanager
 def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *options: str) -> Iterator[Any]:
-    """The program itself, with its Lease; its log is beside the policy. It has to end well once it is told to."""
+    """The controller's program with its Lease. Its log is beside the policy. It must exit with 0 after SIGTERM."""
     command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", accountant]
     command += ["--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0", *options]
     names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": identity}

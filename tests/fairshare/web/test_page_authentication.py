@@ -314,7 +314,7 @@ def test_a_session_and_a_slow_sign_in_end(tmp_path: Path, login: Login) -> None:
     ("mark", "headers"),
     [
         ("", {}), ("0" * 64, {}), (None, {"sec_fetch_site": "cross-site"}), (None, {"sec_fetch_site": "same-site"}),
-        (None, {"origin": "https://elsewhere.example"}),
+        (None, {"origin": "https://elsewhere.example"}), (None, {"origin": "https://[elsewhere"}),
     ],
 )  # fmt: skip
 def test_another_site_writes_nothing(context: PageContext, mark: str | None, headers: dict[str, str]) -> None:
@@ -329,7 +329,15 @@ def test_another_site_writes_nothing(context: PageContext, mark: str | None, hea
 
 @pytest.mark.parametrize(
     "following",
-    ["https://evil.example", "//evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/a\nb"],
+    [
+        "https://evil.example",
+        "//evil.example",
+        "//[evil",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "javascript:alert(1)",
+        "/a\nb",
+    ],
 )
 def test_no_redirect_leads_to_another_site(context: PageContext, following: str) -> None:
     browser = context.browser()
