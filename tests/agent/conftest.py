@@ -13,8 +13,8 @@ import pytest
 from agent.upload.spool import Outbox
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import Rig
+from tests.agent.sample_values import MIB, T0
 from tests.agent.scripted_accountant import ScriptedAccountant, Shipping, Site
-from tests.agent.values import MIB, T0
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.fakes.nvml.library import FakeNvml

@@ -15,7 +15,7 @@ from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval
-from tests.agent.values import GIB, T0
+from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml
 from tests.fakes.process_table import add_process
 

@@ -12,7 +12,7 @@ from agent.holders.lean_list_watch import PodStore, Reflector
 from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
-from tests.agent.values import UID
+from tests.agent.sample_values import UID
 
 
 def pod_object(

@@ -7,7 +7,7 @@ from typing import Any
 from agent.metering.meter import ClosedSet
 from agent.upload.spool import Outbox
 from agent.wire import Ack, PodFacts, UsageInterval
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 
 ALL = {"max_rows": 10_000, "max_bytes": 100_000_000}
 

@@ -21,7 +21,7 @@ from agent.upload.uploader import ShipResult, Uploader
 from agent.wire import PROBLEM, Ack, Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests.agent.values import MINUTE, T0
+from tests.agent.sample_values import MINUTE, T0
 from tests.fakes.http_server import Handler, LoopbackServer
 
 

@@ -11,7 +11,7 @@ from agent.core.readings import Allocation, DeviceReading, HolderReading, Readin
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import UsageInterval
-from tests.agent.values import MINUTE, T0, pod
+from tests.agent.sample_values import MINUTE, T0, pod
 
 GPU = make_gpu("GPU-0", 0, H100)
 MIG = make_gpu("GPU-1", 1, A100, ["4g.40gb", "3g.40gb"])

@@ -29,7 +29,7 @@ from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import AgentError
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet

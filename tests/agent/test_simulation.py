@@ -15,8 +15,8 @@ from agent.simulation.scenario_file import load_scenario
 from agent.simulation.simulated_node import A100, H100, Event, NodeOffline, SimulatedNode, SimulatedSource, make_gpu
 from agent.wire import PodFacts
 from gputally.base.yaml_file import FileFault
+from tests.agent.sample_values import T0
 from tests.agent.snapshots import pod
-from tests.agent.values import T0
 
 GPU = make_gpu("GPU-0", 0, H100)
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])

@@ -38,11 +38,11 @@ from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests.bench import bulk, lake_fleet, load
+from tests.bench import bulk, lake_data, load
 from tests.bench.figure import Figure, Goal, timed
-from tests.bench.lake_fleet import MONTH, LakeFleet
+from tests.bench.lake_data import MONTH, LakeFleet
 from tests.bench.service import Spent, child
-from tests.lake.writers import write_side_by_side
+from tests.lake.concurrent_writers import write_side_by_side
 
 TEAM: Final = "team-000"
 TOP: Final = 100
@@ -69,12 +69,12 @@ TINY = Size(LakeFleet(clusters=2, nodes=2, days=31, queues=8), publishing=2, wri
 def measure(size: Size = FULL) -> list[Figure]:
     fleet = size.fleet
     if asked := int(os.environ.get("GPUTALLY_BENCH_GPUS", "0")):
-        fleet = LakeFleet(nodes=max(1, asked // (fleet.clusters * lake_fleet.GPUS_A_NODE)))
+        fleet = LakeFleet(nodes=max(1, asked // (fleet.clusters * lake_data.GPUS_A_NODE)))
     with _kept_folder() as folder:
         place = folder / f"lake-{fleet.gpus}"
         if not (place / _COMPLETE).exists():
             shutil.rmtree(place, ignore_errors=True)
-            lake_fleet.write(Lake(warehouse=str(place)), fleet, _told)
+            lake_data.write(Lake(warehouse=str(place)), fleet, _told)
             (place / _COMPLETE).touch()
         figures = [
             _figure(place, "month of the fleet, as stated", "month", Goal(10.0)),
@@ -114,7 +114,7 @@ def _window(fleet: Fleet, names: Sequence[str]) -> None:
 
 def _cost_by_job(fleet: Fleet, names: Sequence[str]) -> None:
     members = fleet.members(names)
-    query = FleetQuery(lake_fleet.BEGIN_MS, members[0].clock.wall_ms(), ("job",), {"team": (TEAM,)})
+    query = FleetQuery(lake_data.BEGIN_MS, members[0].clock.wall_ms(), ("job",), {"team": (TEAM,)})
     assert fleet.cost(members, query).lines
 
 

@@ -29,7 +29,7 @@ from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant, post, program
-from tests.fairshare.realserver import served, standing
+from tests.fairshare.real_api_server import served, standing
 from tests.real.programs import free_ports
 
 GPUS, MINUTE_S, SCRAPE_S = 8, 60, 30

@@ -42,7 +42,7 @@ from gputally.server.logs_and_metrics import configure
 from tests.bench import bulk, load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, child
-from tests.fairshare.web.staging import Stage, stage
+from tests.fairshare.web.controller_pages import Stage, stage
 
 GOAL_MS = 200.0
 RUNS = 5

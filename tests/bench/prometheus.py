@@ -7,7 +7,7 @@ instant, so that neither answers from memory of the same one. Needs the control 
 
 The history goes to promtool two hours at a time, a block each: the whole text would be read once per block, and held.
 By how much the two sides differ is explained by Prometheus' sampling, to the last digits: every run holds its answers
-against `tests.compat.sampling`, which looks at the same series as its documentation says."""
+against `tests.compat.prometheus_sampling`, which looks at the same series as its documentation says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gputally.base.clock import VirtualClock
 from tests.bench import bulk
 from tests.bench.figure import Figure, Goal, quantile, timed
 from tests.bench.service import Spent
-from tests.compat.sampling import Sampling
+from tests.compat.prometheus_sampling import Sampling
 from tests.real.prometheus import prometheus, promtool
 
 HALF_LIFE_S = 6 * 3_600

@@ -28,7 +28,7 @@ from agent.upload.uploader import Uploader
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import Rig
-from tests.agent.values import GIB, T0
+from tests.agent.sample_values import GIB, T0
 from tests.bench.figure import Figure
 from tests.bench.service import Spent, child
 from tests.fakes.nvml.library import build, loaded

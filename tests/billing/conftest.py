@@ -8,8 +8,8 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from gputally.base.clock import VirtualClock
-from tests.billing.rows import BOOK, at, price_book
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import BOOK, at, price_book
+from tests.fakes.list_ledger import ListLedger
 from tests.shared_files import shared
 
 

@@ -22,8 +22,8 @@ from accountant.ledger.journal import BooksMoved, NewAct
 from accountant.ledger.protocols import Quarantined
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
-from tests.billing.rows import BOOK, NOV, OCT, SEP, Breaking, at, held, october, price_book, unheld
-from tests.fakes.rows import Row
+from tests.billing.usage_rows import BOOK, NOV, OCT, SEP, Breaking, at, held, october, price_book, unheld
+from tests.fakes.list_ledger import Row
 
 HOUR = 3_600_000_000
 

@@ -14,8 +14,8 @@ from accountant.reports.report_builder import build
 from accountant.wire.policy_models import Policy
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
-from tests.billing.rows import OCT, at, held, ledger_of, price_book, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import OCT, at, held, ledger_of, price_book, unheld
+from tests.fakes.list_ledger import ListLedger
 
 TREE = """
 queues:

@@ -23,8 +23,19 @@ from accountant.prices.price_book import PriceBook, commitment_cover, commitment
 from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
-from tests.billing.rows import OCT, SAMPLE_PRICES, SEP, at, busy_month, held, ledger_of, price_book, time_by, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import (
+    OCT,
+    SAMPLE_PRICES,
+    SEP,
+    at,
+    busy_month,
+    held,
+    ledger_of,
+    price_book,
+    time_by,
+    unheld,
+)
+from tests.fakes.list_ledger import ListLedger
 
 HOUR_US = 3_600_000_000
 ROWS = """

@@ -23,8 +23,8 @@ from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
-from tests.billing.rows import at, held, ledger_of, quota_policy, time_by, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import at, held, ledger_of, quota_policy, time_by, unheld
+from tests.fakes.list_ledger import ListLedger
 
 HOUR = 3_600_000_000
 ROW = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only, valid_from: 2026-01-01"

@@ -30,9 +30,9 @@ from accountant.wire.usage_cost_and_job_models import Accounts
 from agent.wire import Gap, Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
-from tests.billing.rows import at, price_book, time_by
+from tests.billing.usage_rows import at, price_book, time_by
 from tests.empty_ledger import fresh
-from tests.fakes.rows import ListLedger, Row
+from tests.fakes.list_ledger import ListLedger, Row
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 QUARTER_MS = 900_000

@@ -29,8 +29,8 @@ from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.money import exact_product
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
-from tests.billing.rows import at, held, price_book
-from tests.fakes.rows import ListLedger, Row
+from tests.billing.usage_rows import at, held, price_book
+from tests.fakes.list_ledger import ListLedger, Row
 
 HEAD = "schema: 1\ncurrency: USD\nrows:\n"
 REST = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only"

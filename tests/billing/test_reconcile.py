@@ -21,8 +21,8 @@ from accountant.cli.bookkeeping_commands import InstanceMap, lines
 from accountant.core.errors import LedgerUnavailable
 from accountant.storage.invoice_file import InvoiceItem, InvoiceUnreadable, read_invoice
 from gputally.base.clock import VirtualClock
-from tests.billing.rows import NOV, OCT, Breaking, at, held, price_book, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import NOV, OCT, Breaking, at, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger
 
 BOOK = (
     "id: h100, model: H100, price: '6.88', valid_from: 2026-01-01\n"

@@ -21,8 +21,8 @@ from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
-from tests.billing.rows import SAMPLE_PRICES, at, busy_month, held, ledger_of, price_book, quota_policy, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import SAMPLE_PRICES, at, busy_month, held, ledger_of, price_book, quota_policy, unheld
+from tests.fakes.list_ledger import ListLedger
 
 OCTOBER = Month(2026, 10)
 HOUR = 3_600_000_000

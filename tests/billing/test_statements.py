@@ -34,8 +34,8 @@ from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
-from tests.billing.rows import OCT, SAMPLE_PRICES, at, busy_month, held, price_book, unheld
-from tests.fakes.rows import ListLedger
+from tests.billing.usage_rows import OCT, SAMPLE_PRICES, at, busy_month, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger
 from tests.hypothesis_examples import examples
 
 BOOK = (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from accountant.billing.usage_pricing import charges, cost, quantify
 from accountant.wire.policy_models import IDLE
-from tests.billing.rows import at, held, ledger_of, price_book, time_by, unheld
-from tests.fakes.rows import ListLedger, Row
+from tests.billing.usage_rows import at, held, ledger_of, price_book, time_by, unheld
+from tests.fakes.list_ledger import ListLedger, Row
 from tests.hypothesis_examples import examples
 
 HOUR = 3_600_000_000

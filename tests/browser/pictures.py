@@ -14,9 +14,9 @@ from rich.console import Console
 
 from dashboards.__main__ import DASHBOARDS
 from gputally.server import logs_and_metrics
-from tests.browser.site import chromium, demo_site
-from tests.real import history
-from tests.real.preview import answers, drawn
+from tests.browser.demo_pages import chromium, demo_site
+from tests.real import prometheus_history
+from tests.real.dashboard_preview import answers, drawn
 from tests.real.prometheus import backfill, prometheus
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
@@ -57,13 +57,13 @@ def main() -> int:
 def dashboard_pictures(browser: Browser, out: Path, folder: Path) -> Iterator[str]:
     """Each dashboard, by Grafana's panels, as `dashboard-NAME.png` in `out`; gives names. folder: for the rest."""
     (folder / "demo").mkdir(parents=True)
-    recorder = history.Recorder()
-    with history.pipeline(folder / "demo", DAYS) as demo:
-        history.scraped(recorder, demo)
+    recorder = prometheus_history.Recorder()
+    with prometheus_history.pipeline(folder / "demo", DAYS) as demo:
+        prometheus_history.scraped(recorder, demo)
         end_s = demo.scenario.end_ms / 1000
-    history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
+    prometheus_history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
     backfill(recorder.openmetrics(), folder)
-    with prometheus(folder, arguments=[f"--query.lookback-delta={60 * history.EVERY_HOURS + 5}m"]) as server:
+    with prometheus(folder, arguments=[f"--query.lookback-delta={60 * prometheus_history.EVERY_HOURS + 5}m"]) as server:
         for name, render in DASHBOARDS.items():
             board = json.loads(render())
             page, _ = drawn(browser, board, answers(server, board, end_s, DAYS), end_s, DAYS, folder)

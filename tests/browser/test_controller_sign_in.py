@@ -21,9 +21,9 @@ from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
-from tests.browser.site import chromium
-from tests.fairshare.web.browsing import callers, key
-from tests.fairshare.web.staging import Stage, stage
+from tests.browser.demo_pages import chromium
+from tests.fairshare.web.browser_sessions import callers, key
+from tests.fairshare.web.controller_pages import Stage, stage
 from tests.fakes.provider import Provider, provider
 from tests.real.programs import free_ports
 

@@ -12,7 +12,7 @@ pytest.importorskip("playwright", reason="make test-real installs the browser dr
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from tests.browser.site import Site, chromium, demo_site
+from tests.browser.demo_pages import Site, chromium, demo_site
 
 pytestmark = pytest.mark.real
 

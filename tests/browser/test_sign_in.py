@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.fairshare.web.browsing import callers
+from tests.fairshare.web.browser_sessions import callers
 
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
@@ -24,7 +24,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import SystemClock
 from gputally.server.https_server import serve
-from tests.browser.site import chromium
+from tests.browser.demo_pages import chromium
 from tests.fakes.provider import Provider, provider
 from tests.real.programs import free_ports
 from tests.usage_records import batch, interval, pod_facts, pod_holder

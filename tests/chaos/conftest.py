@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.killing import ready
+from tests.chaos.accountant_process import ready
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chaos.killing import forked
+from tests.chaos.accountant_process import forked
 from tests.deadlines import Deadline, patience_s
 from tests.real.programs import free_ports
 

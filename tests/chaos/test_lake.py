@@ -22,10 +22,10 @@ import pytest
 from accountant.core.settings import Lake
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
-from tests.chaos.killing import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
+from tests.chaos.accountant_process import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
 from tests.chaos.zygote import later_ms
 from tests.deadlines import until
-from tests.lake.questions import published
+from tests.lake.comparison_queries import published
 
 SEED = 20261124
 PUBLISHED = "gputally_lake_published_timestamp_seconds"

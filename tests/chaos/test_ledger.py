@@ -25,7 +25,18 @@ from accountant.storage import backups
 from accountant.storage.crash_recovery import COMMIT
 from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import Batch
-from tests.chaos.killing import GONE, QUARTER_MS, Mortal, Outbox, booked, exact, living, mortal, outbox, ready
+from tests.chaos.accountant_process import (
+    GONE,
+    QUARTER_MS,
+    Mortal,
+    Outbox,
+    booked,
+    exact,
+    living,
+    mortal,
+    outbox,
+    ready,
+)
 from tests.chaos.power_cuts import PowerCuts
 from tests.deadlines import Deadline
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.killing import GONE, Mortal, exact, mortal, outbox
+from tests.chaos.accountant_process import GONE, Mortal, exact, mortal, outbox
 from tests.deadlines import until
 from tests.real.controlplane import ApiServer, api_server
 

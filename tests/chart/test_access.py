@@ -20,9 +20,9 @@ from gputally.server.config_loading import validate
 from gputally.server.token_review import TokenReviews
 from gputally.server.tokens_and_grants import Callers, Principal
 from tests.chart.conftest import JOBS, PROBES, Rendered, Values, notes
-from tests.fakes.ledger import NOW_MS
-from tests.inventory.issued import ask, signed
-from tests.inventory.reviewing import Reviewing, account
+from tests.fakes.memory_ledger import NOW_MS
+from tests.inventory.signed_tokens import ask, signed
+from tests.inventory.token_review_server import Reviewing, account
 
 HOST = "gputally-accountant.metering.svc"
 

@@ -18,7 +18,7 @@ from agent.wire import UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import Port
-from tests.compat.sampling import Segment
+from tests.compat.prometheus_sampling import Segment
 from tests.empty_ledger import fresh
 from tests.shared_files import shared_cases
 from tests.usage_records import batch, interval, pod_facts, pod_holder

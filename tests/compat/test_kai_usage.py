@@ -23,7 +23,7 @@ from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
-from tests.compat.sampling import Sampling, integral
+from tests.compat.prometheus_sampling import Sampling, integral
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 

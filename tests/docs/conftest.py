@@ -10,9 +10,9 @@ import structlog
 
 from gputally.base.clock import SystemClock
 from gputally.server import logs_and_metrics
-from tests.docs import site
-from tests.docs.fences import ROOT, written
-from tests.docs.shell import Shell
+from tests.docs import accountant_of_pages
+from tests.docs.code_blocks import ROOT, written
+from tests.docs.page_commands import Shell
 
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
 """Of the checkout, by links: paths in the pages begin there."""
@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
     folder = tmp_path_factory.mktemp("site")
     logs_and_metrics.configure("error")
-    site.make(folder)
+    accountant_of_pages.make(folder)
     yield folder
     structlog.reset_defaults()
 
@@ -43,7 +43,7 @@ def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask."""
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
-    site.stage(tmp_path)
-    monkeypatch.setattr(SystemClock, "wall_ms", lambda self: site.NOW_MS)
-    with site.answering(made, tmp_path / "var") as url:
+    accountant_of_pages.stage(tmp_path)
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda self: accountant_of_pages.NOW_MS)
+    with accountant_of_pages.answering(made, tmp_path / "var") as url:
         yield Shell(tmp_path, {"GPUTALLY_URL": url, "COLUMNS": "120", "TOKEN": "reader"})

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from kubernetes.config import kube_config
 
-from tests.docs import ground
-from tests.docs.fences import PAGES, with_commands
-from tests.docs.shell import Shell, follow
-from tests.fairshare.realserver import served
+from tests.docs import cluster_of_pages
+from tests.docs.code_blocks import PAGES, with_commands
+from tests.docs.page_commands import Shell, follow
+from tests.fairshare.real_api_server import served
 from tests.real.controlplane import ApiServer
 from tests.real.programs import built
 from tests.real.prometheus import backfill, prometheus
@@ -21,20 +21,20 @@ from tests.real.prometheus import backfill, prometheus
 pytestmark = pytest.mark.real
 INSTALL = "docs/install.md"
 """Typed whole, by a reader who has the checkout and nothing else that the page names."""
-HELM = ("helm", "--namespace", ground.RELEASE)
+HELM = ("helm", "--namespace", cluster_of_pages.RELEASE)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with served(tmp_path_factory.mktemp("controlplane")) as running:
-        ground.furnish(running)
+        cluster_of_pages.furnish(running)
         yield running
 
 
 @pytest.fixture(scope="module")
 def latencies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prometheus")
-    backfill(ground.LATENCIES, folder)
+    backfill(cluster_of_pages.LATENCIES, folder)
     with prometheus(folder) as running:
         yield running.url
 
@@ -49,7 +49,7 @@ def desk(shell: Shell, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Sh
         "HOME": str(shell.folder),
         "PATH": f"{clients}{os.pathsep}{os.environ['PATH']}",
     }
-    ground.stage(shell.folder)
+    cluster_of_pages.stage(shell.folder)
     return shell
 
 
@@ -65,20 +65,20 @@ def test_the_commands_of_the_page_run_on_a_cluster(
     page: str, desk: Shell, server: ApiServer, request: pytest.FixtureRequest
 ) -> None:
     commands = "".join(fence.text for fence in PAGES[page] if fence.mark == "cluster")
-    stands_for = dict(ground.STANDS_FOR)
-    if ground.PROMETHEUS in commands:
-        stands_for[ground.PROMETHEUS] = request.getfixturevalue("latencies")
+    stands_for = dict(cluster_of_pages.STANDS_FOR)
+    if cluster_of_pages.PROMETHEUS in commands:
+        stands_for[cluster_of_pages.PROMETHEUS] = request.getfixturevalue("latencies")
     installs = "helm install" in commands
-    with ground.around(server, installed=not installs):
+    with cluster_of_pages.around(server, installed=not installs):
         if not installs and ("helm" in commands or "deployment" in commands):
             values = ("--values", "helm/gputally/examples/kai.yaml")
-            typed(desk, *HELM, "install", ground.RELEASE, "helm/gputally", *values)
+            typed(desk, *HELM, "install", cluster_of_pages.RELEASE, "helm/gputally", *values)
         try:
             marks: list[str | None] = ["cluster"]
             if page == INSTALL:
-                ground.leave_to_the_page(desk.folder)
+                cluster_of_pages.leave_to_the_page(desk.folder)
                 marks.append(None)
             otherwise = follow(page, marks, desk, stands_for)
         finally:
-            typed(desk, *HELM, "uninstall", ground.RELEASE, "--ignore-not-found")
+            typed(desk, *HELM, "uninstall", cluster_of_pages.RELEASE, "--ignore-not-found")
     assert otherwise == [], "\n\n".join(otherwise)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gputally.__main__ import COMMANDS, COMPLETION, main
-from tests.docs.fences import COMMANDS as COMMANDS_IN
-from tests.docs.fences import fences, steps
+from tests.docs.code_blocks import COMMANDS as COMMANDS_IN
+from tests.docs.code_blocks import fences, steps
 
 GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
 RICHEST = GOLDEN.with_name("on-prem.yaml")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.deadlines import until
-from tests.docs.fences import COMMANDS, PAGES, ROOT, Step, steps
+from tests.docs.code_blocks import COMMANDS, PAGES, ROOT, Step, steps
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build as build_cuda
 from tests.fakes.nvml.library import build as build_nvml

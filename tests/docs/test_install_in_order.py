@@ -22,11 +22,11 @@ import pytest
 
 from gputally.kubernetes.objects import GPU
 from tests.deadlines import until
-from tests.docs import ground
+from tests.docs import cluster_of_pages
+from tests.docs.code_blocks import COMMANDS, PAGES, ROOT, Fence, steps
 from tests.docs.conftest import FOLDERS
-from tests.docs.fences import COMMANDS, PAGES, ROOT, Fence, steps
-from tests.docs.shell import Shell, put
-from tests.fairshare.realserver import MERGE, served
+from tests.docs.page_commands import Shell, put
+from tests.fairshare.real_api_server import MERGE, served
 from tests.real.controlplane import ApiServer
 from tests.real.pods import LocalPod, selected
 from tests.real.programs import built, free_ports
@@ -176,7 +176,7 @@ def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
     with served(tmp_path_factory.mktemp("controlplane")) as server, contextlib.ExitStack() as nodes:
-        ground.furnish(server)
+        cluster_of_pages.furnish(server)
         yield Reader(server, tmp_path, nodes)
 
 

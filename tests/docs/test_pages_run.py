@@ -17,10 +17,10 @@ from gputally.base.yaml_file import FileFault
 from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, build
-from tests.docs import kinds
+from tests.docs import yaml_validators
+from tests.docs.code_blocks import PAGES, ROOT, Fence, with_commands
 from tests.docs.conftest import FOLDERS
-from tests.docs.fences import PAGES, ROOT, Fence, with_commands
-from tests.docs.shell import Shell, follow
+from tests.docs.page_commands import Shell, follow
 
 
 @pytest.mark.parametrize("page", with_commands(None))
@@ -58,6 +58,6 @@ def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path)
 )
 def test_the_yaml_of_the_pages_is_taken(fence: Fence) -> None:
     try:
-        kinds.check(fence.words[0], fence.text, fence.where)
+        yaml_validators.check(fence.words[0], fence.text, fence.where)
     except FileFault as fault:
         pytest.fail(os.linesep.join(fault.faults))

@@ -32,8 +32,8 @@ from scripts.reference_pages import (
     said_inside,
     sizing_table,
 )
-from tests.lake.questions import SPAN, published
-from tests.ledger.busy import BOOK
+from tests.lake.comparison_queries import SPAN, published
+from tests.ledger.busy_ledger import BOOK
 
 NOT_BASE = "ms|us|mib|mw|mj|percent|mhz|hours|minutes|days|microseconds|milliseconds"
 

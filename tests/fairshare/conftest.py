@@ -21,7 +21,7 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
 from tests.fairshare.builders import cluster_of, queue_object, shard_object
-from tests.fairshare.realserver import Others, served, standing
+from tests.fairshare.real_api_server import Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shared_files import shared
 from tests.usage_windows import usage_window

@@ -19,7 +19,7 @@ import fairshare
 from fairshare.__main__ import main
 from fairshare.controller.policy_file import load
 from tests.fairshare.conftest import Capsys, Make
-from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.fixed_answers_server import serving, window_of
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
 POLICY, CLUSTER = SAMPLES / "policy.yaml", SAMPLES / "cluster.yaml"

@@ -16,7 +16,7 @@ from fairshare.__main__ import main
 from gputally.kubernetes.objects import POD
 from tests.fairshare.builders import budget_state, node_object, object_of, pod_group, queue_object, shard_object
 from tests.fairshare.conftest import Capsys, Make
-from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.fixed_answers_server import serving, window_of
 
 HOUR_US = 3_600_000_000
 MADE = {"namespace": "ml", "creationTimestamp": "2026-01-01T00:00:00Z"}

@@ -18,7 +18,7 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.objects import POD
 from tests.fairshare.builders import cluster_of, cluster_with, node_object, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import Accountant, Capsys, Make
-from tests.fairshare.loopback import Answer, serving
+from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000

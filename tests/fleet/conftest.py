@@ -12,8 +12,8 @@ import pytest
 
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake.query_engines import DuckDbEngine
-from tests.lake.questions import ROWS, PublishedLedger, published
-from tests.ledger.busy import BOOK
+from tests.lake.comparison_queries import ROWS, PublishedLedger, published
+from tests.ledger.busy_ledger import BOOK
 
 OTHER_ROWS = [
     (quarter, gpu, (quarter * 2 + gpu) % 6, quarter * 3 % 16, gpu == 1) for quarter in range(10) for gpu in range(3)

@@ -23,8 +23,8 @@ from accountant.wire.policy_models import Measure, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.questions import SPAN, published
-from tests.ledger.busy import BOOK
+from tests.lake.comparison_queries import SPAN, published
+from tests.ledger.busy_ledger import BOOK
 
 OCTOBER = Month(2026, 10)
 

@@ -36,8 +36,8 @@ from gputally.base.number_format import hours
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.deadlines import patience_s, until
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.questions import HOUR, JOB, SPAN, PublishedLedger, published
-from tests.ledger.busy import BOOK, HAND
+from tests.lake.comparison_queries import HOUR, JOB, SPAN, PublishedLedger, published
+from tests.ledger.busy_ledger import BOOK, HAND
 from tests.ledger.conftest import MINUTE, START_MS
 
 HERE = "http://127.0.0.1"

@@ -25,7 +25,7 @@ from accountant.ledger.journal import Act
 from accountant.reports import html_and_pdf, report_tables
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
-from tests.reports import sample
+from tests.reports import sample_month
 
 DAY_MS = 24 * MS_PER_HOUR
 START = 20_700 * DAY_MS
@@ -82,7 +82,7 @@ DAY_US = 24 * 3_600_000_000
 
 
 def noted(day: int, **changes: object) -> ImportedChunk:
-    start = sample.START_MS + day * MS_PER_DAY
+    start = sample_month.START_MS + day * MS_PER_DAY
     plain = {
         "cluster": "prod", "source": "prometheus", "origin": "https://prom", "epoch": epoch("prometheus", start),
         "start_ms": start, "end_ms": start + MS_PER_DAY, "nodes": 1, "gpus": 8, "sent_us": 6 * DAY_US,
@@ -93,10 +93,10 @@ def noted(day: int, **changes: object) -> ImportedChunk:
 
 def test_of_a_span_the_part_that_lies_in_it_by_cluster_and_place():
     chunks_noted = [noted(0), noted(1), noted(2, cluster="lab"), noted(40)]
-    half = sample.START_MS + MS_PER_DAY // 2
-    lab, prod = said_of(chunks_noted, half, sample.END_MS)
+    half = sample_month.START_MS + MS_PER_DAY // 2
+    lab, prod = said_of(chunks_noted, half, sample_month.END_MS)
     assert (lab.cluster, lab.sent_us, lab.coverage) == ("lab", 6 * DAY_US, 0.75)
-    assert (prod.start_ms, prod.end_ms) == (half, sample.START_MS + 2 * MS_PER_DAY)
+    assert (prod.start_ms, prod.end_ms) == (half, sample_month.START_MS + 2 * MS_PER_DAY)
     assert (prod.sent_us, prod.held_us, prod.unknown_us, prod.missing_us) == (
         9 * DAY_US, 9 * DAY_US // 2, 3 * DAY_US // 2, 3 * DAY_US,
     )  # fmt: skip
@@ -110,8 +110,8 @@ def test_a_chunk_that_was_noted_twice_is_one():
 
 
 def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
-    said = said_of([noted(0)], sample.START_MS, sample.END_MS)
-    report = replace(sample.report(), imports=said)
+    said = said_of([noted(0)], sample_month.START_MS, sample_month.END_MS)
+    report = replace(sample_month.report(), imports=said)
     page = html_and_pdf.render_html(report)
     assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(
         page.split()
@@ -120,7 +120,7 @@ def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     assert "it is not known which pod was busy" in page
     (row,) = json.loads(report_tables.render(report))["tables"]["imports"]
     assert (row["source"], row["gpu_hours"], row["coverage"]) == ("prometheus", "144.000000000", 0.75)
-    of_team = replace(sample.report("vision"), imports=said)
+    of_team = replace(sample_month.report("vision"), imports=said)
     assert json.loads(report_tables.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
     assert "144.0 GPU-hours" not in html_and_pdf.render_html(of_team)
-    assert "Imported" not in html_and_pdf.render_html(sample.report("vision"))
+    assert "Imported" not in html_and_pdf.render_html(sample_month.report("vision"))

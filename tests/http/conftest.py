@@ -37,7 +37,7 @@ from agent.wire import PROBLEM, Batch
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
 from tests import empty_ledger
-from tests.fakes.ledger import MINUTE_MS, NOW_MS, MemoryLedger
+from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS, MemoryLedger
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_holder
 

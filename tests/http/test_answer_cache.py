@@ -39,7 +39,7 @@ from accountant.core.settings import Settings
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
-from tests.fakes.ledger import MemoryLedger
+from tests.fakes.memory_ledger import MemoryLedger
 from tests.http.conftest import (
     MINUTE_MS,
     NOW_MS,

@@ -27,7 +27,7 @@ from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
 from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preemption_cases import policy as preempting_policy
 from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, client_of, encoded, settings_in
-from tests.http.readers import EVIL, read
+from tests.http.page_parser import EVIL, read
 from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder

@@ -19,7 +19,7 @@ from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from agent.wire import PodFacts
 from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, decision, encoded
-from tests.http.readers import EVIL, read
+from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 

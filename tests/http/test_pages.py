@@ -27,7 +27,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
 from tests.http.conftest import HOUR_US, NOW_MS, MemoryAccountant, StartAccountant, decision
-from tests.http.readers import EVIL, read
+from tests.http.page_parser import EVIL, read
 
 PAGES = (
     "/", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-10", "/decisions", "/prices", "/coverage",

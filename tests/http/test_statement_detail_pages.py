@@ -28,7 +28,7 @@ from tests.http.conftest import (
     settings_in,
     token_list,
 )
-from tests.http.readers import EVIL, read
+from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 

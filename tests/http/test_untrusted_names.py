@@ -41,7 +41,7 @@ from gputally.base.untrusted_text import for_page
 from gputally.server.logs_and_metrics import configure
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, settings_in
-from tests.http.readers import read, steering
+from tests.http.page_parser import read, steering
 from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder

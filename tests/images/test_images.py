@@ -20,7 +20,7 @@ import trustme
 
 from tests.deadlines import until
 from tests.images.conftest import IMAGES, ROOT, USER, Image
-from tests.images.locking import MOST_OF_THE_AGENT_MB, locked
+from tests.images.locked_packages import MOST_OF_THE_AGENT_MB, locked
 from tests.real.programs import free_ports, running
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]  # the first builds what is not there yet

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.locking import MOST_OF_THE_AGENT_MB, ROOT, _uv, locked
+from tests.images.locked_packages import MOST_OF_THE_AGENT_MB, ROOT, _uv, locked
 
 
 def test_what_the_agent_imports_is_small() -> None:

@@ -34,8 +34,8 @@ from gputally.server.tokens_and_grants import (
     Unauthenticated,
     granted,
 )
-from tests.inventory.issued import EDGE, GRANTS, KEY, LOGIN, ask, signed
-from tests.inventory.reviewing import Reviewing, account
+from tests.inventory.signed_tokens import EDGE, GRANTS, KEY, LOGIN, ask, signed
+from tests.inventory.token_review_server import Reviewing, account
 
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 

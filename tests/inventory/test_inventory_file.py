@@ -12,7 +12,7 @@ from accountant.core.errors import InventoryError
 from accountant.inventory.inventory_file import MergedInventory, YamlInventory
 from accountant.inventory.node_facts_and_downtime import MOST_SPANS, Calendar, PlannedMaintenance
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
-from tests.billing.rows import at
+from tests.billing.usage_rows import at
 
 GOOD = """\
 schema: 1

@@ -25,7 +25,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused, Unavailable, VersionGone
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
-from tests.inventory.api import PATHS, UNREACHABLE, FakeApi, node, owner, pod
+from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
 
 CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 

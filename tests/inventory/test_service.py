@@ -20,7 +20,7 @@ from gputally.kubernetes.api_client import KubernetesApi
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import sha256
 from tests import empty_ledger
-from tests.inventory.api import FakeApi, node
+from tests.inventory.memory_api_server import FakeApi, node
 from tests.usage_records import interval
 
 pytestmark = pytest.mark.usefixtures("logs")

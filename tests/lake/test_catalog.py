@@ -13,7 +13,7 @@ from accountant.core.settings import Lake, LakeCatalog
 from accountant.lake.iceberg_catalog import Catalogue, without_password
 from accountant.lake.tables import DAYS
 from tests.hypothesis_examples import examples
-from tests.lake.writers import control_total, write_side_by_side
+from tests.lake.concurrent_writers import control_total, write_side_by_side
 
 
 @pytest.mark.thorough

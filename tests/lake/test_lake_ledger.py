@@ -13,8 +13,8 @@ from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.prices.price_book import Billing, IdlePolicy
 from tests.hypothesis_examples import examples
-from tests.lake.questions import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
-from tests.ledger.busy import BOOK, ROWS
+from tests.lake.comparison_queries import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
+from tests.ledger.busy_ledger import BOOK, ROWS
 from tests.ledger.conftest import MINUTE, START_MS
 
 

@@ -26,8 +26,8 @@ from accountant.reports import focus_export, report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.hypothesis_examples import examples
-from tests.lake.questions import HOUR, SPAN, PublishedLedger, published
-from tests.ledger.busy import BOOK, HAND
+from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, published
+from tests.ledger.busy_ledger import BOOK, HAND
 
 OCTOBER = Month(2026, 10)
 

@@ -12,7 +12,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.folder_or_object_store import open_store
 from agent.wire import Batch
 from gputally.base.clock import VirtualClock
-from tests.chaos.killing import Outbox
+from tests.chaos.accountant_process import Outbox
 from tests.ledger.conftest import START_MS, booked
 
 

@@ -10,7 +10,7 @@ from accountant.ledger.journal import BooksMoved, NewAct, broken_at
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.write import inventory_and_journal_tables
 from accountant.wire.policy_models import Policy
-from tests.fakes.journal import MemoryJournal
+from tests.fakes.memory_journal import MemoryJournal
 
 CLOSED = NewAct(1, "closed", "2026-10", "ada", "the month is over", '{"a": "ü"}')
 PRICES = NewAct(2, "prices", "abc", "file", "", "{}")

@@ -29,7 +29,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import prorate
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
-from tests.billing.rows import price_book
+from tests.billing.usage_rows import price_book
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked

@@ -23,9 +23,9 @@ from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import by_name
 from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder
-from tests.fakes.holdings import hours_of_lines, peaks_of_lines, usage_columns_of_lines
+from tests.fakes.answers_from_usage import hours_of_lines, peaks_of_lines, usage_columns_of_lines
 from tests.hypothesis_examples import examples
-from tests.ledger.busy import BOOK, HAND, ROWS, busy_ledger
+from tests.ledger.busy_ledger import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 
 ZONE = "Asia/Kathmandu"

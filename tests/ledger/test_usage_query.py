@@ -27,7 +27,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
-from tests.inventory.api import pod
+from tests.inventory.memory_api_server import pod
 from tests.ledger.conftest import MINUTE
 from tests.usage_records import pod_holder
 

@@ -27,7 +27,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, Wind
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
-from tests.properties.streams import total
+from tests.properties.interval_streams import total
 
 BERLIN, NEW_YORK, KIRITIMATI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Pacific/Kiritimati")
 WEEK_S = 604_800

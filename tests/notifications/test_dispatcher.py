@@ -24,8 +24,8 @@ from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import parse
 from gputally.server import config_loading
 from tests import empty_ledger
-from tests.billing.rows import at, held, price_book, quota_policy, unheld
-from tests.fakes.rows import MomentLedger, Row
+from tests.billing.usage_rows import at, held, price_book, quota_policy, unheld
+from tests.fakes.list_ledger import MomentLedger, Row
 from tests.fakes.webhook import webhook
 from tests.usage_records import running_accountant
 

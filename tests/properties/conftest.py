@@ -12,7 +12,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
-from tests.properties.streams import POLICY, SPAN_MS, START_MS
+from tests.properties.interval_streams import POLICY, SPAN_MS, START_MS
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
-from tests.billing.rows import price_book
+from tests.billing.usage_rows import price_book
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, START_MS, Hand

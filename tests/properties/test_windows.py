@@ -42,7 +42,7 @@ from fairshare.usage.multi_cluster_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.hypothesis_examples import examples
-from tests.properties.streams import (
+from tests.properties.interval_streams import (
     POLICY,
     QUEUE_OF,
     SPAN_MS,

@@ -29,9 +29,9 @@ from gputally.base.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from gputally.demo.accountant_process import PRICE_BOOK
 from gputally.demo.pipeline import Pipeline
 from gputally.server import logs_and_metrics
-from tests.browser.site import chromium
-from tests.real import history
-from tests.real.preview import RATE_HOURS, WIDTH, answers, drawn, sent
+from tests.browser.demo_pages import chromium
+from tests.real import prometheus_history
+from tests.real.dashboard_preview import RATE_HOURS, WIDTH, answers, drawn, sent
 from tests.real.prometheus import Prometheus, backfill, prometheus
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -75,13 +75,15 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
     logs_and_metrics.configure("error")
     folder = tmp_path_factory.mktemp("dashboards")
     (folder / "demo").mkdir()
-    recorder = history.Recorder()
-    with history.pipeline(folder / "demo", DAYS) as demo:
-        history.scraped(recorder, demo)
-        history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
+    recorder = prometheus_history.Recorder()
+    with prometheus_history.pipeline(folder / "demo", DAYS) as demo:
+        prometheus_history.scraped(recorder, demo)
+        prometheus_history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
         backfill(recorder.openmetrics(), folder)
         # What was seen last counts until the next scrape.
-        with prometheus(folder, arguments=[f"--query.lookback-delta={60 * history.EVERY_HOURS + 5}m"]) as server:
+        with prometheus(
+            folder, arguments=[f"--query.lookback-delta={60 * prometheus_history.EVERY_HOURS + 5}m"]
+        ) as server:
             yield Filled(server, demo)
 
 
@@ -93,7 +95,9 @@ def test_every_panel_shows_something_with_the_labels_that_its_legend_names(fille
         if target["instant"]:
             series = filled.server.instant(expr, filled.end_s)
         else:
-            series = filled.server.range(expr, filled.end_s - DAYS * 86_400, filled.end_s, history.EVERY_HOURS * 3600)
+            series = filled.server.range(
+                expr, filled.end_s - DAYS * 86_400, filled.end_s, prometheus_history.EVERY_HOURS * 3600
+            )
         assert series, expr
         wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
         assert all(wanted <= set(each["metric"]) for each in series), expr

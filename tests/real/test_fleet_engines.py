@@ -23,8 +23,8 @@ from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS
 from gputally.base.money import exact_sum, plain
 from tests.fleet.conftest import OTHER_ROWS
-from tests.lake.questions import ROWS, PublishedLedger, published
-from tests.ledger.busy import BOOK
+from tests.lake.comparison_queries import ROWS, PublishedLedger, published
+from tests.ledger.busy_ledger import BOOK
 from tests.real.clickhouse import clickhouse_server
 from tests.real.spark import catalog_settings, spark_connect
 from tests.real.trino import Trino

@@ -14,8 +14,8 @@ from accountant.lake.iceberg_catalog import BATCH
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.tables import DAYS
 from tests.fakes.fault_proxy import Fault, fault_proxy
-from tests.lake.questions import HOUR, PublishedLedger, differences, published
-from tests.lake.writers import write_side_by_side
+from tests.lake.comparison_queries import HOUR, PublishedLedger, differences, published
+from tests.lake.concurrent_writers import write_side_by_side
 from tests.real.object_store import ObjectStore
 from tests.real.rest_catalog import RestCatalog
 

@@ -30,8 +30,8 @@ from accountant.lake.query_engines import (
 from accountant.lake.tables import DAYS, TABLES
 from tests.deadlines import until
 from tests.fakes.fault_proxy import Fault, FaultProxy
-from tests.lake.questions import HOUR, PublishedLedger, differences, published
-from tests.lake.writers import write_once, write_side_by_side
+from tests.lake.comparison_queries import HOUR, PublishedLedger, differences, published
+from tests.lake.concurrent_writers import write_once, write_side_by_side
 from tests.real.clickhouse import clickhouse_server
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres
@@ -150,7 +150,9 @@ def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
     for number, step in enumerate(STEPS, 1):
         before = len(store_proxy.spoilt)
         with store_proxy.spoiling(rf"^(PUT|POST) .*/days{step}", fault, 1_000):
-            writer = subprocess.Popen([sys.executable, "-m", "tests.lake.writers", str(spoilt), "prod", str(number)])
+            writer = subprocess.Popen(
+                [sys.executable, "-m", "tests.lake.concurrent_writers", str(spoilt), "prod", str(number)]
+            )
             until(lambda before=before: len(store_proxy.spoilt) > before, f"it never comes to {step}")
             writer.kill()
             writer.wait()

@@ -14,9 +14,9 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
 from accountant.lake.tables import USAGE_HOURLY
 from scripts.reference_pages import LAKE_PAGE
-from tests.docs.fences import Fence, fences
-from tests.lake.questions import SPAN, PublishedLedger, published
-from tests.ledger.busy import BOOK
+from tests.docs.code_blocks import Fence, fences
+from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+from tests.ledger.busy_ledger import BOOK
 from tests.real.clickhouse import clickhouse_rows
 from tests.real.object_store import ObjectStore
 from tests.real.rest_catalog import RestCatalog

@@ -20,8 +20,8 @@ from agent.simulation.simulated_node import H100, SimulatedNode, make_gpu
 from agent.wire import Holder
 from dashboards import lint
 from dashboards.__main__ import DASHBOARDS
-from tests.real.history import Recorder
 from tests.real.prometheus import Prometheus, backfill, prometheus
+from tests.real.prometheus_history import Recorder
 
 pytestmark = pytest.mark.real
 

@@ -24,9 +24,9 @@ from accountant.reports.focus_export import COLUMNS as COLUMNS_1_2
 from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import MonthBooks, Report, build
 from gputally.base.money import exact_sum
-from tests.billing.rows import HOUR_MS, held, price_book, unheld
-from tests.fakes.rows import ListLedger
-from tests.reports import sample
+from tests.billing.usage_rows import HOUR_MS, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger
+from tests.reports import sample_month
 
 Rows = list[dict[str, str]]
 CLOSED_LISTS = {
@@ -118,11 +118,11 @@ def check_sums(report: Report) -> None:
 
 @pytest.mark.parametrize("team", [None, "vision", "genomics", "__idle__"])
 def test_a_months_charges_are_its_statement(team: str | None) -> None:
-    check_sums(replace(sample.charged(), team=team))
+    check_sums(replace(sample_month.charged(), team=team))
 
 
 def test_a_running_month_has_charges_of_whole_local_days() -> None:
-    report = sample.charged(end_ms=sample.START_MS + 2 * sample.DAY_MS + 5 * HOUR_MS + 1)
+    report = sample_month.charged(end_ms=sample_month.START_MS + 2 * sample_month.DAY_MS + 5 * HOUR_MS + 1)
     check_sums(report)
     days = {row["ChargePeriodStart"] for row in read(report) if row["ResourceId"]}
     assert min(days) == "2026-10-01T00:00:00Z"
@@ -130,7 +130,7 @@ def test_a_running_month_has_charges_of_whole_local_days() -> None:
 
 
 def test_every_sort_of_charge_is_there_and_says_what_it_is() -> None:
-    rows = read(sample.charged())
+    rows = read(sample_month.charged())
     details = {(row["x_Account"], row["x_Detail"]) for row in rows}
     assert details >= {
         ("busy", ""), ("allocated_idle", "running_idle"), ("allocated_unknown", ""), ("unallocated", "spread"),
@@ -160,7 +160,7 @@ def test_every_sort_of_charge_is_there_and_says_what_it_is() -> None:
 
 
 def test_what_is_no_charge_is_named_in_the_notes() -> None:
-    report = sample.charged()
+    report = sample_month.charged()
     rows, said = read(report), notes(report)
     assert not any("Tesla T4" in row["SkuPriceDetails"] for row in rows)
     left_out = said["no_charge"]
@@ -176,14 +176,14 @@ def test_what_is_no_charge_is_named_in_the_notes() -> None:
 
 def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
     """What came after the close divides the lines differently, and changes none of them."""
-    first = sample.charged()
-    closing = Closing(sample.END_MS + 5 * sample.DAY_MS, "ann", "all there", ())
+    first = sample_month.charged()
+    closing = Closing(sample_month.END_MS + 5 * sample_month.DAY_MS, "ann", "all there", ())
     kept = replace(first.statement, status="closed", closing=closing)
-    late = sample.charged_ledger()
+    late = sample_month.charged_ledger()
     late.add(held("2026-10-02", "2026-10-03", 8, team="latecomer", cluster="prod", pod="late-0"))
     late.rows = [row for row in late.rows if row.names.get("team") != "teaching"]
     report = build(
-        late, sample.charged_book(), sample.START_MS, sample.END_MS,
+        late, sample_month.charged_book(), sample_month.START_MS, sample_month.END_MS,
         booked=MonthBooks(kept, period="published"), issuer=Issuer(),
     )  # fmt: skip
     rows = read(report)
@@ -198,9 +198,9 @@ def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
 
 
 def test_a_second_export_is_the_same_to_the_byte() -> None:
-    again = sample.charged.__wrapped__()
+    again = sample_month.charged.__wrapped__()
     for form in ("focus", "focus-1.2"):
-        assert RENDERINGS[form].render(sample.charged()) == RENDERINGS[form].render(again)
+        assert RENDERINGS[form].render(sample_month.charged()) == RENDERINGS[form].render(again)
 
 
 def test_columns_stand_in_order_with_our_own_last() -> None:
@@ -213,11 +213,11 @@ def test_columns_stand_in_order_with_our_own_last() -> None:
     assert list(INVOICE_DETAIL) == sorted(INVOICE_DETAIL)
 
 
-@pytest.mark.parametrize("name", sample.HOSTILE)
+@pytest.mark.parametrize("name", sample_month.HOSTILE)
 def test_no_cell_is_a_formula(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "pod", "user", "cluster", "pool"), name)
     row = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
-    report = sample.october(row, booked=MonthBooks(beside=sample.beside()), issuer=Issuer(name=name))
+    report = sample_month.october(row, booked=MonthBooks(beside=sample_month.beside()), issuer=Issuer(name=name))
     for rows in (read(report), read(report, "invoice_detail.csv"), read(report, "billing_period.csv")):
         for row in rows:
             for column, cell in row.items():
@@ -229,15 +229,15 @@ def test_no_cell_is_a_formula(name: str) -> None:
     ("start", "end", "book", "words"),
     [
         ("2026-10-01", "2026-11-01", None, "no price book"),
-        ("2026-10-05", "2026-10-12", sample.book(), "calendar month"),
-        ("2026-10-01", "2026-12-01", sample.book(), "calendar month"),
+        ("2026-10-05", "2026-10-12", sample_month.book(), "calendar month"),
+        ("2026-10-01", "2026-12-01", sample_month.book(), "calendar month"),
     ],
 )
 def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | None, words: str) -> None:
     tz = zone("UTC")
     span = (Month.parse(start[:7]).span(tz)[0], Month.parse(end[:7]).span(tz)[0])
     if start[-2:] != "01":
-        span = span[0] + 4 * sample.DAY_MS, span[0] + 11 * sample.DAY_MS
+        span = span[0] + 4 * sample_month.DAY_MS, span[0] + 11 * sample_month.DAY_MS
     report = build(ListLedger(), book, *span, issuer=Issuer())
     for form in ("focus", "focus-1.2"):
         with pytest.raises(CannotRender, match=words):
@@ -245,7 +245,7 @@ def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | 
 
 
 def test_an_empty_month_has_its_headings() -> None:
-    report = sample.october(issuer=Issuer())
+    report = sample_month.october(issuer=Issuer())
     assert read(report) == []
     assert notes(report)["charges"] == 0
 
@@ -255,8 +255,8 @@ def ledgers(draw: st.DrawFn) -> ListLedger:
     """A few holders of whole GPUs over odd spans of October in Berlin, whose clocks go back in it."""
     rows = []
     for number in range(draw(st.integers(1, 12))):
-        begin = sample.START_MS + draw(st.integers(-HOUR_MS * 40, 31 * sample.DAY_MS))
-        end = begin + draw(st.integers(1, 4 * sample.DAY_MS))
+        begin = sample_month.START_MS + draw(st.integers(-HOUR_MS * 40, 31 * sample_month.DAY_MS))
+        end = begin + draw(st.integers(1, 4 * sample_month.DAY_MS))
         gpus = draw(st.integers(1, 8))
         model = draw(st.sampled_from(["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "Tesla T4"]))
         place = {"gpu_model": model, "pool": draw(st.sampled_from(["a", "b"])), "cluster": "prod"}
@@ -280,4 +280,4 @@ def test_whatever_was_used_the_charges_are_the_statement(ledger: ListLedger, idl
     plain = price_book(rows, timezone=timezone)
     book = PriceBook.model_validate({**plain.model_dump(by_alias=True), "billing": {"idle": {"unallocated": idle}}})
     span = Month(2026, 10).span(zone(timezone))
-    check_sums(build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample.beside()), issuer=Issuer()))
+    check_sums(build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample_month.beside()), issuer=Issuer()))

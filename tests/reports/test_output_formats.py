@@ -22,9 +22,9 @@ from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_builder import Report, build
 from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import FORMULA, escaped
-from tests.billing.rows import held, price_book
-from tests.fakes.rows import ListLedger
-from tests.reports import sample
+from tests.billing.usage_rows import held, price_book
+from tests.fakes.list_ledger import ListLedger
+from tests.reports import sample_month
 
 PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")
 """Forms that need no library of the system."""
@@ -33,7 +33,7 @@ NAMESPACE = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return sample.report()
+    return sample_month.report()
 
 
 def rendered(form: Form, report: Report) -> bytes:
@@ -87,7 +87,7 @@ def test_what_is_due_stands_by_team_in_workbook_and_json_as_in_csv(report: Repor
     assert Decimal(total["B"] or 0) == report.statement.due_total
     told = json.loads(rendered("json", report))["tables"]["due"]
     assert {row["team"]: Decimal(row["amount"]) for row in told} == report.statement.due
-    calm = sample.october(held("2026-10-01", "2026-10-03"))
+    calm = sample_month.october(held("2026-10-01", "2026-10-03"))
     assert json.loads(rendered("json", calm))["tables"]["due"] == [], "nothing stands beside what is payable"
 
 
@@ -106,9 +106,9 @@ def test_a_workbook_is_numbers_under_a_frozen_header(report: Report) -> None:
 @pytest.mark.parametrize(("currency", "shown"), [("JPY", "#,##0"), ("KWD", "#,##0.000"), ("EUR", "#,##0.00")])
 def test_a_workbook_shows_money_as_its_currency_is_counted(currency: str, shown: str) -> None:
     ledger = ListLedger([held("2026-10-01", "2026-10-03")])
-    ledger.put_policy(sample.policy(), 0)
+    ledger.put_policy(sample_month.policy(), 0)
     prices = price_book("id: a, model: H100, price: '1.2345', valid_from: 2026-01-01", currency)
-    report = build(ledger, prices, sample.START_MS, sample.END_MS)
+    report = build(ledger, prices, sample_month.START_MS, sample_month.END_MS)
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
     payable, budgets = book["Payable by team"], book["Budgets"]
     assert [cell.value for cell in payable[1]] == ["team", f"amount {currency}"]
@@ -148,16 +148,16 @@ def test_json_has_every_section_and_exact_figures(report: Report) -> None:
 
 
 def test_a_second_report_is_the_same_in_every_form(report: Report) -> None:
-    again = sample.report.__wrapped__()
+    again = sample_month.report.__wrapped__()
     for form in PLAIN:
         first, second = (hashlib.sha256(rendered(form, one)).hexdigest() for one in (report, again))
         assert first == second, form
 
 
-@pytest.mark.parametrize("name", sample.HOSTILE)
+@pytest.mark.parametrize("name", sample_month.HOSTILE)
 def test_names_stay_text_in_every_form(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "user", "gpu_model", "pool"), name)
-    report = sample.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
+    report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
     page = html_and_pdf.render_html(report)
     assert "<script" not in page
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
@@ -174,8 +174,8 @@ def test_names_stay_text_in_every_form(name: str) -> None:
 
 @pytest.mark.parametrize("form", PLAIN)
 def test_an_empty_month_has_every_form(form: Form) -> None:
-    for book in (None, sample.book()):
-        assert rendered(form, build(ListLedger(), book, sample.START_MS, sample.END_MS))
+    for book in (None, sample_month.book()):
+        assert rendered(form, build(ListLedger(), book, sample_month.START_MS, sample_month.END_MS))
 
 
 def test_every_table_is_as_wide_as_its_heading(report: Report) -> None:

@@ -8,15 +8,15 @@ import pytest
 import weasyprint
 
 from accountant.reports import html_and_pdf
-from tests.billing.rows import held
-from tests.reports import sample
+from tests.billing.usage_rows import held
+from tests.reports import sample_month
 
 pytestmark = pytest.mark.real
 
 
 def test_a_pdf_is_the_same_every_time_and_carries_no_script() -> None:
     names = dict.fromkeys(("team", "namespace", "job"), "<script>alert(1)</script>")
-    report = sample.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
+    report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
     first, second = (html_and_pdf.render_pdf(report) for _ in range(2))
     assert first == second
     assert first.startswith(b"%PDF-")
@@ -36,7 +36,7 @@ def test_nothing_is_fetched() -> None:
 
 def test_captions_for_screen_readers_are_not_printed() -> None:
     """On the page they are hidden; WeasyPrint draws what is clipped that way as specks and words beside the tables."""
-    page = html_and_pdf.render_html(sample.charged())
+    page = html_and_pdf.render_html(sample_month.charged())
     hidden = re.findall(r'<caption class="quiet">([^<]+)</caption>', page)
     assert len(hidden) > 5
     captions = [
@@ -54,7 +54,7 @@ def test_captions_for_screen_readers_are_not_printed() -> None:
 def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
     names = dict.fromkeys(("team", "queue", "namespace", "job", "user"), name)
     named = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
-    report = sample.october(named, held("2026-10-01", "2026-10-03", busy=0.3))
+    report = sample_month.october(named, held("2026-10-01", "2026-10-03", busy=0.3))
     for page in weasyprint.HTML(string=html_and_pdf.render_html(report)).render().pages:
         (box,) = page._page_box.children[0].children[:1] or [page._page_box]
         inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]

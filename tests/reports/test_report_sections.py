@@ -28,9 +28,9 @@ from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
-from tests.billing.rows import HOUR_MS, at, held, price_book, unheld
-from tests.fakes.rows import ListLedger, MomentLedger, Row
-from tests.reports import sample
+from tests.billing.usage_rows import HOUR_MS, at, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger, MomentLedger, Row
+from tests.reports import sample_month
 
 ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"
 HOUR_US = HOUR_MS * 1000
@@ -217,19 +217,19 @@ def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
 
 
 def test_budgets_of_a_team_are_its_own_and_its_queues() -> None:
-    every = {state.name for state in sample.report().budgets}
+    every = {state.name for state in sample_month.report().budgets}
     assert every == {"vision in October", "language", "lab hours", "euros"}
-    assert [state.name for state in sample.report("robotics").budgets] == ["lab hours"]
-    assert [state.name for state in sample.report("vision").budgets] == ["vision in October"]
+    assert [state.name for state in sample_month.report("robotics").budgets] == ["lab hours"]
+    assert [state.name for state in sample_month.report("vision").budgets] == ["vision in October"]
 
 
 def test_what_is_booked_beside_is_shown_with_what_is_due() -> None:
-    found = sample.report("vision")
+    found = sample_month.report("vision")
     assert found.due == {"vision": found.statement.payable["vision"] - Decimal("284.40")}
     page = html_and_pdf.render_html(found)
     assert "Corrections and credits" in page
     assert "node-7 lost a night" in page
-    assert "Corrections and credits" not in html_and_pdf.render_html(sample.report("language"))
+    assert "Corrections and credits" not in html_and_pdf.render_html(sample_month.report("language"))
 
 
 def test_a_closed_month_says_when_later_records_differ() -> None:
@@ -312,7 +312,7 @@ def test_an_unlimited_policy_has_no_budget() -> None:
 
 
 def test_what_is_due_is_made_of_what_is_shown() -> None:
-    found = sample.report()
+    found = sample_month.report()
     line = replace(found.corrections[0].line, account="unused_commitment", cost=Decimal("12.50"), gpu_us=HOUR_US)
     stated = replace(found.statement, commitments=(line,))
     with_one = replace(found, statement=stated)
@@ -327,14 +327,14 @@ def test_what_is_due_is_made_of_what_is_shown() -> None:
 
 
 def test_what_an_epoch_cost_of_jobs_that_report_their_progress() -> None:
-    (row,) = sample.report().epochs
+    (row,) = sample_month.report().epochs
     assert (row.job, row.epochs, row.last) == ("Job/policy-search", 5, 5)
     assert row.gpu_us == 8 * 45 * HOUR_US, "five epochs of nine hours on eight GPUs"
     assert row.cost == Decimal("6.88") * 8 * 45
     assert row.mean_cost == Decimal("6.88") * 8 * 9
     assert row.rest_us + row.gpu_us == 8 * (14 * 24) * HOUR_US
-    assert [one.epochs for one in sample.report("robotics").epochs] == [5]
-    assert sample.report("vision").epochs == ()
+    assert [one.epochs for one in sample_month.report("robotics").epochs] == [5]
+    assert sample_month.report("vision").epochs == ()
 
 
 @pytest.mark.parametrize("team", [None, "robotics"])
@@ -350,7 +350,7 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
         lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
         month=lambda name: f"/month/{name}", act=lambda _: "/act/1", jobs="/jobs",
     )  # fmt: skip
-    found = sample.report(team)
+    found = sample_month.report(team)
     page = html_and_pdf.render_html(found, links)
     table = page[page.index("Budgets and how much is spent") :].split("</table>")[0]
     rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", table)
@@ -385,7 +385,7 @@ def test_a_job_of_two_clusters_is_a_candidate_in_each() -> None:
 
 def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None:
     """A price times the allocated and unallocated hours of a row, but for its lines' rounding to cents."""
-    report = sample.charged()
+    report = sample_month.charged()
     priced = [row for row in report.kinds if len(row.unit_prices) == 1 and not row.figures.unpriced_us]
     assert priced
     assert any(row.figures.accounts.unallocated for row in priced)

@@ -15,7 +15,7 @@ from accountant.notifications.messages import one_line
 from gputally.base.command_output import Output, Terminal, show
 from gputally.base.untrusted_text import FORMULA, escaped, for_cell, for_json, for_page, for_terminal
 from gputally.server import page_layout
-from tests.http.readers import steering
+from tests.http.page_parser import steering
 
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 STEERING = ("\x1b[31m", "\x9b2J", "\x07", "\r", "\x00", "\u202e", "\u2066", "\u200b", "\u2028", "\x7f", "\ue000")

@@ -22,7 +22,7 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
-from tests.agent.values import CID, MIB, T0, UID
+from tests.agent.sample_values import CID, MIB, T0, UID
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build
 from tests.fakes.nvml.library import FakeNvml

@@ -52,7 +52,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.base.yaml_file import parse as parse_yaml
-from tests.agent.values import CID, MIB, T0
+from tests.agent.sample_values import CID, MIB, T0
 
 H200 = Gpu("GPU-a", 0, "NVIDIA H200", 144_384)
 POD = Holder(kind="pod", uid="u1", namespace="vision", name="train-0", container="main")

@@ -25,7 +25,7 @@ from agent.devices.dcgm_exporter import (
 from agent.simulation.simulated_node import A100, make_gpu
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 from tests.fakes.http_server import Handler, listening
 
 GPU = make_gpu("GPU-a", 0, A100)

@@ -12,7 +12,7 @@ from agent.core.readings import DeviceReading, Unavailable
 from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
 from agent.devices.nvml_device import Access
 from agent.devices.nvml_library import Driver, DriverReplaced
-from tests.agent.values import GIB, T0
+from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml
 
 A = ["gpu GPU-aaaa NVIDIA_H200", f"mem {141 * GIB} {4 * GIB}", "util 50 20", "power 350000 123456"]

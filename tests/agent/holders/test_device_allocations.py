@@ -31,7 +31,7 @@ from agent.holders.lean_list_watch import ApiServer
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.agent.pods import view
-from tests.agent.values import UID, gpu, pod, uuid
+from tests.agent.sample_values import UID, gpu, pod, uuid
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.hypothesis_examples import examples
 

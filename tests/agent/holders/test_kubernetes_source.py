@@ -31,7 +31,7 @@ from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
 from tests import deadlines
 from tests.agent.pods import UID, pod_object
-from tests.agent.values import MIB, gpu, uuid
+from tests.agent.sample_values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml

@@ -29,7 +29,7 @@ from agent.holders.lean_list_watch import (
 )
 from gputally.base.clock import VirtualClock
 from tests.agent.pods import UID, Following, Seen, pod_object
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.hypothesis_examples import examples
 

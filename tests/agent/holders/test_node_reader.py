@@ -23,8 +23,8 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import Holder, UsageInterval
 from gputally.base.clock import VirtualClock
+from tests.agent.sample_values import CID, MIB, T0, UID
 from tests.agent.snapshots import pod
-from tests.agent.values import CID, MIB, T0, UID
 from tests.fakes.nvml.library import FakeNvml
 
 GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "util 50 0", "power 350000 1000"]

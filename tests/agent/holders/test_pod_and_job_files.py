@@ -22,7 +22,7 @@ from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Holder, Owner
 from gputally.base.yaml_file import FileFault
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 
 GPUS = (Gpu("GPU-a", 0, "NVIDIA H200", 144_384), Gpu("GPU-b", 1, "NVIDIA H200", 144_384))
 FILE = """

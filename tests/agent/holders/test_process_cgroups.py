@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.holders.process_cgroups import ProcessTable, container_in, holder_in, pods_in
 from agent.wire import Holder
-from tests.agent.values import CID, UID
+from tests.agent.sample_values import CID, UID
 from tests.hypothesis_examples import examples
 
 VECTORS = Path(__file__).parents[2] / "golden" / "cgroup_vectors.tsv"

@@ -40,7 +40,7 @@ from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, Method, PodFacts, Sharing, UsageInterval
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from tests.agent.values import T0
+from tests.agent.sample_values import T0
 from tests.hypothesis_examples import examples
 
 GOLDEN = Path(__file__).parent / "golden" / "exposition.txt"

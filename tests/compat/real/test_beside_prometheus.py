@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.conftest import START_MS, Site, book
-from tests.compat.sampling import Sampling, integral
+from tests.compat.prometheus_sampling import Sampling, integral
 from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real

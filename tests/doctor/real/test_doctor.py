@@ -19,7 +19,7 @@ from gputally.doctor.scheduler_checks import messages
 from gputally.kubernetes.api_client import Inspector
 from gputally.kubernetes.objects import EVENT, GPU
 from tests.deadlines import until
-from tests.fairshare.realserver import MERGE, served
+from tests.fairshare.real_api_server import MERGE, served
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler
 
 pytestmark = pytest.mark.real

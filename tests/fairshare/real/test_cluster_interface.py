@@ -22,8 +22,8 @@ from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster,
 from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of, shard_object
 from tests.fairshare.conftest import Make
+from tests.fairshare.real.chart_roles import add_queues
 from tests.fairshare.real.conftest import Request
-from tests.fairshare.real.installing import add_queues
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, controller_manager
 
 pytestmark = pytest.mark.real

@@ -35,10 +35,10 @@ from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
 from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
-from tests.fairshare.loopback import serving, window_of
+from tests.fairshare.fixed_answers_server import serving, window_of
 from tests.fairshare.observations import results_of
+from tests.fairshare.real.chart_roles import add_queues, weights_of
 from tests.fairshare.real.conftest import Request
-from tests.fairshare.real.installing import add_queues, weights_of
 from tests.real.controlplane import ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real

@@ -26,7 +26,7 @@ from gputally.kubernetes.objects import BUDGET, GPU, NODE, POD, Object
 from tests.deadlines import until
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.observations import pods_of
-from tests.fairshare.realserver import MERGE
+from tests.fairshare.real_api_server import MERGE
 from tests.real.controlplane import ApiServer, controller_manager, scheduler
 from tests.real.prometheus import backfill, prometheus
 

@@ -13,7 +13,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Worker
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.staging import sample
+from tests.fairshare.web.controller_pages import sample
 
 pytestmark = pytest.mark.real
 

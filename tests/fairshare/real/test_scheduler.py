@@ -19,7 +19,7 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
 from gputally.server.https_server import Identity, Tls
 from tests.deadlines import until
-from tests.fairshare.realserver import MERGE
+from tests.fairshare.real_api_server import MERGE
 from tests.real.controlplane import ApiServer, scheduler
 
 pytestmark = pytest.mark.real

@@ -19,7 +19,7 @@ from tests.deadlines import until
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.observations import reasons_of, results_of
-from tests.fairshare.realserver import MERGE, definitions
+from tests.fairshare.real_api_server import MERGE, definitions
 from tests.real.controlplane import api_server
 
 pytestmark = pytest.mark.real

@@ -8,8 +8,8 @@ import pytest
 
 from gputally.base.clock import VirtualClock
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import Login, PageContext, site_in
-from tests.fairshare.web.staging import Stage, stage
+from tests.fairshare.web.browser_sessions import Login, PageContext, site_in
+from tests.fairshare.web.controller_pages import Stage, stage
 from tests.fakes.provider import provider
 
 

@@ -26,7 +26,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
 from gputally.server.sign_in import CookieSigner, Session, SignIn
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.browsing import (
+from tests.fairshare.web.browser_sessions import (
     HERE,
     NAME,
     OTHERS,
@@ -39,7 +39,7 @@ from tests.fairshare.web.browsing import (
     signing_in,
     site_in,
 )
-from tests.fairshare.web.staging import addresses, stage, text
+from tests.fairshare.web.controller_pages import addresses, stage, text
 from tests.fakes.provider import provider
 
 

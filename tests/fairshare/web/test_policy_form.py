@@ -31,7 +31,7 @@ from fairshare.web.policy_form import (
     with_new_row,
 )
 from gputally.base.yaml_file import parse
-from tests.fairshare.web.staging import sample
+from tests.fairshare.web.controller_pages import sample
 
 SAMPLE = sample("policy.yaml").read_text()
 

@@ -17,7 +17,7 @@ from fairshare.explain.what_if_simulation import Comparison
 from fairshare.web.what_if_worker import Cancelled, PreviewOrder, ProgressCallback
 from gputally.base.yaml_file import parse
 from gputally.server.sign_in import FORM_TOKEN
-from tests.fairshare.web.staging import Stage, quick, settled, stage, text
+from tests.fairshare.web.controller_pages import Stage, quick, settled, stage, text
 
 
 def filled(here: Stage, **values: str) -> dict[str, str]:

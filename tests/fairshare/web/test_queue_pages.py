@@ -43,7 +43,7 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
 from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import NOW_MS, Make
-from tests.fairshare.web.staging import LEAVES, Stage, addresses, sample, stage, text, usage_line
+from tests.fairshare.web.controller_pages import LEAVES, Stage, addresses, sample, stage, text, usage_line
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.scenario import START_MS, Options, build
 from tests.history_import.conftest import Books, Cut
-from tests.history_import.scraped import Scraped, openmetrics
+from tests.history_import.exporter_samples import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
 from tests.usage_records import batch, deliver, interval
 

@@ -14,14 +14,14 @@ from typing import Any
 from playwright.sync_api import Browser, Page
 
 from dashboards import lint
-from tests.real import history
+from tests.real import prometheus_history
 from tests.real.programs import built
 from tests.real.prometheus import Prometheus
 
 WIDTH = 1440
 POINTS_S = 900
 """Between two points of a line."""
-RATE_HOURS = 4 * history.EVERY_HOURS
+RATE_HOURS = 4 * prometheus_history.EVERY_HOURS
 """What `$__rate_interval` is: four scrapes."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>dashboard</title><link rel="stylesheet" href="preview.css"></head>

@@ -15,8 +15,8 @@ from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP
 from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
-from tests.docs import site
-from tests.fairshare.realserver import MERGE, standing
+from tests.docs import accountant_of_pages
+from tests.fairshare.real_api_server import MERGE, standing
 from tests.real.controlplane import ApiServer
 
 RELEASE = "gputally"
@@ -32,7 +32,7 @@ LATENCIES = "\n".join(
     [
         "# TYPE chat_seconds histogram",
         *(
-            f'chat_seconds_bucket{{le="{le}"}} {count * part} {(site.NOW_MS - ago_ms) / 1000:.3f}'
+            f'chat_seconds_bucket{{le="{le}"}} {count * part} {(accountant_of_pages.NOW_MS - ago_ms) / 1000:.3f}'
             for le, part in (("0.05", 0), ("0.1", 1), ("+Inf", 1))
             for count, ago_ms in ((100, 240_000), (400, 120_000), (700, 1_000))
         ),
@@ -53,8 +53,8 @@ def furnish(server: ApiServer) -> None:
 def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
     """Nodes, queues, pods that wait and the schedulers' configuration, for one page. installed: the namespace of the
     release is there, with a pod and the ledger's claim."""
-    with standing(server, [*site.objects(), *_waiting(), *_configurations()], KINDS):
-        for node in site.MODELS:
+    with standing(server, [*accountant_of_pages.objects(), *_waiting(), *_configurations()], KINDS):
+        for node in accountant_of_pages.MODELS:
             server.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": GPU_NODE}}, MERGE)
         if installed:
             _install(server)

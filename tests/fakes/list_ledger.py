@@ -15,8 +15,8 @@ from accountant.ledger.protocols import EpochReport, Quarantined
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base.apportionment import prorate
-from tests.fakes.holdings import FromLines
-from tests.fakes.journal import MemoryJournal
+from tests.fakes.answers_from_usage import FromLines
+from tests.fakes.memory_journal import MemoryJournal
 
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 

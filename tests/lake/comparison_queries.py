@@ -26,13 +26,13 @@ from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Decision, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import VirtualClock
-from tests.ledger.busy import BOOK, HAND, busy_ledger
+from tests.ledger.busy_ledger import BOOK, HAND, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
 
 HOUR = 60 * MINUTE
 SPAN = START_MS, START_MS + 5 * HOUR
 ROWS = [(quarter, gpu, (quarter + gpu) % 6, quarter * gpu % 16, gpu == 2) for quarter in range(12) for gpu in range(4)]
-"""See tests.ledger.busy."""
+"""See tests.ledger.busy_ledger."""
 CUTS: tuple[tuple[Dimension, ...], ...] = (
     (),
     ("team",),

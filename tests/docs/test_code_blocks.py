@@ -8,8 +8,8 @@ from pathlib import Path
 import promql_parser
 import pytest
 
-from tests.docs.fences import COMMANDS, MARKS, SHOWN, Fence, fences, renewed, same, steps
-from tests.docs.kinds import KINDS
+from tests.docs.code_blocks import COMMANDS, MARKS, SHOWN, Fence, fences, renewed, same, steps
+from tests.docs.yaml_validators import KINDS
 
 PROGRAMS = (
     "gputally|kubectl|helm|make|docker|buildah|git|curl|pip|uv|nvidia-smi|systemctl|promtool|oc|gcloud|aws|az|eksctl|kind|"

@@ -18,7 +18,7 @@ from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.yaml_file import parse
 from gputally.server.config_loading import validate
-from tests.fakes.rows import ListLedger, Row
+from tests.fakes.list_ledger import ListLedger, Row
 
 
 def at(text: str) -> int:

@@ -15,8 +15,8 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
-from tests.billing.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
-from tests.fakes.rows import ListLedger, Row
+from tests.billing.usage_rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger, Row
 
 HOSTILE = (
     '=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)", "\tx", "\rx", "＝1", "<script>alert(1)</script>", "a\x00b\x0b",

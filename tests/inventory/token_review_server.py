@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gputally.base.errors import Unavailable
-from tests.inventory.api import FakeApi
+from tests.inventory.memory_api_server import FakeApi
 
 
 class Reviewing(FakeApi):

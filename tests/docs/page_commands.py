@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gputally.__main__ import main
-from tests.docs.fences import COMMANDS, PAGES, ROOT, Fence, renewed, same, steps
+from tests.docs.code_blocks import COMMANDS, PAGES, ROOT, Fence, renewed, same, steps
 
 SECONDS = 120
 _SHELL = re.compile(r"[|<>;&`$(){}\n]")

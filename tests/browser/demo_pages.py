@@ -30,7 +30,7 @@ from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, build
 from gputally.server.https_server import serve
-from tests.fairshare.web.staging import settled
+from tests.fairshare.web.controller_pages import settled
 
 HEADING = "# Who is due how much of the cluster, and how the past counts.\n"
 

@@ -15,7 +15,7 @@ import httpx2
 from fairshare.web.page_authentication import PROGRAM, SignIns
 from gputally.base.clock import VirtualClock
 from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Session
-from tests.fairshare.web.staging import Answer, Stage, ask, stage
+from tests.fairshare.web.controller_pages import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider
 
 GRANTS = [
