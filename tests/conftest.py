@@ -37,14 +37,14 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Excludes everything that is loaded from garbage collection."""
+    """Exclude everything that is loaded from garbage collection."""
     gc.freeze()
     gc.set_threshold(_GARBAGE)
     gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import modules in which every test is `real` if no such test was requested."""
+    """Skip the import of modules in which every test is `real` if no such test was requested."""
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None

@@ -1,4 +1,4 @@
-"""Takes a process's file descriptors away."""
+"""Simulates a process without free file descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_file_descriptors() -> Iterator[None]:
-    """Inside this context no file can be opened; existing ones can still be listed."""
+    """Let every attempt to open a file fail within the block; open descriptors stay usable."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

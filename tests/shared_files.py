@@ -1,7 +1,7 @@
 """Finds files outside the repository that tests read: vectors, traces, the schedulers' CRDs.
 
-They are in a folder beside the checkout, or in the folder named by GPUTALLY_SHARED. A test without its file is skipped
-with one line that says so; in CI it fails."""
+They are in a folder beside the checkout, or in the folder that GPUTALLY_SHARED names. A test without its file is
+skipped with one line that names it; in CI it fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 def shared(name: str) -> Path:
-    """Return the path of a shared file or folder. For use in tests and fixtures; at import use `shared_cases`."""
+    """Return the path of a shared file or folder. For tests and fixtures; at import time use `shared_cases`."""
     path = _path(name)
     if not path.exists():
         message = _absent(path, name)

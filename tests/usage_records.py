@@ -1,4 +1,5 @@
-"""Usage that a test delivers to an accountant: intervals of whole GPUs, facts, batches, and a running accountant."""
+"""Records that a test delivers to an accountant: intervals of whole GPUs, facts and batches; and a running
+accountant."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ class BatchWriter(Protocol):
 
 
 def pod_holder(name: str, namespace: str = "ns", uid: str = "", container: str = "") -> Holder:
-    """uid: the name, unless it is another."""
+    """Build a holder. uid: by default the name."""
     return Holder(kind="pod", uid=uid or name, namespace=namespace, name=name, container=container)
 
 
 def interval(
     start_ms: int, gpu_uuid: str, holder: Holder | None = None, *, span_ms: int = QUARTER_MS, **fields: Any
 ) -> UsageInterval:
-    """All of a GPU over a span, allocated where it has a holder. It has no number until it is in a `batch`."""
+    """Build the whole time of a GPU over a span, allocated if it has a holder. `batch` numbers it."""
     whole_us = span_ms * 1000
     given: dict[str, Any] = {
         "gpu_model": "NVIDIA H100 80GB HBM3", "capacity_us": whole_us, "allocated_us": whole_us if holder else 0,
@@ -41,7 +42,7 @@ def interval(
 
 
 def pod_facts(name: str, observed_ms: int, *, namespace: str = "ns", node: str = "n", **fields: Any) -> PodFacts:
-    """It has no number until it is in a `batch`. The uid is the name, unless it is given."""
+    """Build a pod's facts. `batch` numbers them. The uid is by default the name."""
     return PodFacts(
         seq=0, uid=fields.pop("uid", name), namespace=namespace, name=name, node=node, observed_ms=observed_ms, **fields
     )
@@ -56,7 +57,7 @@ def batch(
     epoch: str = "e",
     first_seq: int = 1,
 ) -> Batch:
-    """A batch of an outbox that still has all its records: facts and then rows, numbered in this order."""
+    """Build a batch of an outbox that still has all its records: facts, then rows, numbered in this order."""
     numbered = [replace(record, seq=seq) for seq, record in enumerate((*facts, *rows), first_seq)]
     return Batch(
         cluster=cluster, node=node, boot_id="b", epoch=epoch, first_seq=first_seq, oldest_seq=1,
@@ -66,14 +67,14 @@ def batch(
 
 
 def deliver(ledger: BatchWriter, now_ms: int, *batches: Batch) -> None:
-    """Books the batches, of which none may be refused."""
+    """Book the batches; none may be refused."""
     for receipt in ledger.append(batches, now_ms):
         assert not isinstance(receipt, Exception), receipt
 
 
 @contextmanager
 def running_accountant(settings: Settings, clock: VirtualClock, *batches: Batch) -> Iterator[tuple[Service, str]]:
-    """An accountant with these batches in its ledger, and its address."""
+    """Run an accountant with these batches in its ledger. Yields its address."""
     with Service(settings, clock) as service:
         deliver(service.ledger, clock.wall_ms(), *batches)
         with serve(service.app, "127.0.0.1", 0) as url:

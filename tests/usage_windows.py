@@ -1,4 +1,4 @@
-"""Usage windows as the accountant answers them."""
+"""Builds usage windows as the accountant answers them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from accountant.wire.policy_models import UsageWindow
 
 
 def usage_window(usage: Mapping[str, int], capacity: int, *, end_ms: int = 3_600_000, **fields: Any) -> UsageWindow:
-    """The last hour before `end_ms`, plain, wholly covered and up to date, unless fields say otherwise."""
+    """Build a window of the last hour before `end_ms`: without decay, wholly covered and up to date, unless fields say
+    otherwise."""
     given: dict[str, Any] = {
         "kind": "sliding", "start_ms": end_ms - 3_600_000, "half_life_s": None, "measure": "allocated",
         "unit": "gpu_us", "by": "queue", "unassigned": 0, "watermark_ms": end_ms, "coverage": 1.0,

@@ -1,4 +1,4 @@
-"""What the agent's tests share: a clock, GPUs, a kubelet, an API server, outboxes, an accountant, a process table."""
+"""Fixtures of the agent's tests: a clock, a fake NVML, kubelet, API server, accountant, outboxes and process table."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def kubelet(messages: ModuleType, tmp_path: Path) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def nvml(fake_nvml: FakeNvml) -> FakeNvml:
-    """With one GPU, which is busy."""
+    """The fake NVML library with one busy GPU."""
     fake_nvml.tell("reset", f"at {T0 * 1_000}", *BUSY_GPU)
     return fake_nvml
 
 
 @pytest.fixture
 def new_rig(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Makes a rig, of the kind that is given; all are closed at the end."""
+    """Return a function that creates a rig of the given class; every rig is closed after the test."""
     made: list[Rig] = []
 
     def make(kind: Callable[..., Rig] = Rig, **options: Any) -> Rig:
@@ -70,7 +70,7 @@ def api_server() -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A file with the token that the API server takes."""
+    """Write a file with the token that the API server accepts."""
     path = tmp_path / "token"
     path.write_text(TOKEN)
     return path
@@ -78,7 +78,7 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_outbox(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Outbox]]:
-    """Opens an outbox of the test; all of them are closed at the end."""
+    """Return a function that opens an outbox in the test's folder; every outbox is closed after the test."""
     opened: list[Outbox] = []
 
     def open_(name: str = "outbox.sqlite", fsync: bool = False, **options: Any) -> Outbox:
@@ -99,7 +99,7 @@ def accountant() -> Iterator[ScriptedAccountant]:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Callable[..., Path]:
-    """Adds a process to a fake process table and returns the table's root."""
+    """Return a function that adds a process to a fake process table and returns the root of the table."""
     root = tmp_path / "proc"
     root.mkdir()
     return partial(add_process, root)

@@ -1,4 +1,5 @@
-"""A node whose NVML is the fake library and whose truth it knows: pods with processes, metered once a second."""
+"""A node on the fake NVML library, with pods that each have one process. The rig knows the true busy time and meters
+the node once a second."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.fakes.process_table import add_process
 
 
 class Assignments:
-    """Who was given what, as the kubelet would say it."""
+    """The kubelet's allocations: which pod holds which device."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Allocation] = {}
@@ -31,7 +32,7 @@ class Assignments:
 
 
 class Rig:
-    """See the module's text. Pods are known by number; each has one process, whose pid is 1000 + number."""
+    """A simulated node. A pod is a number; its process has the pid 1000 + number."""
 
     hang_s = 30.0
 
@@ -65,7 +66,7 @@ class Rig:
     def start(
         self, pod: int, gpu: int, ppm: int, *, of: int = 0, mig: str = "", gi: int = -1, allocate: bool = True
     ) -> None:
-        """A pod begins to run. of: into how many replicas its device is cut; mig, gi: its instance."""
+        """Start a pod. of: the number of replicas of its time-sliced device; mig, gi: its MIG instance."""
         pid = 1_000 + pod
         add_process(self.root, pid, f"0::/kubepods/pod{self.uid(pod)}/{pod:064x}", "train", start=pod + 1)
         self.places[pod] = gpu, mig
@@ -88,7 +89,7 @@ class Rig:
         folder.rmdir()
 
     def wait(self, milliseconds: int) -> None:
-        """Time passes and nobody looks."""
+        """Let time pass without a reading."""
         self.now_ms += milliseconds
         self.fake.tell(f"at {self.now_ms * 1_000}")
 
@@ -106,7 +107,7 @@ class Rig:
             self.tick(milliseconds)
 
     def run(self, seconds: int, fault: str = "", during: range = range(20, 30)) -> None:
-        """A reading a second, to the end. fault: of the first GPU, from some of these seconds to others."""
+        """Read the GPUs once a second, then close the rig. fault: a fault of GPU 0 during the seconds in `during`."""
         self.look()
         for second in range(seconds):
             if fault:
@@ -117,7 +118,7 @@ class Rig:
         self.close()
 
     def let_go(self, reason: str = "test") -> None:
-        """The driver is let go for a second and taken again, which the next reading sees."""
+        """Release the driver, read once without it a second later, and take it again."""
         self.gpus.release(reason)
         self.tick()
         self.gpus.reacquire(reason)
@@ -133,9 +134,9 @@ class Rig:
         return [row for row in self.rows() if row.holder and row.holder.uid == self.uid(pod)]
 
     def metered_us(self, pod: int) -> int:
-        """What the rows say a pod was busy."""
+        """Return the busy time of the pod's rows."""
         return sum(row.busy_us or 0 for row in self.rows_of(pod))
 
     def truth_us(self, pod: int) -> int:
-        """What it was busy, on its GPU or instance."""
+        """Return the true busy time of the pod's process on its GPU or instance."""
         return self.fake.truth_us(self.places[pod][0], 1_000 + pod)

@@ -1,4 +1,4 @@
-"""Pods as the API server writes them, a store that says when it changed, and a reflector on its thread."""
+"""Pods as the API server writes them, a store that a test can wait for, and a reflector on a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pod_object(
     annotations: dict[str, str] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """more: members of metadata (owners, deletionTimestamp) or `spec` and `status` to be merged in."""
+    """Build a Pod. more: members of `metadata` (owners, deletionTimestamp), or `spec` and `status`, to merge in."""
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     spec = {
         "nodeName": "node-1",
@@ -65,7 +65,7 @@ def facts(**pod: Any) -> PodFacts:
 
 
 class Seen(PodStore):
-    """A store that can be waited for."""
+    """A pod store that notifies a waiting test of each change."""
 
     def __init__(self, clock: Clock, *labels: str) -> None:
         super().__init__("node-1", labels, clock)
@@ -90,7 +90,7 @@ class Seen(PodStore):
 
 
 class Following:
-    """A reflector on its thread."""
+    """Runs a reflector on a thread of its own."""
 
     def __init__(self, reflector: Reflector) -> None:
         self.reflector = reflector

@@ -1,4 +1,4 @@
-"""Builds records for an outbox, says what it has to send, and acknowledges it."""
+"""Builds records for an outbox, lists the records it still has to send, and acknowledges them."""
 
 from __future__ import annotations
 

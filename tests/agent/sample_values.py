@@ -1,4 +1,4 @@
-"""The instants, sizes, names and devices that the agent's tests share."""
+"""Instants, sizes, names and devices that the agent's tests share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def uuid(number: int, kind: str = "GPU") -> str:
 
 
 def gpu(number: int, *profiles: str) -> Gpu:
-    """GPU `number` with an instance per profile, gi from 1 on."""
+    """Build GPU `number` with one MIG instance for each profile; GPU instance ids start at 1."""
     instances = tuple(
         MigInstance(uuid(number * 16 + i, "MIG"), profile, gi=i, ci=0, compute=int(profile[0]), memory_mib=10_240)
         for i, profile in enumerate(profiles, start=1)

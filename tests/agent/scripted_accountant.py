@@ -1,4 +1,5 @@
-"""A scripted accountant, an outbox that is uploaded to it, and a node whose agent does so on a virtual clock."""
+"""A scripted accountant, an uploader of an outbox, and a simulated node whose agent sends to the accountant on a
+virtual clock."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.fakes.http_server import Handler, LoopbackServer
 
 @dataclass
 class Reply:
-    """One scripted answer; body bytes as they are, anything else as JSON."""
+    """One scripted answer. A body of bytes is sent as it is; any other body is encoded as JSON."""
 
     status: int
     body: Any = b""
@@ -39,7 +40,7 @@ def refuse(status: int, slug: str, **members: Any) -> Reply:
 
 
 def accept(batch: Batch, durable: int | None = None, checkpointed: int = 0, archived: int | None = None) -> Reply:
-    """Takes the batch: everything up to its last number, unless told otherwise."""
+    """Acknowledge the batch up to its last number, unless the arguments give other numbers."""
     last = max(r.seq for r in (*batch.intervals, *batch.facts, *batch.skipped))
     return Reply(
         200,
@@ -53,7 +54,7 @@ def accept(batch: Batch, durable: int | None = None, checkpointed: int = 0, arch
 
 
 class ScriptedAccountant:
-    """A real HTTP server on the loopback that answers each batch with what `script` says."""
+    """An HTTP server on the loopback that answers each batch as `script` says."""
 
     def __init__(self) -> None:
         self.script: Callable[[Batch], Reply] = accept
@@ -83,8 +84,8 @@ class ScriptedAccountant:
         self.url = self._server.url
 
     def start_tls(self, certificate: Path, key: Path, client_ca: Path | None = None) -> str:
-        """Speak TLS from now on; returns the url under the certificate's name. client_ca: clients have to show a
-        certificate of this authority."""
+        """Serve TLS from now on, and return the URL with the name in the certificate. client_ca: clients have to
+        present a certificate of this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         if client_ca is not None:
@@ -97,7 +98,7 @@ class ScriptedAccountant:
 
 
 class Shipping:
-    """Closes the uploaders that it made."""
+    """Creates uploaders and closes them after the test."""
 
     def __init__(self, outbox: Outbox, accountant: ScriptedAccountant, clock: VirtualClock) -> None:
         self.outbox = outbox
@@ -113,11 +114,11 @@ class Shipping:
         self.outbox.append(sets, facts, None)
 
     def reply(self, answer: Reply) -> None:
-        """From now on the accountant gives this answer to every batch."""
+        """Answer every following batch with `answer`."""
         self.accountant.script = lambda batch: answer
 
     def refuse(self, status: int, slug: str, **members: Any) -> None:
-        """From now on the accountant answers every batch with a problem of its own."""
+        """Answer every following batch with this problem."""
         self.reply(refuse(status, slug, **members))
 
     def uploader(self, token_file: Path | None = None, **options: Any) -> Uploader:
@@ -132,7 +133,7 @@ class Shipping:
 
 
 def drain(uploader: Uploader, steps: int = 200) -> list[ShipResult]:
-    """Ships until nothing more happens at once."""
+    """Run the uploader until it has nothing to do without waiting."""
     results = []
     for _ in range(steps):
         results.append(uploader.ship())
@@ -142,7 +143,7 @@ def drain(uploader: Uploader, steps: int = 200) -> list[ShipResult]:
 
 
 class Flaky:
-    """A source that fails on demand, in front of a simulated node."""
+    """A source in front of a simulated node that fails on demand."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -166,7 +167,7 @@ def place(node: SimulatedNode, uid: str, at_ms: int) -> None:
 
 
 class Site:
-    """`source` and `outbox` are those of the agent that was started last; `agent` is that agent."""
+    """A node with its outbox and its current agent. `source` and `outbox` belong to the agent that started last."""
 
     agent: Agent
     source: Flaky
@@ -187,7 +188,7 @@ class Site:
         max_age_ms: int = MS_PER_DAY,
         **options: Any,
     ) -> Agent:
-        """pod: keeps the node's GPU half busy from now on."""
+        """Start an agent. pod: a pod that keeps the GPU half busy from now on."""
         if pod:
             self.place(pod)
         self.source = Flaky(SimulatedSource(self.node))
@@ -199,7 +200,7 @@ class Site:
         return self.agent
 
     def place(self, uid: str) -> None:
-        """From now on a pod keeps the node's GPU half busy."""
+        """Let a pod keep the GPU half busy from now on."""
         place(self.node, uid, self.clock.wall_ms())
 
     def turn(self, minutes: int, step_ms: int = 20_000) -> None:
@@ -209,7 +210,7 @@ class Site:
 
     @property
     def rows(self) -> list[UsageInterval]:
-        """What the accountant was sent."""
+        """Return the intervals that the accountant received."""
         return [row for batch in self.accountant.batches for row in batch.intervals]
 
     @property

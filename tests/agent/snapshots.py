@@ -58,6 +58,6 @@ def run(meter: Meter, *snapshots: Snapshot) -> list[ClosedSet]:
 
 
 def over_a_minute(*readings: DeviceReading, claims: Sequence[Allocation] = (A,)) -> list[UsageInterval]:
-    """The rows of a minute in which the GPU is read in even steps, at its first and its last instant too."""
+    """Meter one minute of evenly spaced readings, including its first and its last instant, and return the rows."""
     step_ms = MINUTE // (len(readings) - 1)
     return rows(run(meter(), *(snapshot(step_ms * step, [reading], *claims) for step, reading in enumerate(readings))))

@@ -1,4 +1,4 @@
-"""An accountant of its own process, with a token for every role, and what it takes of memory."""
+"""An accountant in its own process, with a token for each role, and its memory use."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _URL = re.compile(rb"http://127\.0\.0\.1:\d+")
 
 @dataclass(frozen=True)
 class Running:
-    """A process that serves."""
+    """A running accountant."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
 
     def memory_mib(self) -> int:
-        """What it holds of memory now."""
+        """Return its resident memory in MiB."""
         return self._status("VmRSS")
 
     def peak_mib(self) -> int:
-        """The most it ever held."""
+        """Return the highest resident memory so far, in MiB."""
         return self._status("VmHWM")
 
     def _status(self, name: str) -> int:

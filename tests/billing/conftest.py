@@ -15,14 +15,14 @@ from tests.shared_files import shared
 
 @pytest.fixture(scope="session")
 def vectors():
-    """Cost vectors read in place, never copied."""
+    """The published cost cases, read from the shared folder."""
     path = shared("vectors/cost.json")
     return {case["id"]: case for case in json.loads(path.read_text())["cases"]}
 
 
 @pytest.fixture
 def keep():
-    """A bookkeeper over plain rows, on the 20th of November, with a price book."""
+    """A bookkeeper over plain rows, on 20 November, with a price book."""
 
     def build(rows, *, now="2026-11-20", book=BOOK, timezone="UTC", refused=(), grace_days=5):
         ledger = ListLedger(rows, refused)

@@ -1,4 +1,4 @@
-"""Rows, price books and policies in a few words: October of one H100, and two months of a cluster of 64 GPUs."""
+"""Short builders of usage rows, price books and policies, and two months of usage of a cluster of 64 GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def at(text: str) -> int:
 
 
 def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1.0, **names: str) -> Row:
-    """A row of whole GPUs held over a span; `busy` is the busy share in percent steps, None = unknown."""
+    """Build a row of whole GPUs that a pod holds over a span. `busy` is the busy share, None if unknown."""
     start_ms = at(start) if isinstance(start, str) else start
     end_ms = at(end) if isinstance(end, str) else end
     total = (end_ms - start_ms) * 1000 * gpus
@@ -43,7 +43,7 @@ def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1
 
 
 def unheld(start: str | int, end: str | int, account: str = "unallocated", gpus: int = 1, **names: str) -> Row:
-    """GPUs nobody held over a span, in the account named."""
+    """Build a row of whole GPUs in `account` that no pod holds."""
     row = held(start, end, gpus, **names)
     of_gpus = ("gpu_model", "gpu", "node", "pool", "region", "capacity_type", "cluster")
     place = {name: row.names[name] for name in of_gpus if name in row.names}
@@ -55,7 +55,7 @@ def ledger_of(*rows: Row) -> ListLedger:
 
 
 def time_by(found: Iterable[Charge], key: Callable[[Charge], Hashable]) -> Counter[Hashable]:
-    """GPU-microseconds of charges by a key of each."""
+    """Return the GPU-microseconds of the charges, grouped by `key`."""
     sums = Counter[Hashable]()
     for charge in found:
         sums[key(charge)] += charge.gpu_us
@@ -63,7 +63,7 @@ def time_by(found: Iterable[Charge], key: Callable[[Charge], Hashable]) -> Count
 
 
 def price_book(rows: str, currency: str = "USD", timezone: str = "UTC") -> PriceBook:
-    """A book of rows written as YAML flow mappings, one per line, without what every row needs."""
+    """Parse a book of rows in YAML flow style, one per line; columns that every row needs are added."""
     lines = [line.strip() for line in rows.strip().splitlines()]
     body = "\n".join(
         f"  - {{{line}, per: gpu-hour, source: a test, as_of: 2026-01-01, basis: gpu-only}}" for line in lines
@@ -130,7 +130,7 @@ SAMPLE_PRICES = (
 
 
 def quota_policy(**deserved: float) -> Policy:
-    """One queue per team of that name under one root, with these deserved GPUs."""
+    """Build a policy with a root and one queue per team, with the team's name and this `deserved`."""
     queues = [{"name": "root"}] + [
         {"name": team, "parent": "root", "team": team, "deserved": gpus} for team, gpus in deserved.items()
     ]
@@ -146,7 +146,7 @@ def october(**names: str) -> list[Row]:
 
 
 class Breaking:
-    """A ledger of whose acts one kind cannot be recorded."""
+    """A ledger that cannot record journal entries of one kind."""
 
     def __init__(self, ledger: Any, kind: str) -> None:
         self._ledger, self._kind = ledger, kind

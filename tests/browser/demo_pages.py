@@ -1,4 +1,4 @@
-"""A simulated cluster with the accountant's and the controller's pages up, and a real Chromium to look at them."""
+"""Serves the pages of accountant and controller over a simulated cluster, and starts a real Chromium."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEADING = "# Who is due how much of the cluster, and how the past counts.\n"
 
 @dataclass(frozen=True)
 class ControllerPages:
-    """url: of the pages. policy: the file they edit. pages: by name."""
+    """The running pages. policy: the file that they edit. pages: addresses by name."""
 
     url: str
     policy: Path
@@ -48,7 +48,7 @@ class ControllerPages:
 def controller_pages(
     folder: Path, scene: ReportCache, policy: Policy, accountant: str, now_ms: int, days: int
 ) -> Iterator[ControllerPages]:
-    """Serve them until the block ends; with a preview of `days` that is done."""
+    """Serve the controller's pages until the block ends. They have a finished preview of `days` days."""
     file = folder / "policy.yaml"
     file.write_text(policy_text(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
     clock = VirtualClock(now_ms)
@@ -81,16 +81,15 @@ def controller_pages(
 
 
 def _heavier(policy: Policy) -> Iterator[object]:
-    """The same queues, the first with twice its weight."""
+    """Return the queues, the first one with twice its weight."""
     for number, queue in enumerate(policy.queues):
         yield queue.model_copy(update={"weight": queue.weight * 2}) if number == 0 else queue
 
 
 @dataclass(frozen=True)
 class Site:
-    """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one.
-    job, node: the dearest one, and the first one. decision: the path of the newest change of a weight. act: the
-    number by which an invoice was kept. controller: the controller's pages."""
+    """The running pages. out: the folder of the demo's files. job: the job with the most to show; node: the first node.
+    decision: the path of a weight change. act: the journal number of a stored invoice."""
 
     url: str
     out: Path
@@ -157,14 +156,14 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
 
 
 def _telling(job: dict[str, Any]) -> tuple[bool, bool, float]:
-    """How much a job's page has to show: use and idle time both, epochs, then what it cost."""
+    """Rank a job by what its page shows: both busy and idle time, then epochs, then cost."""
     used = job["accounts_gpu_us"]
     busy = used["busy"] / (sum(used.values()) or 1)
     return 0.2 < busy < 0.95, job["epochs"] > 0, float(job["cost"] or 0)
 
 
 def _invoiced(asking: httpx2.Client) -> int:
-    """Keep an invoice of the month that agrees with the books of one kind of GPU, and not of the others."""
+    """Store an invoice of the month that agrees with the ledger for one GPU model only, and return its number."""
     lines = asking.get("/v1/statement", params={"month": Site.month}).json()["lines"]
     costs: dict[str, float] = {}
     for line in lines:
@@ -188,7 +187,7 @@ def _invoiced(asking: httpx2.Client) -> int:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """The distribution's own Chromium; it may reach nothing but this machine."""
+    """Start the distribution's Chromium; it can only reach this machine."""
     path = shutil.which("chromium")
     if path is None:
         raise RuntimeError("no chromium on this machine: scripts/setup-real.sh installs it")

@@ -1,4 +1,4 @@
-"""`make pictures`: the pictures in docs/img, of the pages over a simulated month and of the dashboards over a day."""
+"""`make pictures`: draws docs/img, which shows the pages over a simulated month and the dashboards over a day."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def main() -> int:
 
 
 def dashboard_pictures(browser: Browser, out: Path, folder: Path) -> Iterator[str]:
-    """Each dashboard, by Grafana's panels, as `dashboard-NAME.png` in `out`; gives names. folder: for the rest."""
+    """Draw each dashboard with Grafana's panels as `dashboard-NAME.png` in `out`, and return the names. folder: for
+    temporary files."""
     (folder / "demo").mkdir(parents=True)
     recorder = prometheus_history.Recorder()
     with prometheus_history.pipeline(folder / "demo", DAYS) as demo:

@@ -1,4 +1,4 @@
-"""A real accountant that can be started and killed in a tenth of a second, and an outbox that sends to it."""
+"""A real accountant that a test starts and kills within a tenth of a second, and an outbox that sends to it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ GONE = (OSError, http.client.HTTPException)
 
 
 @dataclass
-class Mortal:
-    """`accountant serve` as a process of its own, again and again on the same folder."""
+class AccountantProcess:
+    """`accountant serve` as a process. It can be started again and again on the same folder."""
 
     folder: Path
     port: int
@@ -55,18 +55,18 @@ class Mortal:
         self.config.write_text(yaml.safe_dump(given))
 
     def start(self) -> None:
-        self.pid = forked(self.zygote, ["accountant", "serve", "--config", str(self.config)], self.log)
+        self.pid = fork_program(self.zygote, ["accountant", "serve", "--config", str(self.config)], self.log)
 
     def serve(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the process and wait until it answers."""
         self.start()
         self.listening()
 
     def alive(self) -> bool:
-        return self.pid is not None and living(self.pid)
+        return self.pid is not None and is_running(self.pid)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Kill (or ask) the process, and see it gone."""
+        """Send the signal `how` and wait until the process has ended."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, how)
@@ -75,14 +75,14 @@ class Mortal:
             self.pid = None
 
     def no_file_beyond(self, size: int | None) -> None:
-        """From now on no file of the process may grow beyond so many bytes; None: all may. A write that would fails
-        in the middle, as on a full disk, wherever the engine stands in it."""
+        """Limit the size of each file that the process writes; None removes the limit. A write beyond it fails in the
+        middle, as on a full disk."""
         assert self.pid is not None
         _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
     def gone(self) -> None:
-        """See that it ended by itself."""
+        """Wait until the process ends by itself."""
         self.until(lambda: not self.alive(), "it still lives")
         self.pid = None
 
@@ -96,7 +96,8 @@ class Mortal:
         self.until(answers, "it does not listen")
 
     def ask(self, method: str, path: str, body: bytes | None = None, timeout: float | None = None) -> tuple[int, Any]:
-        """Raises OSError or HTTPException where there is nobody (any more)."""
+        """Send a request, and return status and body. Raises OSError or HTTPException if the process does not
+        answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or patience_s())
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
@@ -111,11 +112,12 @@ class Mortal:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
     def until(self, met: Callable[[], bool], otherwise: str) -> None:
-        """Wait for it, and fail with `otherwise` and the process's last words when patience ends."""
+        """Wait until `met` is true. At the deadline the test fails with `otherwise` and the end of the process's
+        log."""
         until(met, lambda: f"{otherwise}:\n{self.words()}")
 
 
-def living(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -124,9 +126,9 @@ def living(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def ready(environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """What forks programs, for any number of `mortal`s. environment: variables that they have besides."""
-    command, given = [sys.executable, "-m", "tests.chaos.zygote"], {**os.environ, **(environment or {})}
+def fork_server(environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Run the fork server until the block ends. environment: further variables for the forked programs."""
+    command, given = [sys.executable, "-m", "tests.chaos.fork_server"], {**os.environ, **(environment or {})}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given) as zygote:
         assert zygote.stdout is not None
         assert zygote.stdin is not None
@@ -138,8 +140,8 @@ def ready(environment: Mapping[str, str] | None = None) -> Iterator[subprocess.P
             zygote.wait(patience_s())
 
 
-def forked(zygote: subprocess.Popen[str], command: Sequence[str], log: Path) -> int:
-    """A process of a program with its arguments, what it says appended to the log; its id."""
+def fork_program(zygote: subprocess.Popen[str], command: Sequence[str], log: Path) -> int:
+    """Fork a program with its arguments and return its process id. `log` receives its output."""
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     program, *arguments = command
@@ -149,12 +151,12 @@ def forked(zygote: subprocess.Popen[str], command: Sequence[str], log: Path) -> 
 
 
 @contextlib.contextmanager
-def mortal(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
-    """Killed for good when the block ends, however it ends."""
+def accountant_process(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[AccountantProcess]:
+    """Yield an accountant process; it is killed when the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    found = Mortal(folder, port, zygote)
+    found = AccountantProcess(folder, port, zygote)
     try:
         yield found
     finally:
@@ -163,7 +165,8 @@ def mortal(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
 
 @dataclass
 class Outbox:
-    """A node's: a quarter-hour of every GPU per set, numbered, kept until it is archived; sends as agents do."""
+    """The outbox of a node. Each quarter-hour it has one interval for each GPU. It keeps the intervals until they are
+    archived, and sends them as an agent does."""
 
     node: str
     start_ms: int
@@ -185,8 +188,8 @@ class Outbox:
     def end_ms(self) -> int:
         return self.start_ms + self.made * QUARTER_MS
 
-    def send(self, to: Mortal, quarters: int) -> None:
-        """One batch of what was not acknowledged; rewinds where asked to. Raises as `Mortal.ask` does."""
+    def send(self, to: AccountantProcess, quarters: int) -> None:
+        """Send one batch of unacknowledged intervals; rewind if the accountant asks for it. Raises as `ask` does."""
         first = self.durable - self.durable % self.gpus + 1
         until = min(self.made, (first - 1) // self.gpus + quarters)
         rows = tuple(self._row(seq) for seq in range(first, until * self.gpus + 1))
@@ -201,14 +204,15 @@ class Outbox:
         else:
             assert status == 503, answer
 
-    def deliver(self, to: Mortal, new: int = 0, at_once: int = 40) -> None:
-        """Everything, with so many new quarter-hours, in batches of `at_once`."""
+    def deliver(self, to: AccountantProcess, new: int = 0, at_once: int = 40) -> None:
+        """Add `new` quarter-hours, and send everything in batches of `at_once` quarter-hours."""
         self.grow(new)
         while self.durable < self.last:
             self.send(to, at_once)
 
     def take(self, ack: Mapping[str, Any], *, lost: bool) -> None:
-        """lost: the ledger may be an older copy of itself, and then forgets what was only durable."""
+        """Apply an acknowledgement. lost: the ledger may be an older copy, which has lost intervals that were durable
+        but not archived."""
         assert ack["durable_seq"] >= (self.archived or 0 if lost else self.durable), ack
         self.durable, self.archived = ack["durable_seq"], ack["archived_seq"]
 
@@ -222,7 +226,7 @@ class Outbox:
         )  # fmt: skip
 
     def truth(self) -> dict[str, tuple[int, int, int]]:
-        """By GPU: busy and allocated microseconds, energy, of everything made."""
+        """Return busy and allocated microseconds and energy of all intervals, by GPU."""
         found: dict[str, list[int]] = {}
         for seq in range(1, self.last + 1):
             row = self._row(seq)
@@ -232,8 +236,8 @@ class Outbox:
         return {gpu: (busy, allocated, energy) for gpu, (busy, allocated, energy) in found.items()}
 
 
-def booked(to: Mortal, start_ms: int, end_ms: int) -> dict[str, tuple[int, int, int]]:
-    """The same as the ledger has it."""
+def booked(to: AccountantProcess, start_ms: int, end_ms: int) -> dict[str, tuple[int, int, int]]:
+    """Return the same figures from the accountant's ledger."""
     status, answer = to.ask("GET", f"/v1/usage?by=gpu&start={start_ms}&end={end_ms}")
     assert status == 200, answer
     found = {}
@@ -244,18 +248,19 @@ def booked(to: Mortal, start_ms: int, end_ms: int) -> dict[str, tuple[int, int, 
     return found
 
 
-def balanced(to: Mortal, start_ms: int, end_ms: int) -> None:
+def assert_balanced(to: AccountantProcess, start_ms: int, end_ms: int) -> None:
     status, answer = to.ask("GET", f"/v1/check?start={start_ms}&end={end_ms}")
     assert status == 200
     assert (answer["imbalance_gpu_us"], answer["differences"], answer["quarantined_rows"]) == (0, [], 0)
 
 
 def outbox(days: int = 300) -> Outbox:
-    """It begins so many days ago: nothing it tells lies in the future, and, with the default, months are over."""
+    """Create an outbox that starts `days` ago, so that no interval lies in the future and, by default, some months are
+    over."""
     now = time.time_ns() // 1_000_000
     return Outbox("n1", now - now % MS_PER_DAY - days * MS_PER_DAY)
 
 
-def exact(sender: Outbox, to: Mortal) -> None:
+def assert_exact(sender: Outbox, to: AccountantProcess) -> None:
     assert booked(to, sender.start_ms, sender.end_ms) == sender.truth()
-    balanced(to, sender.start_ms, sender.end_ms)
+    assert_balanced(to, sender.start_ms, sender.end_ms)

@@ -1,4 +1,4 @@
-"""What forks the programs, once for all tests of a process."""
+"""The fork server that all kill tests of a process share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.accountant_process import ready
+from tests.chaos.accountant_process import fork_server
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[subprocess.Popen[str]]:
-    with ready() as found:
+    with fork_server() as found:
         yield found

@@ -1,4 +1,4 @@
-"""What a failure of power leaves of files: what was synced, and of what was written since any part in blocks."""
+"""Simulates a power cut: what was synced remains, and of later writes any blocks may remain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class PowerCuts:
-    """The disk is `places`, folders in `folder`; `power_cut.c` keeps their synced contents in `shadow` by inode."""
+    """The simulated disk is `places`, folders within `folder`. `power_cut.c` copies what is synced to `shadow`, by
+    inode."""
 
     folder: Path
     places: tuple[str, ...]
@@ -23,7 +24,7 @@ class PowerCuts:
 
     @classmethod
     def of(cls, folder: Path, places: tuple[str, ...], aside: Path) -> PowerCuts:
-        """Compile the library. Raises CalledProcessError with the compiler's words."""
+        """Compile the library. Raises CalledProcessError with the compiler's output."""
         library, shadow = aside / "power_cut.so", aside / "shadow"
         shadow.mkdir()
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
@@ -31,7 +32,7 @@ class PowerCuts:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a program needs whose syncs are to be remembered."""
+        """The environment of a program whose syncs are recorded."""
         return {
             "LD_PRELOAD": str(self.library),
             "POWER_CUT_FOLDER": str(self.folder),
@@ -39,7 +40,7 @@ class PowerCuts:
         }
 
     def cut(self, chance: random.Random) -> int:
-        """Leave of every file what a failure of power might; how many files lost something by it."""
+        """Replace each file by what a power cut might leave of it, and return how many files lost data."""
         lost = 0
         kept: dict[str, bytes] = {}
         for path in sorted(path for place in self.places for path in (self.folder / place).rglob("*")):
@@ -60,7 +61,7 @@ class PowerCuts:
 
 
 def torn(synced: bytes, written: bytes, chance: random.Random, block_bytes: int = BLOCK) -> bytes:
-    """`synced` with any of the blocks that `written` has changed, and a length between the two."""
+    """Return `synced` with some of the blocks that `written` changed, and with a length between the two."""
     if synced == written:
         return written
     share = chance.choice((0.0, 0.5, 0.5, 0.9))

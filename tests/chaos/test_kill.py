@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chaos.accountant_process import forked
+from tests.chaos.accountant_process import fork_program
 from tests.deadlines import Deadline, patience_s
 from tests.real.programs import free_ports
 
@@ -84,7 +84,7 @@ class Program:
 
     def start(self) -> None:
         if 0 < self.kills < KILLS:
-            self.process, pid = None, forked(self.zygote, self.command, self.log)
+            self.process, pid = None, fork_program(self.zygote, self.command, self.log)
         else:
             with self.log.open("ab") as output:
                 command = [sys.executable, "-m", *self.command]

@@ -22,8 +22,17 @@ import pytest
 from accountant.core.settings import Lake
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
-from tests.chaos.accountant_process import GONE, Mortal, Outbox, balanced, forked, living, mortal, outbox
-from tests.chaos.zygote import later_ms
+from tests.chaos.accountant_process import (
+    GONE,
+    AccountantProcess,
+    Outbox,
+    accountant_process,
+    assert_balanced,
+    fork_program,
+    is_running,
+    outbox,
+)
+from tests.chaos.fork_server import later_ms
 from tests.deadlines import until
 from tests.lake.comparison_queries import published
 
@@ -36,8 +45,8 @@ FILES_OF_A_RUN = 40
 
 
 @pytest.fixture
-def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
-    with mortal(tmp_path, zygote) as found:
+def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[AccountantProcess]:
+    with accountant_process(tmp_path, zygote) as found:
         found.settings(lake={"warehouse": str(tmp_path / LAKE_FOLDER), "ledger": "prod"})
         yield found
 
@@ -46,7 +55,7 @@ def _files(lake: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(lake))
 
 
-def _live_and_die(accountant: Mortal, sender: Outbox, files: int, after_s: float) -> None:
+def _live_and_die(accountant: AccountantProcess, sender: Outbox, files: int, after_s: float) -> None:
     """Kill the accountant so many seconds after it has written so many files to the lake, or has published."""
     lake = accountant.folder / LAKE_FOLDER
     before = _files(lake)
@@ -58,7 +67,7 @@ def _live_and_die(accountant: Mortal, sender: Outbox, files: int, after_s: float
     killer.join()
 
 
-def _published(accountant: Mortal) -> bool:
+def _published(accountant: AccountantProcess) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", accountant.port)
     with closing(connection), contextlib.suppress(*GONE):
         connection.request("GET", "/metrics")
@@ -67,7 +76,7 @@ def _published(accountant: Mortal) -> bool:
     return False
 
 
-def _killed(accountant: Mortal, kills: int) -> None:
+def _killed(accountant: AccountantProcess, kills: int) -> None:
     chance, sender = random.Random(SEED), outbox(days=20)  # what it tells lies on several days
     for _ in range(kills):
         _live_and_die(accountant, sender, chance.randint(1, FILES_OF_A_RUN), chance.uniform(0.0, 0.03))
@@ -77,7 +86,7 @@ def _killed(accountant: Mortal, kills: int) -> None:
     accountant.end()  # what is sent above is published by the run after a start
     accountant.serve()
     accountant.until(lambda: _published(accountant), "it does not publish")
-    balanced(accountant, sender.start_ms, sender.end_ms)
+    assert_balanced(accountant, sender.start_ms, sender.end_ms)
     status, checked = accountant.ask("GET", "/v1/check?lake=true")
     assert status == 200, checked
     assert checked["lake_days"] > 1
@@ -115,13 +124,13 @@ def _exact(catalogue: Catalogue, sender: Outbox) -> None:
     assert {day: total["rows"] for day, total in days.items()} == Counter(row["day"] for row in rows)
 
 
-def test_killed_at_any_instant_of_publishing_the_lake_equals_the_ledger(accountant: Mortal) -> None:
+def test_killed_at_any_instant_of_publishing_the_lake_equals_the_ledger(accountant: AccountantProcess) -> None:
     _killed(accountant, 12)
 
 
 @pytest.mark.real
 @pytest.mark.timeout(1_800)
-def test_the_same_two_hundred_times(accountant: Mortal) -> None:
+def test_the_same_two_hundred_times(accountant: AccountantProcess) -> None:
     _killed(accountant, 200)
 
 
@@ -137,13 +146,15 @@ def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> N
             for _ in range(3):
                 catalogue.replace(tables.USAGE_HOURLY, rows, {"ledger": "prod", "day": days})
             before = _files(folder / "lake")
-            upkeep = forked(zygote, ["lake_upkeep", f"{folder}/lake"], folder / "log")
-            until(lambda before=before, upkeep=upkeep: _files(folder / "lake") != before or not living(upkeep), "idle")
+            upkeep = fork_program(zygote, ["lake_upkeep", f"{folder}/lake"], folder / "log")
+            until(
+                lambda before=before, upkeep=upkeep: _files(folder / "lake") != before or not is_running(upkeep), "idle"
+            )
             time.sleep(chance.uniform(0, 0.03))  # the instant of the kill is what is drawn
             with contextlib.suppress(ProcessLookupError):
                 os.kill(upkeep, signal.SIGKILL)
                 interrupted += 1
-            until(lambda upkeep=upkeep: not living(upkeep), "it still lives")
+            until(lambda upkeep=upkeep: not is_running(upkeep), "it still lives")
             table = catalogue.open(tables.USAGE_HOURLY)
             assert table.scan().to_arrow().num_rows == rows.num_rows
             assert table.scan().use_ref("stated").to_arrow().num_rows == rows.num_rows

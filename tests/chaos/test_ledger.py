@@ -28,14 +28,14 @@ from agent.wire import Batch
 from tests.chaos.accountant_process import (
     GONE,
     QUARTER_MS,
-    Mortal,
+    AccountantProcess,
     Outbox,
+    accountant_process,
+    assert_exact,
     booked,
-    exact,
-    living,
-    mortal,
+    fork_server,
+    is_running,
     outbox,
-    ready,
 )
 from tests.chaos.power_cuts import PowerCuts
 from tests.deadlines import Deadline
@@ -45,14 +45,18 @@ CUTS = 40
 
 
 @pytest.fixture
-def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
-    with mortal(tmp_path, zygote) as found:
+def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[AccountantProcess]:
+    with accountant_process(tmp_path, zygote) as found:
         found.settings()
         yield found
 
 
 def _suffer(
-    accountant: Mortal, sender: Outbox, kills: int, chance: random.Random, then: Callable[[], object] = lambda: None
+    accountant: AccountantProcess,
+    sender: Outbox,
+    kills: int,
+    chance: random.Random,
+    then: Callable[[], object] = lambda: None,
 ) -> None:
     """Lives of random length under load, with a backup or a closing month beside it, and what happens after each."""
     begun = time.gmtime(sender.start_ms / 1000)
@@ -81,7 +85,7 @@ def _suffer(
         then()
 
 
-def _ask(accountant: Mortal, path: str, body: bytes, killer: threading.Timer) -> None:
+def _ask(accountant: AccountantProcess, path: str, body: bytes, killer: threading.Timer) -> None:
     """As soon as it listens; it may die meanwhile, or refuse."""
     while killer.is_alive():
         try:
@@ -95,7 +99,7 @@ def _ask(accountant: Mortal, path: str, body: bytes, killer: threading.Timer) ->
 class Attack:
     """What others do meanwhile, again and again in threads of their own: each counts how often it got through."""
 
-    def __init__(self, to: Mortal, start_ms: int) -> None:
+    def __init__(self, to: AccountantProcess, start_ms: int) -> None:
         self._to, self._start_ms = to, start_ms
         self._over = threading.Event()
         self.done: Counter[str] = Counter()
@@ -160,7 +164,7 @@ class Attack:
 
 
 def _killed(
-    accountant: Mortal, kills: int, *, attacked: bool = False, then: Callable[[], object] = lambda: None
+    accountant: AccountantProcess, kills: int, *, attacked: bool = False, then: Callable[[], object] = lambda: None
 ) -> None:
     off = accountant.folder / "off"
     accountant.settings(archive={"to": str(off / "archive"), "every": 1, "keep_rows": "1d"})
@@ -185,26 +189,26 @@ def _killed(
         _, refused = accountant.ask("GET", "/v1/quarantine")
         assert {(row["node"], row["reason"]) for row in refused} == {("n2", "foreign-gpu")}
     else:
-        exact(sender, accountant)
+        assert_exact(sender, accountant)
     for made in backups.list_backups(in_folder(accountant.folder / "data" / "backups")):
         backups.restore(in_folder(accountant.folder / "data" / "backups"), f"{made.name}.duckdb", off / made.name)
 
 
-def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountant: Mortal) -> None:
+def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountant: AccountantProcess) -> None:
     _killed(accountant, 12)
 
 
 @pytest.mark.real
-def test_the_same_two_hundred_times(accountant: Mortal) -> None:
+def test_the_same_two_hundred_times(accountant: AccountantProcess) -> None:
     _killed(accountant, 200)
 
 
-def test_attackers_at_work_at_the_same_time_change_nothing(accountant: Mortal) -> None:
+def test_attackers_at_work_at_the_same_time_change_nothing(accountant: AccountantProcess) -> None:
     _killed(accountant, 12, attacked=True)
 
 
 @pytest.mark.real
-def test_the_same_two_hundred_times_under_attack(accountant: Mortal) -> None:
+def test_the_same_two_hundred_times_under_attack(accountant: AccountantProcess) -> None:
     _killed(accountant, 200, attacked=True)
 
 
@@ -222,12 +226,12 @@ def test_after_failures_of_power_the_books_are_exact(tmp_path: Path, attacked: b
         nonlocal lost
         lost += power.cut(chance)
 
-    with ready(power.environment) as zygote, mortal(folder, zygote) as accountant:
+    with fork_server(power.environment) as zygote, accountant_process(folder, zygote) as accountant:
         _killed(accountant, CUTS, attacked=attacked, then=cut)
     assert lost > CUTS // 4, "too few files had lost anything for the test to show something"
 
 
-def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: Mortal) -> None:
+def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: AccountantProcess) -> None:
     off, sender = accountant.folder / "off", outbox()
     accountant.settings(archive={"to": str(off / "archive"), "every": 1}, backups={"to": str(off / "backups")})
     accountant.serve()
@@ -246,10 +250,10 @@ def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(acc
     accountant.serve()
     sender.durable = sender.last  # as far as the agent knows; the answer tells it otherwise
     sender.deliver(accountant, 8)
-    exact(sender, accountant)
+    assert_exact(sender, accountant)
 
 
-def test_a_torn_log_is_cut_and_what_was_in_it_is_sent_again(accountant: Mortal) -> None:
+def test_a_torn_log_is_cut_and_what_was_in_it_is_sent_again(accountant: AccountantProcess) -> None:
     accountant.settings(checkpoint_seconds=3600)
     sender = outbox()
     accountant.serve()
@@ -262,24 +266,24 @@ def test_a_torn_log_is_cut_and_what_was_in_it_is_sent_again(accountant: Mortal) 
     sender.grow(1)
     sender.durable = sender.last - sender.gpus
     sender.deliver(accountant)
-    exact(sender, accountant)
+    assert_exact(sender, accountant)
     assert (accountant.folder / "data" / "ledger.duckdb.wal.torn").exists()
 
 
-def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Mortal) -> None:
+def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: AccountantProcess) -> None:
     accountant.serve()
     first = accountant.pid
     accountant.start()
     second, accountant.pid = accountant.pid, first
     assert second is not None
-    accountant.until(lambda: not living(second), "the second still lives")
+    accountant.until(lambda: not is_running(second), "the second still lives")
     assert "another process has this ledger open; only one may" in accountant.words()
     assert accountant.ask("GET", "/readyz")[0] == 200
     accountant.end(signal.SIGTERM)
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, accountant: Mortal) -> Iterator[Path]:
+def small_disk(tmp_path: Path, accountant: AccountantProcess) -> Iterator[Path]:
     """A file system of 90 MiB of its own; nobody uses it any more when it goes."""
     place = tmp_path / "small"
     place.mkdir()
@@ -298,7 +302,7 @@ def small_disk(tmp_path: Path, accountant: Mortal) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_refuses_and_loses_nothing(accountant: Mortal, small_disk: Path) -> None:
+def test_a_full_disk_refuses_and_loses_nothing(accountant: AccountantProcess, small_disk: Path) -> None:
     accountant.settings(data=str(small_disk / "data"))
     sender = outbox()
     accountant.serve()
@@ -314,14 +318,14 @@ def test_a_full_disk_refuses_and_loses_nothing(accountant: Mortal, small_disk: P
     ballast.unlink()
     accountant.serve()
     sender.deliver(accountant)
-    exact(sender, accountant)
+    assert_exact(sender, accountant)
 
 
 def file_size(place: Path) -> int:
     return place.stat().st_size if place.exists() else 0
 
 
-def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(accountant: Mortal) -> None:
+def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(accountant: AccountantProcess) -> None:
     """The log ends at another byte each time: within a record, between two, at the end of the commit."""
     accountant.settings(checkpoint_seconds=3_600)
     sender = outbox()
@@ -343,14 +347,14 @@ def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(acc
         accountant.no_file_beyond(None)
         sender.send(accountant, 4)
         assert sender.durable == sender.last, "the same process takes it as soon as there is room"
-    exact(sender, accountant)
+    assert_exact(sender, accountant)
     accountant.end()
     accountant.serve()
-    exact(sender, accountant)
+    assert_exact(sender, accountant)
 
 
 @pytest.mark.parametrize("room", [0, 100_000])
-def test_no_room_in_the_middle_of_a_checkpoint_loses_nothing(accountant: Mortal, room: int) -> None:
+def test_no_room_in_the_middle_of_a_checkpoint_loses_nothing(accountant: AccountantProcess, room: int) -> None:
     """The engine gives up then, and the process ends with a line that says so; started again, all is there."""
     sender = outbox()
     accountant.serve()
@@ -366,4 +370,4 @@ def test_no_room_in_the_middle_of_a_checkpoint_loses_nothing(accountant: Mortal,
     assert "the database is no longer usable" in accountant.words()
     accountant.serve()
     sender.deliver(accountant)
-    exact(sender, accountant)
+    assert_exact(sender, accountant)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.accountant_process import GONE, Mortal, exact, mortal, outbox
+from tests.chaos.accountant_process import GONE, AccountantProcess, accountant_process, assert_exact, outbox
 from tests.deadlines import until
 from tests.real.controlplane import ApiServer, api_server
 
@@ -29,13 +29,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 class Pair:
     """Two replicas, and the agent of a node that asks whichever answers."""
 
-    def __init__(self, replicas: tuple[Mortal, Mortal]) -> None:
+    def __init__(self, replicas: tuple[AccountantProcess, AccountantProcess]) -> None:
         self.replicas = replicas
         self.sender = outbox()
         self.away_s: list[float] = []
         """From each end of a leader until the other one served."""
 
-    def leading(self) -> Mortal | None:
+    def leading(self) -> AccountantProcess | None:
         for replica in self.replicas:
             if replica.alive():
                 with contextlib.suppress(*GONE):
@@ -43,8 +43,8 @@ class Pair:
                         return replica
         return None
 
-    def leader(self) -> Mortal:
-        found: Mortal = until(self.leading, lambda: "no replica leads:\n" + self.replicas[0].words(), 60)
+    def leader(self) -> AccountantProcess:
+        found: AccountantProcess = until(self.leading, lambda: "no replica leads:\n" + self.replicas[0].words(), 60)
         return found
 
     def work(self, quarters: int) -> None:
@@ -60,7 +60,7 @@ class Pair:
 
         until(delivered, lambda: "not delivered:\n" + self.replicas[0].words() + self.replicas[1].words(), 60)
 
-    def change(self, end: Callable[[Mortal], None]) -> Mortal:
+    def change(self, end: Callable[[AccountantProcess], None]) -> AccountantProcess:
         """End the leader and wait for the other one; the one that ended."""
         before = self.leader()
         (other,) = (replica for replica in self.replicas if replica is not before)
@@ -80,7 +80,7 @@ def pair(tmp_path: Path, zygote: subprocess.Popen[str], server: ApiServer) -> It
             found = []
             for name in ("a", "b"):
                 (tmp_path / name).mkdir()
-                one = stack.enter_context(mortal(tmp_path / name, zygote))
+                one = stack.enter_context(accountant_process(tmp_path / name, zygote))
                 places = {"archive": {"to": str(off / "archive"), "every": 2}, "backups": {"to": str(off / "backups")}}
                 lease = tmp_path.name[:50].replace("_", "-")
                 one.settings(
@@ -95,7 +95,7 @@ def pair(tmp_path: Path, zygote: subprocess.Popen[str], server: ApiServer) -> It
         yield start
 
 
-def _again(replica: Mortal) -> None:
+def _again(replica: AccountantProcess) -> None:
     replica.end()
     replica.start()
 
@@ -107,9 +107,9 @@ def test_killed_again_and_again_the_other_takes_over_and_the_ledger_is_exact(
     both = pair(own_volume)
     for _ in range(4):
         both.work(8)
-        both.change(Mortal.end).start()
+        both.change(AccountantProcess.end).start()
         both.work(3)
-    exact(both.sender, both.leader())
+    assert_exact(both.sender, both.leader())
     with capsys.disabled():
         print(f"\nown volumes {own_volume}: served again after {', '.join(f'{one:.1f} s' for one in both.away_s)}")
 
@@ -119,7 +119,7 @@ def test_asked_to_end_it_hands_over_at_once(pair: Callable[[bool], Pair]) -> Non
     both.work(4)
     both.change(lambda leader: leader.end(signal.SIGTERM)).start()
     both.work(4)
-    exact(both.sender, both.leader())
+    assert_exact(both.sender, both.leader())
     assert both.away_s[0] < 30
 
 
@@ -133,16 +133,16 @@ def test_a_leader_that_was_frozen_commits_nothing_when_it_wakes(pair: Callable[[
     frozen.gone()  # by itself
     assert "holds the Lease" in frozen.words()
     both.work(2)
-    exact(both.sender, both.leader())
+    assert_exact(both.sender, both.leader())
 
 
 def test_a_lost_volume_is_rebuilt_by_the_replica_that_takes_over(pair: Callable[[bool], Pair]) -> None:
     both = pair(True)
     both.work(20)
-    dead = both.change(Mortal.end)
+    dead = both.change(AccountantProcess.end)
     shutil.rmtree(dead.folder / "data", ignore_errors=True)
     dead.start()
     both.work(5)
-    both.change(Mortal.end)
+    both.change(AccountantProcess.end)
     both.work(1)  # the agent hears what is not there any more, and sends it again
-    exact(both.sender, both.leader())
+    assert_exact(both.sender, both.leader())

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm itself."""
+"""Renders the chart with Helm."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ EVERY: dict[str, Values] = {**VARIATIONS, **FILES}
 
 
 class Manifest(dict[str, Any]):
-    """An object; the properties are of a workload with one container."""
+    """A rendered object. Properties such as `pod` and `container` are for workloads with one container."""
 
     @property
     def pod(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Manifest(dict[str, Any]):
 
     @property
     def mounts(self) -> dict[str, str]:
-        """Volume -> where the container has it."""
+        """The mount path of each volume in the container."""
         return {m["name"]: m["mountPath"] for m in self.container["volumeMounts"]}
 
     @property
@@ -255,13 +255,13 @@ class Manifest(dict[str, Any]):
 
     @property
     def settings(self) -> Settings:
-        """What the accountant reads from its environment."""
+        """The settings that the accountant reads from its environment."""
         told = {key: value for key, value in self.environment.items() if key.startswith("GPUTALLY_")}
         return load(None, told, {"auth": "off"})
 
     @property
     def ways_out(self) -> dict[int | str, list[Any]]:
-        """Of a network policy: port -> who may be asked on it."""
+        """The allowed destinations of a network policy by port."""
         found: dict[int | str, list[Any]] = {}
         for rule in self["spec"]["egress"]:
             for port in rule["ports"]:
@@ -270,15 +270,15 @@ class Manifest(dict[str, Any]):
 
 
 class Rendered(list[Manifest]):
-    """What one rendering makes, in the order of Helm's files."""
+    """The result of one rendering, in the order of Helm's files."""
 
     @property
     def by_name(self) -> dict[tuple[str, str], Manifest]:
-        """By kind and name."""
+        """The manifests by kind and name."""
         return {(m["kind"], m["metadata"]["name"]): m for m in self}
 
     def find(self, kind: str, name: str) -> Manifest:
-        """name: without the release's."""
+        """Return one manifest. name: without the prefix of the release."""
         return self.by_name[kind, f"gputally-{name}"]
 
     def of(self, *kinds: str) -> list[Manifest]:
@@ -301,7 +301,7 @@ class Rendered(list[Manifest]):
         return self.find("Deployment", "fairshare")
 
     def pods(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Component and pod template of every workload and job."""
+        """Return component and pod template of every workload and job."""
         for manifest in self:
             spec = manifest.get("spec", {})
             spec = spec.get("jobTemplate", {}).get("spec", spec)
@@ -313,7 +313,7 @@ class Rendered(list[Manifest]):
 
 
 def at(manifest: Manifest, path: str) -> Any:
-    """What stands at a path such as `spec.ports.0.port`; None where nothing does."""
+    """Return the value at a path such as `spec.ports.0.port`, or None if there is none."""
     found: Any = manifest
     for key in path.split("."):
         found = found[int(key)] if isinstance(found, list) else (found or {}).get(key)
@@ -326,12 +326,12 @@ def files_of(chart: helm_python.Chart, values: Values) -> dict[str, str]:
 
 
 def notes(chart: helm_python.Chart, values: Values) -> str:
-    """What Helm says after an installation."""
+    """Return Helm's notes after an installation."""
     return files_of(chart, values)["gputally/templates/NOTES.txt"]
 
 
 def refused(chart: helm_python.Chart, values: Values) -> str:
-    """Why the templates render no manifests."""
+    """Return the reason for which the templates refuse these values."""
     with pytest.raises(helm_python.HelmRenderError) as caught:
         files_of(chart, values)
     return str(caught.value)
@@ -345,7 +345,7 @@ def rendered_by(chart: helm_python.Chart, values: Values) -> Rendered:
 
 
 def chart_of_charts(folder: Path) -> Path:
-    """In `folder`: a platform's chart, of which this one is a part."""
+    """Write a platform's chart to `folder` that has this chart as a dependency."""
     shutil.copytree(CHART, folder / "charts" / "gputally")
     dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
     description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
@@ -365,7 +365,7 @@ def chart() -> helm_python.Chart:
 
 @pytest.fixture(scope="session")
 def render(chart: helm_python.Chart) -> Callable[[Values], Rendered]:
-    """Values to manifests, in the order of Helm's files. Equal values are rendered once; each caller has a copy."""
+    """Return a function that renders the chart with values. Equal values are rendered once; each caller gets a copy."""
     known: dict[str, Rendered] = {}
 
     def rendered(values: Values) -> Rendered:
@@ -384,7 +384,7 @@ def values(request: pytest.FixtureRequest) -> Values:
 
 @pytest.fixture(scope="session", params=sorted(FILES))
 def example(request: pytest.FixtureRequest) -> Values:
-    """A values file that the chart brings."""
+    """A values file that the chart contains."""
     return FILES[request.param]
 
 
@@ -395,7 +395,7 @@ def manifests(render: Callable[[Values], Rendered], values: Values) -> Rendered:
 
 @pytest.fixture
 def workloads(manifests: Rendered) -> dict[str, Manifest]:
-    """Component (of an agent, and its pool) -> its DaemonSet, StatefulSet or Deployment."""
+    """Return the DaemonSet, StatefulSet or Deployment of each component (for an agent, of each component and pool)."""
     found = {}
     for workload in manifests.workloads:
         labels = workload["metadata"]["labels"]

@@ -1,4 +1,4 @@
-"""A ledger that holds what a test vector says each queue had, and KAI's usage source over it."""
+"""A ledger with the usage of each queue in a test vector, and KAI's usage source over it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Site:
 
 
 def book(ledger: DuckLedger, queues: Mapping[str, Sequence[Segment]], gpus: int, until_s: int) -> None:
-    """Whole GPUs go to the queues in order; on a single GPU each queue has its fraction of it."""
+    """Give whole GPUs to the queues in order; on a single GPU each queue gets its fraction of it."""
     rows: list[UsageInterval] = []
     facts = [pod_facts(f"pod-{name}", START_MS, namespace=name, node="n1", queue_ref=f"kai:{name}") for name in queues]
     for step in range(0, until_s, STEP_S):

@@ -1,10 +1,12 @@
-"""A day of a small cluster with whole, sliced and partitioned GPUs: its truth, and what kube-state-metrics shows of it.
+"""A day of a small cluster with whole, time-sliced and MIG GPUs: the true GPU-hours, and the samples of
+kube-state-metrics.
 
-Every namespace is one case. What kube-state-metrics would show is written once a minute, as OpenCost's own
-documentation configures the scrape: a container that ended is shown as not running for ten minutes, as a finished
-pod's is until it is deleted, so that no series ends without a word; a node without power leaves its pods' statuses as
-they were. A second copy of the same history lacks half an hour, as if Prometheus had been away.
-Deterministic; the window is 24 hours, and what runs all day also ran before and after it."""
+Each namespace is one case. The samples are one minute apart, as OpenCost's documentation configures the scrape. A
+container that ended is shown as not running for ten minutes, as for a finished pod until it is deleted, so every series
+has a last sample of zero. The pod statuses of a node without power stay as they were. A second copy of the same history
+lacks half an hour, as if Prometheus had been down.
+
+The data is deterministic. The window is 24 hours; pods that run all day also run before and after it."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ GAPLESS, GAPPED = "whole", "gapped"
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod with one container. Seconds since the window's start. parts: of how many in a GPU it holds one."""
+    """A pod with one container. Times are seconds since the window's start. parts: the pod holds one of this many parts
+    of its GPU."""
 
     namespace: str
     name: str
@@ -50,14 +53,14 @@ class Pod:
         return f"uid-{self.namespace}-{self.name}"
 
     def held_s(self, span: tuple[int, int] = (0, DAY_S)) -> float:
-        """GPU-seconds in the span: nothing while its node had no power."""
+        """Return the GPU-seconds held in the span, without the time in which the node had no power."""
         low, high = max(self.start_s, span[0]), min(self.end_s, span[1])
         dark = max(0, min(high, DARK_S[1]) - max(low, DARK_S[0])) if self.node == "dark" else 0
         return max(0, high - low - dark) * len(self.gpus) / self.parts
 
 
 def pods() -> tuple[Pod, ...]:
-    """By namespace: `steady`, `jobs`, `brief`, `sliced`, `renamed`, `mig`, `dark`."""
+    """Return the pods of the namespaces `steady`, `jobs`, `brief`, `sliced`, `renamed`, `mig` and `dark`."""
     before, after = -MARGIN_S, DAY_S + MARGIN_S
     every = [Pod("steady", "train", "steady", tuple(range(8)), before, after)]
     every += [Pod("dark", "train", "dark", tuple(range(8)), before, after)]
@@ -70,7 +73,7 @@ def pods() -> tuple[Pod, ...]:
 
 
 def _jobs(chance: random.Random) -> Iterator[Pod]:
-    """Eight GPUs, on each one job of 5 to 90 minutes after the other."""
+    """Eight GPUs, each with jobs of 5 to 90 minutes one after the other."""
     for gpu in range(8):
         at, number = chance.randrange(60, 1_200), 0
         while (end := at + chance.randrange(300, 5_400)) < DAY_S - 60:
@@ -86,7 +89,7 @@ def _brief(chance: random.Random) -> Iterator[Pod]:
 
 
 def truth(every: tuple[Pod, ...]) -> dict[str, float]:
-    """GPU-hours of the window by namespace."""
+    """Return the GPU-hours in the window by namespace."""
     found: dict[str, float] = defaultdict(float)
     for pod in every:
         found[pod.namespace] += pod.held_s() / (MS_PER_HOUR // 1_000)
@@ -94,7 +97,7 @@ def truth(every: tuple[Pod, ...]) -> dict[str, float]:
 
 
 def history(every: tuple[Pod, ...]) -> str:
-    """Both copies as OpenMetrics to back-fill, families together, each series in the order of time."""
+    """Return both copies as OpenMetrics for back-filling: families together, samples of a series in order of time."""
     running, requested = [], []
     for cluster in (GAPLESS, GAPPED):
         for pod in every:

@@ -26,12 +26,12 @@ DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 
 
 def served(ledger: object, clock: VirtualClock, book: Callable[[], PriceBook | None] = lambda: None) -> TestClient:
-    """A client of the API over a ledger, for up to 400 days."""
+    """Return a client of the API over a ledger. A question may cover 400 days."""
     return TestClient(create_app(AllocationSource(ledger, clock, book, "prod", Limits(span_days=400))))  # type: ignore[arg-type]
 
 
 def hour(hour: int, gpu: str, model: str, pod: str, namespace: str, busy: float | None, part: int = 0) -> UsageInterval:
-    """An hour of a GPU; part: of a MIG instance with that many of seven slices."""
+    """Build an hour of a GPU, or of a MIG instance with `part` of seven slices."""
     capacity = HOUR_US if not part else -(-HOUR_US * part // 7) if part == 3 else HOUR_US * part // 7
     sliced = Slice(f"{part}g.{part * 10}gb", part, 0, part, 7, 1, 8) if part else None
     return interval(
@@ -45,7 +45,8 @@ H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 
 
 def fill(ledger: DuckLedger) -> None:
-    """A day. n1: two H100 held by train-0, one idle GPU. n2: an A100, half of the day serving. n3: nobody."""
+    """Book a day. On n1 `train-0` holds two H100 and one GPU is idle; on n2 `serve-abc` holds an A100 for half the day;
+    n3 is idle."""
     made = {"created_ms": START_MS, "scheduled_ms": START_MS}
     train = pod_facts(
         "train-0", START_MS, namespace="vision", node="n1", workload="Job/train", owners=(Owner("Job", "train", "1"),),
@@ -76,7 +77,7 @@ WITH_A100 = price_book_text(H100=2.5, A100=1.25)
 
 
 class Port:
-    """The listener over a filled ledger."""
+    """The OpenCost API over a filled ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,9 +1,8 @@
-"""The same day metered: simulated GPUs, the agent's own meter, a real ledger, and its answer in OpenCost's form.
+"""Meters the same day: simulated GPUs, the agent's meter, a real ledger, and its answer in OpenCost's form.
 
-The meter sees its node every five seconds, as often as an agent asks the kubelet who holds what; that a pod change is
-also noticed at once is not made use of. Between two changes on a node only every fifth minute is looked at, since
-nothing is different in between. A node that loses its power loses the interval that was open, and comes back as another
-boot, of which its meter knows nothing."""
+The meter reads its node every five seconds, which is how often an agent asks the kubelet for allocations; it gets no
+notice of pod changes in between. While nothing changes on a node, only every fifth minute is read. A node that loses
+power loses the open interval and returns with a new boot id and a new meter."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ STEADY_S = 300
 
 
 def metered(every: Sequence[Pod], folder: Path, interval_ms: int = MS_PER_MINUTE) -> DuckLedger:
-    """A ledger of what agents of all nodes delivered; the caller closes it. Longer intervals make fewer rows, of which
-    a node that loses its power may lose more."""
+    """Return a ledger with the records of all nodes' agents; the caller closes it. Longer intervals make fewer rows,
+    and a node that loses power may lose more."""
     clock = VirtualClock(START_MS + (DAY_S + MARGIN_S) * MS_PER_SECOND)
     ledger = open_ledger(fresh(folder / "ledger.duckdb"), clock)
     for name in sorted({pod.node for pod in every}):
@@ -55,7 +54,7 @@ def metered(every: Sequence[Pod], folder: Path, interval_ms: int = MS_PER_MINUTE
 
 
 def answer(ledger: DuckLedger, aggregate: str) -> dict[str, float]:
-    """GPU-hours of the window, as a client of OpenCost's API gets them."""
+    """Return the GPU-hours of the window, as a client of OpenCost's API receives them."""
     end = START_MS + DAY_S * MS_PER_SECOND
     source = AllocationSource(
         ledger, VirtualClock(end + MARGIN_S * MS_PER_SECOND), lambda: None, "prod", Limits(span_days=400)
@@ -67,7 +66,7 @@ def answer(ledger: DuckLedger, aggregate: str) -> dict[str, float]:
 
 
 def _node(name: str, mine: Sequence[Pod], interval_ms: int) -> Iterator[ClosedSet]:
-    """What the meters of its boots close."""
+    """Return the sets that the node's meters close, one meter per boot."""
     start, end = -MARGIN_S, DAY_S + MARGIN_S
     node = SimulatedNode(name, _gpus(name, mine), start_ms=START_MS + start * MS_PER_SECOND)
     changes = sorted(

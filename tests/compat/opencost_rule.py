@@ -1,11 +1,11 @@
-"""GPU-hours as OpenCost makes them of what a Prometheus recorded: its two questions, and its arithmetic on the answers.
+"""GPU-hours by OpenCost's published rule: its two Prometheus queries and its arithmetic on the answers.
 
-The program itself does not run here. Its questions and its rule are stated as its source has them (opencost/opencost,
-2026: `QueryPods`, `QueryGPUsRequested` and `durationStringFor` in modules/prometheus-source/pkg/prom, and
-`calculateStartAndEnd` and `applyGPUsAllocated` in pkg/costmodel): a pod lasts from the first to the last look at which
-a container of it ran, looks being a resolution apart; one look alone stands for one resolution around it; nothing
-reaches over the window. Its GPUs are the average of what it requested of `nvidia.com/gpu`, which is also what its
-exporter calls `container_gpu_allocation`. Pure: rows of answers in, hours out."""
+OpenCost itself does not run here. Queries and rule follow its source (opencost/opencost, 2026: `QueryPods`,
+`QueryGPUsRequested` and `durationStringFor` in modules/prometheus-source/pkg/prom, and `calculateStartAndEnd` and
+`applyGPUsAllocated` in pkg/costmodel). A pod runs from the first to the last sample with a running container; samples
+are one resolution apart. A single sample counts as one resolution around it. Time outside the window does not count. A
+pod's GPUs are its average request of `nvidia.com/gpu`, the figure that its exporter publishes as
+`container_gpu_allocation`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ Pod = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Asked:
-    """A window and how far apart the looks are, seconds. resolution_s: 300 unless it is configured."""
+    """A window and the resolution of the queries, in seconds. OpenCost's default resolution is 300."""
 
     start_s: int
     end_s: int
     resolution_s: int = 300
 
     def running(self, cluster: str) -> str:
-        """Who ran, look by look. Prometheus 3 leaves out the left edge, so one resolution more is asked for."""
+        """The query of running containers, sample by sample. It starts one resolution early, because Prometheus 3
+        excludes the left edge."""
         window = (self.end_s - self.start_s + self.resolution_s) // 60
         return (
             f'avg(kube_pod_container_status_running{{cluster="{cluster}"}} != 0) by (pod, namespace, uid, cluster)'
@@ -35,7 +36,7 @@ class Asked:
         )
 
     def requested(self, cluster: str) -> str:
-        """GPUs of each container, on average."""
+        """The query of the average GPU request of each container."""
         only = f'resource="nvidia_com_gpu", container!="", container!="POD", node!="", cluster="{cluster}"'
         window = (self.end_s - self.start_s) // 60
         return (
@@ -44,7 +45,7 @@ class Asked:
         )
 
     def seconds(self, looks: Iterable[tuple[float, str]]) -> float:
-        """What the rule makes of the looks at which a pod ran."""
+        """Return the running time that the rule derives from a pod's samples."""
         times = sorted(at for at, _ in looks)
         first, last = times[0], times[-1]
         if first == last:
@@ -54,7 +55,8 @@ class Asked:
     def gpu_hours(
         self, running: Iterable[Mapping[str, Any]], requested: Iterable[Mapping[str, Any]]
     ) -> dict[Pod, float]:
-        """By pod, from the answers to both questions; a pod that requested no whole GPUs has none."""
+        """Return the GPU-hours of each pod from the answers to both queries; pods that requested no whole GPU are left
+        out."""
         lasted = {_pod(row["metric"]): self.seconds(row["values"]) for row in running}
         hours: dict[Pod, float] = defaultdict(float)
         for row in requested:

@@ -1,9 +1,9 @@
-"""What Prometheus makes of a gauge that is a step function: the peer our exact integral is compared with.
+"""Prometheus' average of a step function, for comparison with the exact integral.
 
-`sum_over_time((METRIC)[window:resolution])` evaluates the metric at the absolute multiples of the resolution inside
-the window, each as an instant lookup of the last sample of the past five minutes. Prometheus 2 includes the left
-edge of the window, Prometheus 3 does not. Source: Prometheus' documentation of subqueries, and its migration guide
-to version 3."""
+`sum_over_time((METRIC)[window:resolution])` evaluates the metric at the absolute multiples of the resolution inside the
+window, each as an instant lookup of the last sample of the past five minutes. Prometheus 2 includes the left edge of
+the window, Prometheus 3 does not. Source: Prometheus' documentation of subqueries, and its migration guide to version
+3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Segment = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Seconds. left_closed: as Prometheus 2."""
+    """The parameters of a subquery, in seconds. left_closed: include the left edge, as Prometheus 2 does."""
 
     window: int
     resolution: int
@@ -27,7 +27,7 @@ class Sampling:
     left_closed: bool
 
     def sum(self, segments: Sequence[Segment], now: int) -> float:
-        """The value of the query at `now`."""
+        """Return the query's value at `now`."""
         start = now - self.window
         first = -(-start // self.resolution) * self.resolution
         if first == start and not self.left_closed:
@@ -48,7 +48,7 @@ class Sampling:
 
 
 def integral(segments: Sequence[Segment], start: float, end: float, half_life: int | None) -> float:
-    """GPU-seconds in [start, end), exactly; with a half-life decayed to `end`."""
+    """Return the exact GPU-seconds in [start, end); with a half-life, decayed to `end`."""
     total = 0.0
     for begin, stop, value in segments:
         left, right = max(begin, start), min(stop, end)

@@ -1,4 +1,4 @@
-"""The dashboards as data, the metrics that the three programs publish, and queries taken apart."""
+"""The dashboards as data, the metrics that the three programs publish, and a parser of their queries."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Walked = Iterator[tuple[Any, tuple[Any, ...]]]
 
 
 def parse(expression: str) -> Any:
-    """The syntax tree of an expression as Grafana would send it."""
+    """Parse an expression as Grafana would send it."""
     for variable, text in WRITTEN.items():
         expression = expression.replace(variable, text)
     return pq.parse(expression)
 
 
 def walk(node: Any, above: tuple[Any, ...] = ()) -> Walked:
-    """Every node of a syntax tree with the nodes above it, outermost first."""
+    """Yield every node of a syntax tree with the nodes above it, outermost first."""
     yield node, above
     inner = (*above, node)
     match node:

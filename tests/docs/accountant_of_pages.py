@@ -1,7 +1,8 @@
-"""What the commands of the pages ask: an accountant on loopback with seven weeks of a small cluster behind it.
+"""The accountant that the pages' commands query: it has seven weeks of a small cluster.
 
-Two nodes, eight GPUs, three teams, from 2026-10-01 to the 20th of November at ten, virtual time; October is over its
-grace and can be closed. Made once and copied, so that a page may close months without another's noticing."""
+Two nodes, eight GPUs and three teams, from 2026-10-01 to 20 November at 10:00 in virtual time. October's grace period
+has ended, so the month can be closed. The data is made once and copied, so that one page can close a month without
+effect on another."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ GPUS = 4
 
 @dataclass(frozen=True)
 class Job:
-    """A pod on `gpus` GPUs of a node in the hours [since, until) of every day, busy for so much of it."""
+    """A pod that holds `gpus` GPUs of a node in the hours [since, until) of every day. busy: the busy share."""
 
     team: str
     name: str
@@ -103,7 +104,7 @@ def _facts(node: str) -> Iterator[PodFacts]:
 
 
 def objects() -> list[Object]:
-    """The cluster as its scheduler has it at the end: every queue asks for more than it holds."""
+    """Return the cluster's objects at the end: the pods of every queue request more GPUs than it holds."""
     queues: list[Object] = [
         {
             "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": queue.name},
@@ -122,7 +123,7 @@ def objects() -> list[Object]:
 
 
 def make(folder: Path) -> None:
-    """Write the ledger, the price book and the policy into the folder."""
+    """Write the ledger, the price book and the policy to the folder."""
     (folder / "prices.yaml").write_text(PRICES, "utf-8")
     clock = VirtualClock(START_MS)
     with Service(_settings(folder), clock) as service:
@@ -142,7 +143,7 @@ def _settings(folder: Path) -> Settings:
 
 @contextmanager
 def answering(made: Path, folder: Path) -> Iterator[str]:
-    """A copy of what was made in `folder`, served until the block ends. Yields its address."""
+    """Copy the data to `folder` and serve it until the block ends. Yields the address."""
     shutil.copytree(made, folder, dirs_exist_ok=True)
     with Service(_settings(folder), VirtualClock(NOW_MS)) as service, serve(service.app, "127.0.0.1", 0) as address:
         yield address
@@ -171,7 +172,7 @@ def _policy(policy: Policy) -> str:
 
 
 def stage(folder: Path) -> None:
-    """The files that the pages name and leave to the reader."""
+    """Write the files that the pages name and expect the reader to have."""
     files = {
         "admin.token": "admin", "reader.token": "reader", "me.token": "reader",
         "new.yaml": PRICES.replace("2.40", "2.10"),

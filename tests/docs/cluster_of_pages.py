@@ -1,5 +1,5 @@
-"""The cluster behind the pages' commands: a real API server with the schedulers' kinds, and what the pages take to be
-there. Its nodes are names: nothing runs on them."""
+"""The cluster for the commands of the pages: a real API server with the schedulers' kinds and the objects that pages
+presuppose. Its nodes run nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LATENCIES = "\n".join(
 
 
 def furnish(server: ApiServer) -> None:
-    """What stays from page to page."""
+    """Create the objects that all pages share."""
     server.define("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False)
     growing = {"metadata": {"name": "fast"}, "provisioner": "csi.example", "allowVolumeExpansion": True}
     server.request("POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
@@ -51,8 +51,8 @@ def furnish(server: ApiServer) -> None:
 
 @contextlib.contextmanager
 def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
-    """Nodes, queues, pods that wait and the schedulers' configuration, for one page. installed: the namespace of the
-    release is there, with a pod and the ledger's claim."""
+    """Create nodes, queues, waiting pods and the schedulers' configuration for one page, and remove them afterwards.
+    installed: the release's namespace exists, with a pod and the ledger's claim."""
     with standing(server, [*accountant_of_pages.objects(), *_waiting(), *_configurations()], KINDS):
         for node in accountant_of_pages.MODELS:
             server.request("PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": GPU_NODE}}, MERGE)
@@ -68,7 +68,8 @@ SECRETS = ("tokens.yaml", "me.token", "client.secret")
 
 
 def stage(folder: Path) -> None:
-    """The files that the pages name and leave to the reader, or to a command of theirs that `make test` runs."""
+    """Write the files that the pages name and expect the reader to have, or to make with a command that `make test`
+    runs."""
     pool = Pool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
     advised = PoolAdvice(pool, 8, 2, 1, 2, (), 0, 0.0, 0, 0.0, 0, 0.0, 0.0, (8,), None, None)
     (folder / "limits.yaml").write_text(autoscaler_file("karpenter", [advised], 0.75, "two weeks"), "utf-8")
@@ -82,13 +83,13 @@ def stage(folder: Path) -> None:
 
 
 def leave_to_the_page(folder: Path) -> None:
-    """Take away what the install page has its reader make."""
+    """Remove the files that the install page has its reader create."""
     for name in (*SECRETS, "ca.crt", "tls.crt", "tls.key", "prices.yaml", "policy.yaml"):
         (folder / name).unlink()
 
 
 def _waiting() -> Iterator[Object]:
-    """One gang of each: ml/train of vision, serving/chat of serving."""
+    """A waiting gang of each of two queues: ml/train of vision, serving/chat of serving."""
     for namespace, name, queue in (("ml", "train", "vision"), ("serving", "chat", "serving")):
         group = {"apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind}
         yield {
@@ -105,7 +106,7 @@ def _waiting() -> Iterator[Object]:
 
 
 def _configurations() -> Iterator[Object]:
-    """As Kueue and Volcano are told."""
+    """The configuration of Kueue and Volcano."""
     for namespace, name, key, text in (
         ("kueue-system", "kueue-manager-config", "controller_manager_config.yaml", "fairSharing: {enable: true}\n"),
         ("volcano-system", "volcano-scheduler-configmap", "volcano-scheduler.conf", "actions: allocate\ntiers: []\n"),
@@ -128,7 +129,7 @@ def _install(server: ApiServer) -> None:
 
 
 def _clear(server: ApiServer) -> None:
-    """No release, no namespace of one: there is no controller that would empty it."""
+    """Remove the release and its namespaces by hand, because no namespace controller runs."""
     for namespace in (RELEASE, f"{RELEASE}-agents"):
         here = f"/api/v1/namespaces/{namespace}"
         with contextlib.suppress(urllib.error.HTTPError):

@@ -1,8 +1,8 @@
-"""The fenced blocks of the pages people read: what they hold, and whether a test runs them.
+"""The fenced code blocks of the pages: their content, and whether a test runs them.
 
-The words behind the fence say it. `sh` and `console` are commands, run in order per page; a second word says that
-they are not run by `make test`, and why. `yaml` is followed by what it is, and by a name where commands read the file.
-"""
+The words after the opening fence classify a block. `sh` and `console` are commands, which run in order on each page; a
+second word names the reason for which `make test` does not run them. `yaml` is followed by the kind of file, and by a
+file name if commands read it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _FENCE = re.compile(
 
 
 @dataclass(frozen=True)
-class Fence:
-    """One block. words: what stands behind the first, the language."""
+class CodeBlock:
+    """A fenced code block. words: the words after the language."""
 
     page: Path
     line: int
@@ -48,54 +48,54 @@ class Fence:
 
     @property
     def mark(self) -> str | None:
-        """Why `make test` does not run it; None: it does."""
+        """The reason for which `make test` does not run the block; None if it does."""
         return self.words[0] if self.words else None
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a block with what it shall print: None where the page does not say."""
+    """A command with its expected output; None if the page shows no output."""
 
     where: str
     command: str
     expected: str | None
 
 
-def fences(page: Path, text: str) -> Iterator[Fence]:
-    """All blocks of a page, top down."""
+def code_blocks_of(page: Path, text: str) -> Iterator[CodeBlock]:
+    """Return all code blocks of a page from top to bottom."""
     for found in _FENCE.finditer(text):
         language, *words = found["info"].split() or [""]
         line = text.count("\n", 0, found.start()) + 1
-        yield Fence(page, line, language, tuple(words), textwrap.dedent(found["text"]))
+        yield CodeBlock(page, line, language, tuple(words), textwrap.dedent(found["text"]))
 
 
-def written() -> dict[Path, str]:
-    """Every Markdown file that people read, with its text."""
+def pages_with_text() -> dict[Path, str]:
+    """Return every Markdown file that users read, with its text."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")]
     return {path: path.read_text(encoding="utf-8") for path in sorted(found)}
 
 
-PAGES = {str(page.relative_to(ROOT)): list(fences(page, text)) for page, text in written().items()}
+PAGES = {str(page.relative_to(ROOT)): list(code_blocks_of(page, text)) for page, text in pages_with_text().items()}
 """The blocks of every page, by its place in the repository."""
 
 
 def with_commands(mark: str | None) -> list[str]:
-    """The pages that have commands with that mark; None: without one."""
+    """Return the pages with commands of this mark; None: commands without a mark."""
     return [name for name, blocks in PAGES.items() if any(f.language in COMMANDS and f.mark == mark for f in blocks)]
 
 
-def steps(fence: Fence) -> list[Step]:
-    """The commands of a block. `sh`: one a line, continued by a backslash or a here-document. `console`: those behind
-    `$ `, and between them what they print."""
+def steps(block: CodeBlock) -> list[Step]:
+    """Return the commands of a block. In `sh` each line is a command, continued by a backslash or a here-document. In
+    `console` a command follows `$ `, and the lines after it are its output."""
     found: list[Step] = []
-    lines = fence.text.splitlines()
+    lines = block.text.splitlines()
     number = 0
     while number < len(lines):
         first, line = number, lines[number]
         number += 1
-        if fence.language == "console":
+        if block.language == "console":
             if not line.startswith("$ "):
-                raise ValueError(f"{fence.where}: a console begins with `$ `")
+                raise ValueError(f"{block.where}: a console begins with `$ `")
             line = line[2:]
         while line.endswith("\\") and number < len(lines):
             line += "\n" + lines[number]
@@ -108,20 +108,20 @@ def steps(fence: Fence) -> list[Step]:
                     line += "\n"
                     break
         expected = None
-        if fence.language == "console":
+        if block.language == "console":
             shown = []
             while number < len(lines) and not lines[number].startswith("$ "):
                 shown.append(lines[number])
                 number += 1
             expected = "\n".join(shown)
         if line.strip() and not line.startswith("#"):
-            found.append(Step(f"{fence.page.name}:{fence.line + 1 + first}", line, expected))
+            found.append(Step(f"{block.page.name}:{block.line + 1 + first}", line, expected))
     return found
 
 
 def same(expected: str, printed: str) -> bool:
-    """Whether it printed what the page shows: `…` stands for anything inside a line, a line of it for any lines; spaces
-    at the ends of lines, and empty lines at either end, are nobody's business."""
+    """Return whether the printed output matches the page. `…` matches any text within a line, and a line of its own any
+    lines. Spaces at line ends, and empty lines at the start and the end, are ignored."""
     pattern = ""
     for line in _trimmed(expected):
         if line.strip() == "…":
@@ -132,7 +132,7 @@ def same(expected: str, printed: str) -> bool:
 
 
 def renewed(text: str, step: Step, printed: str) -> str:
-    """The page with what the command printed in place of what it shows; as it is where that has an ellipsis."""
+    """Return the page with the printed output in place of the shown one. Output with an ellipsis stays."""
     if step.expected is None or "…" in step.expected:
         return text
     shown = f"$ {step.command}\n{step.expected}\n" if step.expected else f"$ {step.command}\n"

@@ -1,4 +1,4 @@
-"""The documents of the repository, and a folder in which their commands are typed."""
+"""The repository's documents, and a folder in which their commands run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import structlog
 from gputally.base.clock import SystemClock
 from gputally.server import logs_and_metrics
 from tests.docs import accountant_of_pages
-from tests.docs.code_blocks import ROOT, written
+from tests.docs.code_blocks import ROOT, pages_with_text
 from tests.docs.page_commands import Shell
 
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
@@ -25,12 +25,12 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def pages() -> dict[Path, str]:
-    return written()
+    return pages_with_text()
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
+    """A folder with the ledger that the commands query. While it is made, only errors are logged."""
     folder = tmp_path_factory.mktemp("site")
     logs_and_metrics.configure("error")
     accountant_of_pages.make(folder)
@@ -40,7 +40,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask."""
+    """A folder with everything the pages presuppose: the folders of a checkout, the files that pages name, and an
+    accountant."""
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
     accountant_of_pages.stage(tmp_path)

@@ -64,7 +64,7 @@ def typed(desk: Shell, *words: str) -> None:
 def test_the_commands_of_the_page_run_on_a_cluster(
     page: str, desk: Shell, server: ApiServer, request: pytest.FixtureRequest
 ) -> None:
-    commands = "".join(fence.text for fence in PAGES[page] if fence.mark == "cluster")
+    commands = "".join(block.text for block in PAGES[page] if block.mark == "cluster")
     stands_for = dict(cluster_of_pages.STANDS_FOR)
     if cluster_of_pages.PROMETHEUS in commands:
         stands_for[cluster_of_pages.PROMETHEUS] = request.getfixturevalue("latencies")

@@ -8,7 +8,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 
-from tests.docs.code_blocks import COMMANDS, MARKS, SHOWN, Fence, fences, renewed, same, steps
+from tests.docs.code_blocks import COMMANDS, MARKS, SHOWN, CodeBlock, code_blocks_of, renewed, same, steps
 from tests.docs.yaml_validators import KINDS
 
 PROGRAMS = (
@@ -19,30 +19,30 @@ CALL = re.compile(rf"^(?:\$ )?(?:sudo )?(?:[\w./]*/)?(?:{PROGRAMS}) +\S")
 
 
 @pytest.fixture(scope="session")
-def blocks(pages: dict[Path, str]) -> list[Fence]:
-    return [fence for page, text in pages.items() for fence in fences(page, text)]
+def blocks(pages: dict[Path, str]) -> list[CodeBlock]:
+    return [block for page, text in pages.items() for block in code_blocks_of(page, text)]
 
 
-def test_every_block_says_what_it_holds(blocks: list[Fence]) -> None:
+def test_every_block_says_what_it_holds(blocks: list[CodeBlock]) -> None:
     wrong = []
-    for fence in blocks:
-        if fence.language in COMMANDS:
-            known = len(fence.words) == 0 or (len(fence.words) == 1 and fence.words[0] in MARKS)
-        elif fence.language == "yaml":
-            known = 1 <= len(fence.words) <= 2 and fence.words[0] in KINDS
+    for block in blocks:
+        if block.language in COMMANDS:
+            known = len(block.words) == 0 or (len(block.words) == 1 and block.words[0] in MARKS)
+        elif block.language == "yaml":
+            known = 1 <= len(block.words) <= 2 and block.words[0] in KINDS
         else:
-            known = fence.language in SHOWN and len(fence.words) <= 1
+            known = block.language in SHOWN and len(block.words) <= 1
         if not known:
-            wrong.append(f"{fence.where}: {fence.language} {' '.join(fence.words)}")
+            wrong.append(f"{block.where}: {block.language} {' '.join(block.words)}")
     assert wrong == [], f"commands: sh or console, alone or with {', '.join(MARKS)}; yaml with {', '.join(KINDS)}"
 
 
-def test_no_command_hides_in_a_block_that_is_only_shown(blocks: list[Fence]) -> None:
+def test_no_command_hides_in_a_block_that_is_only_shown(blocks: list[CodeBlock]) -> None:
     hidden = [
-        f"{fence.where}: {line}"
-        for fence in blocks
-        if fence.language in SHOWN
-        for line in fence.text.splitlines()
+        f"{block.where}: {line}"
+        for block in blocks
+        if block.language in SHOWN
+        for line in block.text.splitlines()
         if CALL.match(line.strip())
     ]
     assert hidden == [], "make it a block of sh, with a mark if a test cannot run it"
@@ -65,20 +65,20 @@ def test_the_marks_are_explained(root: Path) -> None:
 
 def test_a_console_is_cut_into_commands_and_what_they_print() -> None:
     text = "```console\n$ one \\\n  two\nprinted\n\nmore\n$ three\n```\n"
-    [fence] = fences(Path("page.md"), text)
-    first, second = steps(fence)
+    [block] = code_blocks_of(Path("page.md"), text)
+    first, second = steps(block)
     assert (first.command, first.expected) == ("one \\\n  two", "printed\n\nmore")
     assert (second.where, second.command, second.expected) == ("page.md:7", "three", "")
 
 
 def test_a_here_document_belongs_to_its_command() -> None:
-    [fence] = fences(Path("page.md"), "```sh\n# a word\ncat > file <<'END'\none\nEND\nnext\n```\n")
-    assert [step.command for step in steps(fence)] == ["cat > file <<'END'\none\nEND\n", "next"]
+    [block] = code_blocks_of(Path("page.md"), "```sh\n# a word\ncat > file <<'END'\none\nEND\nnext\n```\n")
+    assert [step.command for step in steps(block)] == ["cat > file <<'END'\none\nEND\n", "next"]
 
 
 def test_a_page_takes_what_is_printed_now() -> None:
     page = "```console\n$ one\nold\n$ two\na … b\n```\n"
-    first, second = steps(next(fences(Path("page.md"), page)))
+    first, second = steps(next(code_blocks_of(Path("page.md"), page)))
     assert renewed(page, first, "\nnew  \nlines\n\n") == page.replace("old", "new\nlines")
     assert renewed(page, second, "c") == page
 
@@ -98,17 +98,17 @@ def test_what_is_shown_is_compared_but_for_ellipses(expected: str, printed: str,
     assert same(expected, printed) is equal
 
 
-def test_the_questions_to_prometheus_are_ones(blocks: list[Fence]) -> None:
-    asked = [fence for fence in blocks if fence.language == "promql"]
+def test_the_questions_to_prometheus_are_ones(blocks: list[CodeBlock]) -> None:
+    asked = [block for block in blocks if block.language == "promql"]
     assert asked
-    for fence in asked:
-        promql_parser.parse(fence.text)
+    for block in asked:
+        promql_parser.parse(block.text)
 
 
-def test_an_upgrade_takes_the_new_charts_defaults(blocks: list[Fence]) -> None:
+def test_an_upgrade_takes_the_new_charts_defaults(blocks: list[CodeBlock]) -> None:
     """With the former ones, what they do not know yet is a nil pointer in the templates."""
     upgrades = [
-        line for fence in blocks for line in fence.text.splitlines() if line.lstrip().startswith("helm upgrade")
+        line for block in blocks for line in block.text.splitlines() if line.lstrip().startswith("helm upgrade")
     ]
     assert upgrades
     assert [line for line in upgrades if "--reuse-values" in line] == []

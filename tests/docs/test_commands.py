@@ -14,7 +14,7 @@ import yaml
 
 from gputally.__main__ import COMMANDS, COMPLETION, main
 from tests.docs.code_blocks import COMMANDS as COMMANDS_IN
-from tests.docs.code_blocks import fences, steps
+from tests.docs.code_blocks import code_blocks_of, steps
 
 GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
 RICHEST = GOLDEN.with_name("on-prem.yaml")
@@ -22,7 +22,7 @@ RICHEST = GOLDEN.with_name("on-prem.yaml")
 
 def lines(page: Path, text: str) -> list[str]:
     """The commands of all blocks of a page, continued lines joined, comments dropped."""
-    found = [step for fence in fences(page, text) if fence.language in COMMANDS_IN for step in steps(fence)]
+    found = [step for block in code_blocks_of(page, text) if block.language in COMMANDS_IN for step in steps(block)]
     return [step.command.replace("\\\n", " ").split("  #")[0].strip() for step in found]
 
 
@@ -33,7 +33,7 @@ def ours(commands: list[str]) -> list[list[str]]:
 
 
 @pytest.fixture
-def written(pages: dict[Path, str], root: Path) -> list[list[str]]:
+def commands_of_pages(pages: dict[Path, str], root: Path) -> list[list[str]]:
     notes = (root / "helm" / "gputally" / "templates" / "NOTES.txt").read_text("utf-8")
     indented = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
     return ours([line for page, text in pages.items() for line in lines(page, text)] + indented)
@@ -82,7 +82,9 @@ def test_make_targets_exist(pages: dict[Path, str], root: Path) -> None:
 def test_what_is_left_to_the_pipeline_is_a_step_of_it(pages: dict[Path, str], root: Path) -> None:
     """`ci` stands on commands that no test may call, because they call all tests, or need the whole machine."""
     pipeline = (root / ".ci" / "run").read_text("utf-8")
-    left = [step for page, text in pages.items() for f in fences(page, text) if f.mark == "ci" for step in steps(f)]
+    left = [
+        step for page, text in pages.items() for f in code_blocks_of(page, text) if f.mark == "ci" for step in steps(f)
+    ]
     assert left
     for step in left:
         assert f"step {' '.join(step.command.split()[:2])}" in pipeline, step
@@ -93,9 +95,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_written_commands_exist_with_their_flags(written: list[list[str]]) -> None:
-    assert len(written) > 5
-    for arguments in written:
+def test_written_commands_exist_with_their_flags(commands_of_pages: list[list[str]]) -> None:
+    assert len(commands_of_pages) > 5
+    for arguments in commands_of_pages:
         assert unknown(arguments) == [], arguments
 
 
@@ -130,8 +132,8 @@ def test_the_first_screen_has_one_figure_and_two_commands(root: Path) -> None:
     first = (root / "README.md").read_text("utf-8").split("## ")[0]
     assert first.count("![") == 1
     assert "docs/img/report.png" in first
-    [fence] = fences(root / "README.md", first)
-    assert [step.command.split("  #")[0].strip() for step in steps(fence)] == ["make demo", "make test"]
+    [block] = code_blocks_of(root / "README.md", first)
+    assert [step.command.split("  #")[0].strip() for step in steps(block)] == ["make demo", "make test"]
 
 
 def test_every_figure_of_the_first_screen_stands_in_the_page_it_names(root: Path) -> None:

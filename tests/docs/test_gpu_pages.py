@@ -32,9 +32,9 @@ GPU = "gpu GPU-11111111-2222-3333-4444-555555555555 NVIDIA_H200\nmem 15075482009
 STEPS = {
     " ".join(shlex.split(step.command, comments=True)).removeprefix(".venv/bin/"): step
     for blocks in PAGES.values()
-    for fence in blocks
-    if fence.language in COMMANDS and fence.mark == "gpu"
-    for step in steps(fence)
+    for block in blocks
+    if block.language in COMMANDS and block.mark == "gpu"
+    for step in steps(block)
 }
 """Each once, on whichever pages it stands."""
 

@@ -23,7 +23,7 @@ import pytest
 from gputally.kubernetes.objects import GPU
 from tests.deadlines import until
 from tests.docs import cluster_of_pages
-from tests.docs.code_blocks import COMMANDS, PAGES, ROOT, Fence, steps
+from tests.docs.code_blocks import COMMANDS, PAGES, ROOT, CodeBlock, steps
 from tests.docs.conftest import FOLDERS
 from tests.docs.page_commands import Shell, put
 from tests.fairshare.real_api_server import MERGE, served
@@ -66,10 +66,10 @@ class Reader:
 
     def section(self, title: str) -> None:
         """Type everything under a heading."""
-        for fence in _blocks(title):
-            put(self.folder, fence)
-            if fence.language in COMMANDS:
-                for step in steps(fence):
+        for block in _blocks(title):
+            put(self.folder, block)
+            if block.language in COMMANDS:
+                for step in steps(block):
                     self.type(step.command)
 
     def type(self, command: str) -> None:
@@ -163,12 +163,12 @@ class Reader:
         return list(json.loads(done.printed)["lines"]) if done.code == 0 and done.printed.startswith("{") else []
 
 
-def _blocks(title: str) -> Iterator[Fence]:
+def _blocks(title: str) -> Iterator[CodeBlock]:
     """The blocks of a section of the page."""
     lines = (ROOT / PAGE).read_text("utf-8").splitlines()
     begin = lines.index(f"## {title}") + 1
     end = next((n for n, line in enumerate(lines[begin:], begin + 1) if line.startswith("## ")), len(lines) + 1)
-    yield from (fence for fence in PAGES[PAGE] if begin < fence.line < end)
+    yield from (block for block in PAGES[PAGE] if begin < block.line < end)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_from_nothing_to_true_figures_and_one_file_for_each_later_step(reader: R
     installed = time.monotonic()
     reader.start()
     reader.section("2. Wait for the pods")
-    commands = [step for fence in _blocks("3. See the figures") for step in steps(fence) if fence.language in COMMANDS]
+    commands = [step for block in _blocks("3. See the figures") for step in steps(block) if block.language in COMMANDS]
     for step in commands[:-1]:
         reader.type(step.command)
     reader.shell.environ |= {
@@ -212,7 +212,7 @@ def test_from_nothing_to_true_figures_and_one_file_for_each_later_step(reader: R
 
     for title in ("5. Your policy", "6. Enforce"):
         reader.section(title)
-    tokens, *_ = (fence for fence in _blocks("People and tokens") if fence.language in COMMANDS)
+    tokens, *_ = (block for block in _blocks("People and tokens") if block.language in COMMANDS)
     for step in steps(tokens):
         reader.type(step.command)
     assert reader.accepted("admin.token") == 401

@@ -18,7 +18,7 @@ from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, build
 from tests.docs import yaml_validators
-from tests.docs.code_blocks import PAGES, ROOT, Fence, with_commands
+from tests.docs.code_blocks import PAGES, ROOT, CodeBlock, with_commands
 from tests.docs.conftest import FOLDERS
 from tests.docs.page_commands import Shell, follow
 
@@ -54,10 +54,10 @@ def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "fence", [pytest.param(f, id=f.where) for blocks in PAGES.values() for f in blocks if f.language == "yaml"]
+    "block", [pytest.param(f, id=f.where) for blocks in PAGES.values() for f in blocks if f.language == "yaml"]
 )
-def test_the_yaml_of_the_pages_is_taken(fence: Fence) -> None:
+def test_the_yaml_of_the_pages_is_taken(block: CodeBlock) -> None:
     try:
-        yaml_validators.check(fence.words[0], fence.text, fence.where)
+        yaml_validators.check(block.words[0], block.text, block.where)
     except FileFault as fault:
         pytest.fail(os.linesep.join(fault.faults))

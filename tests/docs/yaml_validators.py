@@ -1,7 +1,7 @@
-"""What a block of YAML can be, each held by the validator of the program that reads such a file.
+"""Checks each YAML block of a page with the validator of the program that reads such a file.
 
-A page often shows a part of a file. `whole` adds what every file of that kind needs and the part leaves out, so that
-the validator sees what somebody would have who pasted the part into a file of his own."""
+A page often shows a part of a file. `whole` adds the parts that every such file needs, so that the validator reads what
+a user has after pasting the block into a file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _of(model: type[BaseModel]) -> Callable[[Document], object]:
 
 
 def _policy(document: Document) -> object:
-    """A policy without a warning: a page teaches what is meant."""
+    """Check a policy; a warning counts as an error."""
     policy = validate(document, Policy)
     if found := advice(policy):
         raise FileFault([each.message for each in found])
@@ -68,21 +68,21 @@ def _values(document: Document) -> object:
 
 
 def _coalesced(values: Any) -> Any:
-    """As Helm does before it asks the schema: null takes a default away."""
+    """Remove keys that are null, as Helm does before it checks the schema."""
     if not isinstance(values, dict):
         return values
     return {key: _coalesced(value) for key, value in values.items() if value is not None}
 
 
 def _foreign(document: Document) -> object:
-    """An object of Kubernetes, or a part of one: somebody else's to validate."""
+    """Check an object of Kubernetes, or a part of one, by its form only."""
     if not {"apiVersion", "kind", "spec", "metadata", "data"} & set(document.data):
         raise FileFault([f"{document.name}: no object of Kubernetes"])
     return document.data
 
 
 def _theirs(document: Document) -> object:
-    """A file of somebody else's program."""
+    """Check a file of another program by its form only."""
     return document.data
 
 
@@ -103,7 +103,7 @@ KINDS: Mapping[str, Callable[[Document], object]] = {
 
 
 def check(kind: str, text: str, name: str) -> object:
-    """What the program would have of it. Raises FileFault, a line per fault."""
+    """Check a block. Raises FileFault with one line for each fault."""
     shown = yaml_file.parse(text, name)
     missing = {key: value for key, value in WHOLE.get(kind, {}).items() if key not in shown.data}
     if missing:

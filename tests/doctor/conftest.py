@@ -1,4 +1,4 @@
-"""A cluster in memory that can also be asked about itself, and sources over it."""
+"""A cluster in memory with an Inspector, and doctor's sources over it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CORE = ("pods", "nodes", "namespaces", "configmaps", "events")
 
 
 class MemoryInspector(MemoryCluster):
-    """gputally.kubernetes.api_client.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms:
-    what its clock says."""
+    """gputally.kubernetes.api_client.Inspector in memory. refused: (group, resource, verb) that no caller may use.
+    now_ms: the time of the API server's clock."""
 
     def __init__(
         self, objects: Iterable[Object] = (), kinds: Iterable[Kind] = (*KINDS, SERVICE_ACCOUNT, DAEMON_SET)
@@ -69,7 +69,7 @@ def node(name: str, gpus: int = 8, taints: Sequence[dict[str, str]] = (), **labe
 
 
 def pod(name: str, gpus: int, on: str = "", hours: float = 1.0, **spec: Any) -> dict[str, Any]:
-    """A pod in `work`, created so long ago; on: its node, "" for one that waits."""
+    """Build a pod in the namespace `work` that was created `hours` ago. on: its node; "" for a pod that waits."""
     container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
     body = {"containers": [container], **({"nodeName": on} if on else {}), **spec}
     made = instant(round(NOW_MS - hours * 3_600_000))
@@ -78,14 +78,14 @@ def pod(name: str, gpus: int, on: str = "", hours: float = 1.0, **spec: Any) -> 
 
 
 def event(reason: str, note: str, at: str, **regarding: str) -> dict[str, Any]:
-    """A controller's or the scheduler's event on an object."""
+    """Build an event of a controller or the scheduler on an object."""
     name = f"{regarding['name']}.{at[14:19]}".replace(":", "-")
     head = object_of(EVENT, name, namespace=regarding["namespace"])
     return {**head, "reason": reason, "note": note, "eventTime": at, "regarding": regarding}
 
 
 def failed(name: str, note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any]:
-    """The scheduler's event on a pod of `work`."""
+    """Build an event of the scheduler on a pod in `work`."""
     return event("FailedScheduling", note, at, kind="Pod", namespace="work", name=name, uid=f"uid-{name}")
 
 
@@ -107,7 +107,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
-    """Sources over what is given; what is not cannot be had."""
+    """Return a function that builds sources from its arguments; a source that is not given is unavailable."""
 
     def make(
         cluster: ClusterView | None = None,
@@ -131,7 +131,7 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
 
 @pytest.fixture(scope="session")
 def accountant_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Service, str]]]:
-    """A running accountant on a clock of its own, with its address."""
+    """Return a function that starts an accountant on a clock of its own and returns it with its address."""
     with ExitStack() as after:
 
         def make(clock: Clock, **settings: Any) -> tuple[Service, str]:

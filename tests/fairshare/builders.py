@@ -1,4 +1,4 @@
-"""Policies, objects of schedulers and of Kubernetes, clusters in memory, and what a cycle did."""
+"""Builders of policies, of schedulers' and Kubernetes' objects, and of clusters in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Even
 def object_of(
     kind: Kind, name: str, spec: object = None, status: Mapping[str, Any] | None = None, **metadata: Any
 ) -> dict[str, Any]:
-    """An object as an API server lists it: of the namespace `ns`, where its kind has namespaces and none is given."""
+    """Build an object as an API server lists it. An object of a namespaced kind is in `ns` unless a namespace is
+    given."""
     where = {"namespace": "ns"} if kind.namespaced else {}
     parts = {"spec": spec, "status": status}
     head = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, **where, **metadata}}
@@ -59,7 +60,7 @@ def pod_group(
     spec: Mapping[str, Any] = MappingProxyType({"minMember": 1}),
     **metadata: Any,
 ) -> dict[str, Any]:
-    """A PodGroup as KAI's podgrouper writes it."""
+    """Build a PodGroup as KAI's podgrouper writes it."""
     amounts = {"requested": requested, "allocated": allocated}
     listed = {key: {GPU: str(amount)} for key, amount in amounts.items() if amount is not None}
     status = {"resourcesStatus": listed} if listed else None
@@ -68,19 +69,20 @@ def pod_group(
 
 
 def cluster_of(objects: Sequence[Object] = (), more: Sequence[Kind] = (), **options: Any) -> MemoryCluster:
-    """A cluster that serves what the controller reads."""
+    """Build a cluster in memory that serves everything that the controller reads."""
     return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, *more], objects, **options)
 
 
 def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "enforce", **options: Any) -> Policy:
-    """Three equal queues a, b, c, mapped to KAI queues of the same names; options are the policy's."""
+    """Build a policy with three equal queues a, b, c, mapped to KAI queues of the same names. options: further keys of
+    the policy."""
     defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
     document = {"targets": {"kai": {"apply": apply}}, "queues": defaults if queues is None else queues, **options}
     return Policy.model_validate(json.loads(json.dumps(document)))
 
 
 class Answering(MemoryCluster):
-    """An API server whose eviction answers what a real one was recorded to answer."""
+    """A cluster in memory whose evictions get an answer recorded from a real API server."""
 
     answer: dict[str, Any] | None = None
 
@@ -117,7 +119,7 @@ def cluster_with(*objects: dict[str, Any]) -> Answering:
 
 
 class Failing(MemoryCluster):
-    """A cluster on which the verbs in `failing` fail: a verb (`get`), or a verb on a kind (`get ConfigMap`)."""
+    """A cluster in which the verbs in `failing` fail: a verb (`get`), or a verb on a kind (`get ConfigMap`)."""
 
     failing: frozenset[str] = frozenset()
     error: Exception = Unavailable("GET: 503: the server is currently unable to handle the request")
@@ -157,7 +159,7 @@ class Failing(MemoryCluster):
 
 
 def budget_state(name: str, queue: str, **fields: Any) -> BudgetState:
-    """A budget of 100 GPU-hours; what is not given is unknown."""
+    """Build the state of a budget of 100 GPU-hours; values that are not given are unknown."""
     unknown = dict.fromkeys(("team", "spent", "ratio", "threshold", "forecast", "forecast_low", "forecast_high"))
     known = {"name": name, "queue": queue, "month": "2026-10", "unit": "GPU-hours", "limit": "100", "as_of_ms": 0}
     return BudgetState.model_validate({**unknown, **known, **fields})

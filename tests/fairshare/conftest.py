@@ -34,32 +34,32 @@ Capsys = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def as_wide_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Printed tables are as wide as without a terminal, whatever COLUMNS the test runner sets."""
+    """Print tables as wide as to a file, independent of the COLUMNS of the test runner."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="session")
 def golden_text() -> str:
-    """275 divisions made for this project with KAI's own code (source and commit stand in its `meta`)."""
+    """275 divisions that KAI's code computed for this project (source and commit are in `meta`)."""
     return GOLDEN.read_text()
 
 
 @pytest.fixture(scope="session")
 def upstream_text() -> str:
-    """95 divisions read off KAI's test tables; read in place, not copied."""
+    """95 divisions from KAI's test tables, read from the shared folder."""
     return shared("vectors/kai_division_upstream.json").read_text()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """A real API server with the CustomResourceDefinitions of every scheduler."""
+    """A real API server with the CustomResourceDefinitions of all schedulers."""
     with served(tmp_path_factory.mktemp("controlplane")) as running:
         yield running
 
 
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.real)])
 def either_of(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """A cluster with these objects: in memory, and the same case on a real API server."""
+    """Return a function that builds a cluster with given objects: once in memory, once on a real API server."""
     with ExitStack() as after:
 
         def make(objects: Sequence[Object] = ()) -> Cluster:
@@ -72,7 +72,7 @@ def either_of(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 @pytest.fixture
 def others_of(request: pytest.FixtureRequest) -> Make:
-    """Who else writes to a cluster of `either_of`."""
+    """Return the other writers of a cluster of `either_of`."""
 
     def make(cluster: Cluster) -> MemoryCluster | Others:
         return cluster if isinstance(cluster, MemoryCluster) else Others(request.getfixturevalue("server"))
@@ -82,7 +82,7 @@ def others_of(request: pytest.FixtureRequest) -> Make:
 
 @pytest.fixture
 def seen_of(either_of: Make) -> Make:
-    """What an adapter makes of these objects, read from a cluster in memory and from a real API server."""
+    """Return a function that reads these objects with an adapter, from memory and from a real API server."""
 
     def make(adapter: Adapter, policy: Policy, objects: Sequence[Object], pods: Sequence[Pod] = ()) -> Observation:
         return look_at(adapter, policy, either_of(objects), pods)
@@ -91,7 +91,8 @@ def seen_of(either_of: Make) -> Make:
 
 
 class Accountant:
-    """A fake accountant that answers what a test sets. `usage` is in GPU-microseconds of one hour on 16 GPUs."""
+    """A fake accountant. Its answers are attributes that a test sets. `usage` is in GPU-microseconds of one hour on 16
+    GPUs."""
 
     def __init__(self) -> None:
         self.usage: dict[str, int] = {}
@@ -109,7 +110,7 @@ class Accountant:
         self.used: Callable[[int, int], Mapping[tuple[str, str], Accounts]] = lambda start_ms, end_ms: {}
 
     def spend(self, **parts: float) -> None:
-        """Usage as parts of the capacity."""
+        """Set the usage as shares of the capacity."""
         self.usage = {queue: round(part * self.capacity) for queue, part in parts.items()}
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
@@ -165,10 +166,10 @@ def clock() -> VirtualClock:
 
 
 class Stepping(Controller):
-    """A controller that a test's clock moves."""
+    """A controller on a test's virtual clock."""
 
     def later(self) -> CycleReport:
-        """The cycle of the next minute."""
+        """Run the cycle of the next minute."""
         assert isinstance(self._clock, VirtualClock)
         self._clock.advance(60_000)
         return self.cycle()
@@ -176,7 +177,8 @@ class Stepping(Controller):
 
 @pytest.fixture
 def controller_of(accountant: Accountant, clock: VirtualClock) -> Make:
-    """A controller of a policy in a cluster, by the test's accountant and clock."""
+    """Return a function that creates a controller of a policy in a cluster, with the fake accountant and the virtual
+    clock."""
 
     def make(policy: Policy, cluster: Cluster, **options: Any) -> Stepping:
         return Stepping(policy, accountant, cluster, clock, **options)
@@ -186,7 +188,7 @@ def controller_of(accountant: Accountant, clock: VirtualClock) -> Make:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Make:
-    """Writes what a command is to read."""
+    """Return a function that writes a file for a command to read."""
 
     def make(text: str) -> Path:
         path = tmp_path / "input"
@@ -198,7 +200,7 @@ def file(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def three() -> MemoryCluster:
-    """Queues a, b, c with weight 1, and a stranger that no policy names."""
+    """Queues a, b, c with weight 1, and a queue that the policy does not name."""
     cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
     cluster.load([shard_object(kValue=0)])
     return cluster

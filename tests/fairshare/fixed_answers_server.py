@@ -1,4 +1,4 @@
-"""A fake accountant on loopback for the commands: fixed answers in the form of the HTTP API."""
+"""An accountant on the loopback that gives commands fixed answers in the form of the HTTP API."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def serving(
     taking: Mapping[str, Answer] | None = None,
     asked: list[tuple[str, str]] | None = None,
 ) -> Iterator[str]:
-    """GET of `routes`; PUT and POST of `taking`, which is not told what came. Anything else is 405, an unknown path
-    404, both without a body. asked: takes down the verb and the path of what was answered. Yields the address."""
+    """Answer GET with `routes`, and PUT and POST of `taking` without reading their body. Another method gets 405, an
+    unknown path 404, both without a body. asked: receives the verb and path of each answered request. Yields the
+    address."""
 
     class Served(Handler):
         def do_GET(self) -> None:
@@ -53,7 +54,7 @@ def serving(
 
 
 def window_of(usage: Mapping[str, float], capacity: int, version: str | None = None) -> Answer:
-    """GET /v1/windows: usage as parts of the capacity, of the last hour."""
+    """Build the answer of GET /v1/windows for the last hour. usage: shares of the capacity."""
 
     def answer(query: Mapping[str, str]) -> dict[str, Any]:
         used = {queue: round(part * capacity) for queue, part in usage.items()}

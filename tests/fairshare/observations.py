@@ -1,4 +1,4 @@
-"""What cycles did and adapters found: weights in a cluster, conditions, results, pods."""
+"""Reads weights, conditions, results and pods from clusters and reports of cycles."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def results_of(report: CycleReport) -> dict[str, str]:
 
 
 def hold_of(report: CycleReport) -> tuple[str, str]:
-    """Why a cycle held the weights: reason and message, empty where it did not."""
+    """Return reason and message of the condition that held the weights; both empty if no condition did."""
     return ("", "") if report.hold is None else (report.hold.reason, report.hold.message)
 
 
 def condition(found: Any, kind: str) -> Condition:
-    """The one condition of this type, of an observation or of a target's report."""
+    """Return the only condition of this type in an observation or a target's report."""
     (one,) = [each for each in found.conditions if each.type == kind]
     return cast(Condition, one)
 
 
 def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
-    """Status and reason by type, of an observation or of a target's report."""
+    """Return status and reason by condition type of an observation or a target's report."""
     return {each.type: (each.status, each.reason) for each in found.conditions}
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
-    """Pods with GPUs, as the controller's watch has them."""
+    """Return the cluster's pods with GPUs, as the controller's watch holds them."""
     return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)

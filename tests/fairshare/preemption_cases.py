@@ -18,7 +18,8 @@ GANG = Kind("", "Gang", "")
 
 
 def policy(queues: Mapping[str, Any], **rules: Any) -> Policy:
-    """Queues by name: a deserved quota, or the fields of one. rules: of preemption, without patience."""
+    """Build a policy. Each queue is given by its deserved quota or by its fields. rules: preemption rules, without
+    patience."""
     listed = [
         {"name": name, **(given if isinstance(given, dict) else {"deserved": given})} for name, given in queues.items()
     ]
@@ -36,8 +37,8 @@ def gang(
     saved: float | None = None,
     **fields: Any,
 ) -> Gang:
-    """Pods on nodes, (node, GPUs) each, and waiting ones. least: pods without which it does not run (None:
-    all). hours: since it started. saved: hours since its last checkpoint."""
+    """Build a gang with pods on nodes, (node, GPUs) each, and waiting pods. least: the minimum number of pods (None:
+    all). hours: since its start. saved: hours since its last checkpoint."""
     start = NOW_MS - round(hours * HOUR_MS)
     spot = fields.pop("spot", False)
     preempts = fields.pop("preempts", True)
@@ -66,7 +67,7 @@ def situation(
     shares: Mapping[str, float] | None = None,
     **more: Any,
 ) -> PreemptionInputs:
-    """Books that agree with the gangs. shares: fair shares, else the quotas."""
+    """Build a situation whose queue totals follow from the gangs. shares: fair shares; the quotas if not given."""
     own: dict[str, float] = {}
     fixed: dict[str, float] = {}
     for each in gangs:

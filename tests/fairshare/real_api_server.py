@@ -1,4 +1,4 @@
-"""A real API server with every scheduler's CustomResourceDefinitions, and objects put there as tests say them."""
+"""A real API server with the CustomResourceDefinitions of all schedulers, and objects that tests put there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LABEL = "standing"
 
 @contextmanager
 def served(folder: Path) -> Iterator[ApiServer]:
-    """With the definitions of KAI, Kueue and Volcano that are read or written, established."""
+    """Run a server on which the definitions of the KAI, Kueue and Volcano kinds in use are established."""
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         list(several.map(lambda document: running.request("POST", path, document), definitions()))
@@ -43,9 +43,10 @@ def served(folder: Path) -> Iterator[ApiServer]:
 
 @contextmanager
 def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]) -> Iterator[KubernetesCluster]:
-    """A client of `kinds`, with the objects as they stand, status included; gone afterwards.
+    """Create the objects with their status, yield a client of `kinds`, and delete the objects afterwards.
 
-    Fields belong to whom `metadata.managedFields` says, else to no manager, as with `MemoryCluster.load`."""
+    The managers in `metadata.managedFields` own the fields; without it no manager does, as with
+    `MemoryCluster.load`."""
     for kind in kinds:
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             server.request("DELETE", f"{_group(kind)}/{kind.plural}")
@@ -61,12 +62,12 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Another client of a real API server; what `MemoryCluster.put` and `delete` are in memory."""
+    """Another client of a real API server, with the `put` and `delete` of `MemoryCluster`."""
 
     server: ApiServer
 
     def put(self, obj: Object, *, field_manager: str, subresource: str = "") -> Any:
-        """Replace an object, whatever version stands."""
+        """Replace an object, whatever its version."""
         kind = next(each for each in KINDS if (each.api_version, each.kind) == (obj["apiVersion"], obj["kind"]))
         path = _path(kind, obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
         stands = self.server.request("GET", path)["metadata"]
@@ -79,7 +80,7 @@ class Others:
 
 
 def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
-    """Returns the object's path."""
+    """Create or replace the object, and return its path."""
     namespace = obj["metadata"].get("namespace", "")
     if namespace:
         try:
@@ -120,7 +121,7 @@ def _delete(server: ApiServer, path: str) -> None:
 
 
 def definitions() -> Iterator[dict[str, Any]]:
-    """Of kinds that concern us: every further one costs the API server a schema to publish."""
+    """Return the definitions of the kinds in use only, because each further schema costs the API server time."""
     wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
     for scheduler in ("kai", "kueue", "volcano"):
         found = 0
@@ -135,7 +136,7 @@ def definitions() -> Iterator[dict[str, Any]]:
 
 
 def _without_schema(kind: Kind) -> dict[str, Any]:
-    """A definition of a kind whose own is not at hand: it takes every field."""
+    """Return a definition that accepts every field, for a kind whose own definition is not available."""
     group, _, version = kind.api_version.partition("/")
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     names = {"plural": kind.plural, "kind": kind.kind, "listKind": f"{kind.kind}List", "singular": kind.kind.lower()}

@@ -28,7 +28,7 @@ ACTIVE = {
 
 
 def cluster_queue(**more: Any) -> dict[str, Any]:
-    """As Kueue leaves it while fair sharing is off."""
+    """Build a ClusterQueue as Kueue writes it while fair sharing is off."""
     resources = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
     groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
     spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
@@ -51,7 +51,7 @@ SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairS
 
 
 def volcano(*plugins: object) -> dict[str, Any]:
-    """Volcano's configuration with these plugins, by name or whole."""
+    """Build Volcano's configuration with these plugins, given by name or as mappings."""
     listed = [{"name": plugin} if isinstance(plugin, str) else plugin for plugin in plugins]
     text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": listed}]})
     there = object_of(CONFIG_MAP, "volcano-scheduler-configmap", namespace="volcano-system")

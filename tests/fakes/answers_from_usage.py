@@ -1,4 +1,4 @@
-"""What a ledger that knows lines of `usage` alone answers to everything else that is asked of holders."""
+"""Derives the other answers of a ledger from its `usage`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gputally.base.units import MS_PER_HOUR
 
 
 class FromLines:
-    """What follows from `usage` of accountant.ledger.protocols.Ledger. No phase of idle time is told, nothing is
-    lent."""
+    """Implements methods of accountant.ledger.protocols.Ledger on `usage`. It reports no idle phases and no lent
+    time."""
 
     usage: Callable[..., list[UsageLine]]
 
@@ -60,7 +60,7 @@ class FromLines:
 
 
 def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, timezone: str) -> Hours:
-    """As columns, of the lines of `usage`."""
+    """Derive `hours` from the lines of `usage`."""
     lines = usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
     capacity: dict[str, int] = {}
     for line in sorted(lines, key=lambda line: line.key["hour"]):
@@ -82,7 +82,7 @@ def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms:
 def peaks_of_lines(
     usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str
 ) -> dict[JobName, Peak]:
-    """Of the lines of `usage`."""
+    """Derive `peaks` from the lines of `usage`."""
     where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
     found: dict[JobName, Peak] = {}
     longer = repeated(start_ms, end_ms, timezone)
@@ -102,7 +102,7 @@ def usage_columns_of_lines(
     cuts: Sequence[Sequence[Dimension]],
     timezone: str,
 ) -> list[UsageColumns]:
-    """Of the lines of `usage` and `idle_phases`."""
+    """Derive `usage_columns` from the lines of `usage` and from `idle_phases`."""
     found = []
     for by in cuts:
         dimensions = tuple(dict.fromkeys((*by, *PRICED_BY)))

@@ -1,4 +1,4 @@
-"""C fakes need a compiler: without one their tests are skipped with one clear line, and fail in CI."""
+"""Compiles the fakes written in C. Without a compiler their tests are skipped with one line, and in CI they fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.nvml.library import NoCompiler
 
 
 def compiled(build: Callable[[Path], Path], folder: Path) -> Path:
-    """The library that `build` makes in `folder`."""
+    """Return the library that `build` writes to `folder`."""
     try:
         return build(folder)
     except NoCompiler as error:

@@ -1,5 +1,5 @@
-"""A proxy on loopback in front of an HTTP server that spoils chosen requests: it refuses them, or cuts the connection
-before or after the server has carried them out."""
+"""A proxy on the loopback in front of an HTTP server. It refuses chosen requests, or cuts the connection before or
+after the server has processed them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "serv
 
 
 class Fault(Enum):
-    """What happens to a request."""
+    """A kind of fault."""
 
     REFUSED = "answered with HTTP 503, not carried out"
     CUT = "the connection is cut, not carried out"
@@ -28,7 +28,7 @@ class Fault(Enum):
 
 @dataclass
 class FaultProxy:
-    """url: what clients connect to. seen: method and path of every request, in order; spoilt: of those with a fault."""
+    """url: the proxy's address. seen: method and path of every request, in order. spoilt: those that got a fault."""
 
     url: str = ""
     seen: list[str] = field(default_factory=list)
@@ -37,13 +37,13 @@ class FaultProxy:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def spoil(self, request: str, fault: Fault, times: int = 1) -> None:
-        """The next `times` requests whose `METHOD /path` the pattern is found in get this fault."""
+        """Apply the fault to the next `times` requests whose `METHOD /path` matches the pattern."""
         with self._lock:
             self._rules.append((re.compile(request), fault, times))
 
     @contextmanager
     def spoiling(self, request: str, fault: Fault, times: int = 1) -> Iterator[None]:
-        """While the block runs; there has to be such a request in it."""
+        """Apply the fault until the block ends. The test fails if no request matched."""
         before = len(self.spoilt)
         self.spoil(request, fault, times)
         yield
@@ -51,12 +51,12 @@ class FaultProxy:
         assert len(self.spoilt) > before, f"no request matches {request}"
 
     def heal(self) -> None:
-        """No request is spoilt from now on."""
+        """Apply no faults from now on."""
         with self._lock:
             self._rules.clear()
 
     def judge(self, request: str) -> Fault | None:
-        """The fault of a request that has come in."""
+        """Return the fault for a request that has arrived."""
         with self._lock:
             self.seen.append(request)
             for at, (pattern, fault, left) in enumerate(self._rules):

@@ -1,4 +1,4 @@
-"""The HTTP server on loopback that fakes answer from."""
+"""The HTTP server on the loopback on which fakes are built."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers whole contents and writes no log."""
+    """A handler that sends whole responses and writes no log."""
 
     def content(self) -> bytes:
-        """The request's body."""
+        """Return the request's body."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def say(self, status: int, content: bytes = b"", **headers: str) -> None:
-        """Answer. headers: with `_` for `-`."""
+        """Send a response. headers: names with `_` in place of `-`."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -27,11 +27,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Tests read the answers, not a log."""
+        """Write no log."""
 
 
 class LoopbackServer:
-    """Runs on a free port from its making until `close`. tls: speaks it under the name `localhost` or 127.0.0.1."""
+    """Runs on a free port until `close`. tls: serves TLS under the name `localhost` or 127.0.0.1."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> None:
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -43,7 +43,7 @@ class LoopbackServer:
         self._thread.start()
 
     def speak_tls(self, tls: ssl.SSLContext) -> str:
-        """From now on; the address under the certificate's name."""
+        """Serve TLS from now on, and return the URL with the name in the certificate."""
         self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         return f"https://localhost:{self.port}"
 
@@ -57,12 +57,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or does not trust the certificate, is part of the game."""
+        """Ignore a client that hangs up or rejects the certificate."""
 
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """A server until the end of the block; yields its address."""
+    """Run a server until the block ends. Yields its address."""
     server = LoopbackServer(handler, tls)
     try:
         yield server.url

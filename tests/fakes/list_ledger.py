@@ -1,4 +1,4 @@
-"""A small ledger that keeps plain rows and scans them all: what money and reports are tested against."""
+"""A small ledger of plain rows that scans all of them, for tests of bills and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _local(dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One holder's (or nobody's) part of a GPU over a span, already split into accounts."""
+    """Usage of one holder, or of unheld GPUs, over a span, already split into accounts."""
 
     start_ms: int
     end_ms: int
@@ -54,7 +54,7 @@ class Row:
 
 
 class ListLedger(FromLines, MemoryJournal):
-    """Obeys the protocol for everything money asks; writing goes through `rows`."""
+    """Implements the protocol as far as bills need it. Rows are added to `rows`."""
 
     def __init__(self, rows: Iterable[Row] = (), refused: Iterable[Quarantined] = ()) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class ListLedger(FromLines, MemoryJournal):
 
 
 class MomentLedger(ListLedger):
-    """Plain rows, all of one moment."""
+    """A ledger of plain rows that all have the same span."""
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:

@@ -1,4 +1,4 @@
-"""A mail server on loopback: enough of SMTP for one client, with the ways in which real ones refuse or fall silent."""
+"""A mail server on the loopback: enough SMTP for one client, and the refusals of real servers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from email.message import EmailMessage
 
 @dataclass
 class MailServer:
-    """unknown: addressees it refuses. busy: how many letters it turns away (451) before it takes one. silent: it takes
-    the letter and hangs up without an answer. password: what it wants to hear before anything else."""
+    """unknown: recipients it refuses. busy: number of messages it defers with 451. silent: it accepts the message and
+    hangs up without an answer. password: required before anything else."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -34,7 +34,7 @@ class MailServer:
 
 @contextmanager
 def mail_server(tls: ssl.SSLContext | None = None) -> Iterator[MailServer]:
-    """Running until the end of the block. tls: STARTTLS is offered, and nothing taken without it."""
+    """Run a server until the block ends. tls: it offers STARTTLS and requires it."""
     state = MailServer()
 
     class Handler(socketserver.StreamRequestHandler):
@@ -103,7 +103,7 @@ def mail_server(tls: ssl.SSLContext | None = None) -> Iterator[MailServer]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that does not trust us goes away in the middle; that is its right."""
+            """Ignore a client that hangs up because it rejects the certificate."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         state.port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""A journal in memory, obeying the same protocol as the ledger's."""
+"""A journal in memory that implements the ledger's protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, Ne
 
 
 class MemoryJournal:
-    """Mixed into the ledgers of tests, or used alone."""
+    """A journal of its own, or a base class of a ledger in memory."""
 
     def __init__(self) -> None:
         self._acts: list[Act] = []

@@ -1,4 +1,4 @@
-"""A ledger in a few lists that obeys the whole protocol, for what stands in front of one."""
+"""A ledger of a few lists that implements the whole protocol, for tests of its callers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ MINUTE_MS = 60_000
 
 @dataclass
 class MemoryLedger(FromLines, MemoryJournal):
-    """accountant.ledger.protocols.Ledger in a few lists: contiguous numbers, idempotent, nothing quarantined."""
+    """accountant.ledger.protocols.Ledger on a few lists: numbers are contiguous, repeated records are ignored, nothing
+    is quarantined."""
 
     rows: dict[tuple[str, str, str], list[Batch]] = field(default_factory=dict)
     lines: list[UsageLine] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A process table as the agent reads it in /proc."""
+"""A process table in the form of /proc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 def add_process(
     root: Path, pid: int, cgroup: str = "0::/user.slice", comm: str = "python", start: int = 1000, uid: int = 4242
 ) -> Path:
-    """Add a process to the table in `root`, or replace it; gives `root`. start: in ticks after the boot."""
+    """Add a process to the table in `root` or replace it, and return `root`. start: in clock ticks after boot."""
     folder = root / str(pid)
     folder.mkdir(parents=True, exist_ok=True)
     fields = ["S", *["0"] * 18, str(start), *["0"] * 10]  # field 3 on; field 22 is the start time

@@ -1,4 +1,4 @@
-"""An OpenID Connect provider on loopback: whoever comes is who the test says, and everything it is told is checked."""
+"""An OpenID Connect provider on the loopback. The test decides who signs in, and the provider checks every request."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.fakes.http_server import Handler, listening
 
 @cache
 def _key() -> rsa.RSAPrivateKey:
-    """One for all: a tenth of a second to find."""
+    """The RSA key that all providers share, because generating one takes a tenth of a second."""
     return rsa.generate_private_key(65537, 2048)
 
 
 @dataclass
 class Provider:
-    """claims: of whoever signs in next. secret: what the client has to know, None for a public one. refuse: the
-    provider lets nobody in. spoil: changes the ID token's claims as a test wants them wrong."""
+    """claims: of the next user. secret: the client's secret; None for a public client. refuse: reject every sign-in.
+    spoil: changes the claims of the ID token."""
 
     clock: Clock
     url: str = ""
@@ -45,12 +45,12 @@ class Provider:
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def keys(self) -> bytes:
-        """The JWKS document."""
+        """Return the JWKS document."""
         public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
         return json.dumps({"keys": [{**public, "kid": "k1", "use": "sig", "alg": "RS256"}]}).encode()
 
     def authorize(self, asked: dict[str, str]) -> str:
-        """Where the browser is sent back to."""
+        """Return the address to which the browser is redirected."""
         self.asked.append(asked)
         assert asked["response_type"] == "code"
         assert asked["client_id"] == self.client_id
@@ -65,7 +65,7 @@ class Provider:
         return f"{asked['redirect_uri']}?{urlencode(answer)}"
 
     def token(self, form: dict[str, str], authorization: str) -> dict[str, Any] | None:
-        """The token response; None where the request is not in order. A code is good once."""
+        """Return the token response; None for an invalid request. A code is valid once."""
         begun = self._codes.pop(form.get("code", ""), None)
         if begun is None or form.get("redirect_uri") != begun["redirect_uri"]:
             return None
@@ -87,7 +87,7 @@ class Provider:
 
 @contextmanager
 def provider(clock: Clock) -> Iterator[Provider]:
-    """Running until the end of the block."""
+    """Run a provider until the block ends."""
     state = Provider(clock)
 
     class Endpoints(Handler):

@@ -1,6 +1,6 @@
-"""A stand-in for Run:ai's control plane, as its documented REST API says: tokens, units with node pools, one field.
+"""A stand-in for Run:ai's control plane, after its documented REST API: tokens, and units with node pools.
 
-Not Run:ai: what is not needed for weights is not there, and how its scheduler divides is not imitated."""
+It has only what weights need, and does not imitate how Run:ai's scheduler divides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENT, SECRET = "gputally", "s3cret"
 
 
 class StandIn:
-    """Serves through `transport`. rows: (kind, unit id, pool id) to the row as listed."""
+    """The server behind `transport`. rows: the listed row of each (kind, unit id, pool id)."""
 
     def __init__(self, *, v2: bool = True) -> None:
         self.rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -31,7 +31,7 @@ class StandIn:
         self.transport = httpx2.MockTransport(self._handle)
 
     def unit(self, kind: str, name: str, weight: float | None, *, pool: str = "default", **quota: float) -> None:
-        """A project or department with a weight in a node pool. quota: allocated, requested (GPUs)."""
+        """Add a project or department with a weight in a node pool. quota: allocated and requested GPUs."""
         ident = self._ids.setdefault((kind, name), f"{4_500_000 + len(self._ids)}")
         self.pools.setdefault(pool, {"id": f"pool-{pool}", "name": pool, "schedulingConfiguration": {}})
         status = {key: {"gpu": amount} for key, amount in quota.items()}
@@ -42,7 +42,7 @@ class StandIn:
         }  # fmt: skip
 
     def set(self, kind: str, name: str, weight: float, pool: str = "default") -> None:
-        """As somebody else does, in Run:ai's pages."""
+        """Change a weight, as an administrator does in Run:ai's pages."""
         self._gpu(kind, name, pool)["overQuotaWeight"] = weight
 
     def weight(self, kind: str, name: str, pool: str = "default") -> float | None:

@@ -1,4 +1,4 @@
-"""A chat's incoming webhook on loopback: takes JSON, answers what it is told to, or hangs up."""
+"""An incoming webhook of a chat on the loopback. It accepts JSON, and answers or hangs up as the test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.http_server import Handler, listening
 
 @dataclass
 class Hook:
-    """answers: status of each request in turn, 0 for hanging up after it was read; then 200."""
+    """answers: the statuses of the next requests, then 200. 0 reads the request and hangs up."""
 
     url: str = ""
     answers: list[int] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Hook:
 
 @contextmanager
 def webhook() -> Iterator[Hook]:
-    """Running until the end of the block."""
+    """Run a webhook until the block ends."""
     hook = Hook()
 
     class Receiver(Handler):

@@ -22,8 +22,8 @@ OTHER_ROWS = [
 
 @dataclass(frozen=True)
 class TwoLedgers:
-    """north and south, whose books are in one currency; south's days are those of New York. No job reported an epoch:
-    the lake does not tell what one cost."""
+    """Two ledgers, north and south, in one currency. South's days are those of New York. No job reported an epoch,
+    because the lake has no cost of epochs."""
 
     warehouse: str
     north: PublishedLedger

@@ -1,7 +1,7 @@
-"""Puts a load of a known shape on GPU 0: `gpu_load.py SECONDS [--busy PERCENT] [--period MS] [--multiprocessors N]`.
+"""Loads GPU 0 in a known pattern: `gpu_load.py SECONDS [--busy PERCENT] [--period MS] [--multiprocessors N]`.
 
-The kernel spins until its time is over, so the load is exact where one process alone uses the GPU. Processes that are
-busy at the same moment share the GPU in turns. At its end the program prints one JSON line: its pid and the time of its
+The kernel spins for a fixed time, so the load is exact while one process alone uses the GPU. Processes that are busy at
+the same moment share the GPU in turns. At the end the program prints one JSON line with its pid and the time of its
 kernels in milliseconds. With --fault it writes to an address that was never allocated, for which the driver reports an
 Xid."""
 

@@ -1,6 +1,6 @@
-"""What the agent reads on a real GPU, beside loads that are known: `make test-gpu` on a machine with one idle GPU.
+"""Compares the agent's readings of a real GPU with known loads: `make test-gpu` on a machine with one idle GPU.
 
-The tests run in real time and leave the GPU's settings alone. They state what tests/fakes/nvml imitates."""
+The tests run in real time and do not change the GPU's settings. They verify what tests/fakes/nvml imitates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, int]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts loads; ends them at the end."""
+    """Return a function that starts a load; all loads are stopped after the test."""
     running: list[subprocess.Popen[str]] = []
 
     def run(*arguments: object, **environment: str) -> subprocess.Popen[str]:
@@ -65,7 +65,7 @@ def start() -> Iterator[Start]:
 
 
 class Meter:
-    """The agent's source on this machine, read every second."""
+    """The agent's source on this machine, read once a second."""
 
     def __init__(self) -> None:
         self.gpus = Gpus(Driver(), clock=CLOCK)
@@ -90,7 +90,7 @@ class Meter:
             self.read()
 
     def until_ended(self, *processes: subprocess.Popen[str]) -> list[dict[str, int]]:
-        """Read on until the loads have ended and the driver's samples of them have arrived."""
+        """Read until the loads have ended and the driver's samples of them have arrived."""
         while any(process.poll() is None for process in processes):
             self.watch(1)
         self.watch(3)
@@ -111,7 +111,7 @@ def known(reading: int | Unavailable) -> int:
 
 
 def since(before: DeviceReading, after: DeviceReading) -> tuple[float, float]:
-    """Return seconds of busy time and of activity of all multiprocessors."""
+    """Return the seconds of busy time and of activity of all multiprocessors between two readings."""
     assert after.sample_gaps == before.sample_gaps
     busy_us = known(after.busy_us) - known(before.busy_us)
     return busy_us / 1e6, (known(after.sm_active_us) - known(before.sm_active_us)) / 1e6

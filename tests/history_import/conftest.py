@@ -1,4 +1,4 @@
-"""An accountant that an importer's token may reach over HTTP."""
+"""An accountant that an importer's token can reach over HTTP."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Books:
 
     @property
     def by_admin(self) -> Books:
-        """The same with an admin's token: that of `import` is bound to the cluster "default"."""
+        """The same options with an admin's token, because the token for `import` is bound to the cluster "default"."""
         return replace(self, token_file=self.token_file.with_name("admin"))
 
     def remote(self, kind: type[AccountantClient] = AccountantClient) -> AccountantClient:
         return kind(self.url, self.token_file.read_text())
 
     def held(self, start_ms: int, end_ms: int, cluster: str, by: str = "namespace") -> dict[str, int]:
-        """GPU-microseconds."""
+        """Return the GPU-microseconds in the ledger."""
         lines = self.ledger.usage(start_ms, end_ms, ("cluster", by))  # type: ignore[arg-type]
         return {
             line.key[by]: line.accounts_gpu_us.allocated

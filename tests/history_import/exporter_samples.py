@@ -1,9 +1,9 @@
-"""What dcgm-exporter and kube-state-metrics would have shown of a simulated cluster, as OpenMetrics to back-fill.
+"""Samples of dcgm-exporter and kube-state-metrics for a simulated cluster, as OpenMetrics for back-filling.
 
-Both generations of labels: `old` is scraped without `honorLabels` (the workload behind `exported_`, the exporter under
-`pod`), kube-state-metrics tells no uid with requests, and a time-sliced GPU has no pod; `new` honours labels, so a GPU
-nobody holds carries the exporter's own name, and a time-sliced one that of whoever came last. In both the exporter's
-labels are one scrape old, and a pod that has completed is listed for a while with its requests."""
+Two generations of labels. `old` is scraped without `honorLabels`: the workload is in `exported_…` labels and the
+exporter in `pod`, kube-state-metrics has no uid with requests, and a time-sliced GPU has no pod. `new` honours labels:
+an unheld GPU has the exporter's own name, and a time-sliced GPU the pod that came last. In both the exporter's labels
+are one scrape old, and a completed pod is listed for a while with its requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Pod:
 
 @dataclass
 class Scraped:
-    """Feed it the events in order; it writes a sample of everything at every scrape."""
+    """Receives the simulation's events in order and writes a sample of everything at each scrape."""
 
     nodes: tuple[NodeSpec, ...]
     cluster: str
@@ -187,7 +187,7 @@ class Scraped:
 
 
 def openmetrics(*scraped: Scraped) -> str:
-    """Of several clusters, families together, each series in the order of time."""
+    """Return several clusters' samples: families together, samples of a series in order of time."""
     found: list[str] = []
     for name in sorted({name for one in scraped for name in one.lines}):
         found.append(f"# TYPE {name} gauge")

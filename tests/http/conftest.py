@@ -1,4 +1,4 @@
-"""A ledger in memory, an ingest without a thread, and the app over them on a virtual clock."""
+"""An accountant on a virtual clock, over a ledger in memory and with an ingest without a thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}
 
 
 def pod_minutes(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
-    """One GPU's minutes, held by one pod, from an hour before now on."""
+    """Build intervals of one minute of one GPU with one pod, starting an hour before now."""
     begin, holder = NOW_MS - 60 * MINUTE_MS, pod_holder("train-0", "vision", "pod-1", "main")
     fields = {"span_ms": MINUTE_MS, "busy_us": MINUTE_MS * 500, "energy_uj": 42_000_000}
     minutes = [
@@ -69,7 +69,7 @@ def usage_line(team: str, model: str = "H100", **accounts: int) -> UsageLine:
 
 
 def decision(**changes: Any) -> dict[str, Any]:
-    """A decision as the controller posts it."""
+    """Build a decision as the controller posts it."""
     plain = {
         "id": "d", "at_ms": NOW_MS - 1, "kind": "weight", "target": "kai", "subject": "vision", "mode": "dry-run",
         "reason": "r", "policy_version": "v",
@@ -78,7 +78,7 @@ def decision(**changes: Any) -> dict[str, Any]:
 
 
 def refused(answer: Response, slug: str) -> Any:
-    """The problem that was answered, after checking what all problems share."""
+    """Return the answer's problem, after checking the fields that all problems have."""
     problem = answer.json()
     assert problem["type"] == PROBLEM + slug, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -90,7 +90,7 @@ def refused(answer: Response, slug: str) -> Any:
 
 @dataclass
 class DirectIngest:
-    """Decodes and books at once; the same contract as accountant.runtime.ingest.Ingest."""
+    """Decodes and books a batch at once, with the contract of accountant.runtime.ingest.Ingest."""
 
     ledger: MemoryLedger
     clock: VirtualClock
@@ -110,7 +110,7 @@ class DirectIngest:
 
 @pytest.fixture(autouse=True)
 def _quiet(logs: list[Any]) -> None:
-    """Nothing is logged to the terminal."""
+    """Log nothing to the terminal."""
 
 
 @pytest.fixture
@@ -138,12 +138,12 @@ def book(tmp_path: Path) -> PriceBook:
 
 
 def token_entry(name: str, scopes: str, more: str = "") -> str:
-    """The entry in a token file of a token that is called as it reads."""
+    """Build the entry of a token file. The token equals its name."""
     return f"  - {{name: {name}, token_sha256: {sha256(name)}, scopes: [{scopes}]{more}}}\n"
 
 
 def token_list(entries: str = "") -> str:
-    """A token file with one token per scope, and more entries."""
+    """Build a token file with one token for each scope, and more entries."""
     listed = "".join(
         f"  - {{name: {scope}, token_sha256: {sha256(token)}, scopes: [{scope}]{BOUND.get(scope, '')}}}\n"
         for scope, token in TOKENS.items()
@@ -156,7 +156,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def scoped(scope: str) -> dict[str, str]:
-    """The header of the token that has this scope alone."""
+    """Return the header with the token that has only this scope."""
     return bearer(TOKENS[scope])
 
 
@@ -164,8 +164,8 @@ HERE = "http://127.0.0.1"
 
 
 def settings_in(folder: Path, **given: Any) -> Settings:
-    """Settings of an accountant whose data is in `folder`, open to this machine unless it has tokens. Files that
-    settings name (`prices`, `policy`, …) are given as their text."""
+    """Build settings of an accountant with its data in `folder`. Without tokens every caller on this machine is
+    allowed. Files that settings name (`prices`, `policy`, …) are given as their text."""
     for name in given.keys() & {"prices", "policy", "inventory", "tokens", "deliveries"}:
         file = folder / f"{name}.yaml"
         file.write_text(given[name])
@@ -176,7 +176,8 @@ def settings_in(folder: Path, **given: Any) -> Settings:
 
 @pytest.fixture
 def start_service(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., tuple[Service, TestClient]]]:
-    """Starts an accountant on a real ledger, and gives a client of it too; takes what settings_in does."""
+    """Return a function that starts an accountant on a real ledger and returns it with a client. It takes the arguments
+    of settings_in."""
     with ExitStack() as running:
 
         def start(**given: Any) -> tuple[Service, TestClient]:
@@ -188,7 +189,7 @@ def start_service(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[...,
 
 @pytest.fixture
 def archiving(tmp_path: Path) -> Settings:
-    """Settings of an accountant with an archive and backups in another folder."""
+    """Settings of an accountant whose archive and backups are in another folder."""
     return settings_in(
         tmp_path, refresh_seconds=30, correct_seconds=60,
         archive=Archive(to=tmp_path / "off" / "archive", every=3600),
@@ -202,7 +203,7 @@ def client_of(service: Service, **options: Any) -> TestClient:
 
 @dataclass
 class MemoryAccountant:
-    """The app over a ledger in memory, and what it stands on."""
+    """The app over a ledger in memory, with its parts."""
 
     app: FastAPI
     client: TestClient
@@ -217,8 +218,8 @@ StartAccountant = Callable[..., MemoryAccountant]
 
 @pytest.fixture
 def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> Iterator[StartAccountant]:
-    """Starts the app. tokens: entries of the token file beside those of TOKENS; None lets everybody in. spent: what
-    finding an answer takes. Further arguments are settings."""
+    """Return a function that starts the app. tokens: further entries of the token file; None allows every caller.
+    spent: the time that computing an answer takes. Further arguments are settings."""
     clients: list[TestClient] = []
 
     def build(
@@ -254,26 +255,26 @@ def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_p
 
 @dataclass(frozen=True)
 class CommandLine:
-    """`gputally accountant` in a wide terminal. last: what every call ends with."""
+    """Runs `gputally accountant` in a wide terminal. last: the last arguments of every call."""
 
     capsys: pytest.CaptureFixture[str]
     last: tuple[str, ...] = ()
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        """The exit code, and what was printed and reported."""
+        """Return the exit code, the standard output and the standard error."""
         code = main([*map(str, arguments), *self.last])
         out, err = self.capsys.readouterr()
         assert "Traceback" not in err
         return code, out, err
 
     def shown(self, *arguments: object) -> str:
-        """What a call prints that succeeds and has nothing to report."""
+        """Return the output of a call that succeeds and reports nothing."""
         code, out, err = self(*arguments)
         assert (code, err) == (0, "")
         return out
 
     def refused(self, *arguments: object) -> str:
-        """The one line that a call reports which fails and prints nothing."""
+        """Return the only line on standard error of a call that fails and prints nothing."""
         code, out, err = self(*arguments)
         assert (code, out, err.count("\n")) == (1, "", 1), err
         return err
@@ -305,7 +306,7 @@ PUBLIC_ROUTES = {
 
 
 def routes(app: FastAPI) -> set[tuple[str, str]]:
-    """The method and path of everything that the application serves."""
+    """Return method and path of everything that the application serves."""
     return {
         (method, route.path)
         for route in iter_route_contexts(app.routes)

@@ -1,4 +1,4 @@
-"""A page as its reader has it, and a name that would like to be markup."""
+"""An HTML parser that checks pages, and a test for control characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVIL = "<script>alert(1)</script>&\"'"
 
 
 class Reader(HTMLParser):
-    """Checks nesting; keeps elements, attributes and text."""
+    """Checks that elements are nested correctly; stores elements, attributes and text."""
 
     def __init__(self):
         super().__init__()
@@ -46,5 +46,5 @@ ALLOWED = {"\u200c", "\u200d", "\n", "\t", "\xa0", "\u2009", "\u202f"}
 
 
 def steering(text: str) -> set[str]:
-    """Characters of categories that are controls, formats, separators or unassigned."""
+    """Return the characters that are controls, formats, separators or unassigned."""
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn", "Zl", "Zp")} - ALLOWED

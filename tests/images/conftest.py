@@ -1,7 +1,7 @@
-"""The images, built for real and run as a container runtime would: as their user, on a root that cannot be written.
+"""Builds the images and runs them as a container runtime would: as their user, on a read-only root.
 
-There is no engine: the kernel's mount namespaces and chroot do what it would do. That needs root and Debian's buildah;
-where they are missing that is said in one line, and in CI it is a failure."""
+Mount namespaces and chroot stand in for a container engine. That needs root and Debian's buildah; without them the
+tests are skipped with one line, and in CI they fail."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ exec chroot --userspec=65532:65532 --groups=65532 "$root" setpriv --no-new-privs
 
 @dataclass(frozen=True)
 class Image:
-    """One that was built: its root file system, mounted, and its configuration."""
+    """A built image: its mounted root file system and its configuration."""
 
     name: str
     root: Path
     config: dict[str, Any]
 
     def command(self, *words: object, data: Path) -> list[str]:
-        """What a runtime would run: the entry point with these arguments. data: writable, at /mnt."""
+        """Return the command line of a container runtime: the entry point with these arguments. data: mounted writable
+        at /mnt."""
         return self.inside(*self.config["Entrypoint"], *words, data=data)
 
     def inside(self, *words: object, data: Path) -> list[str]:
-        """Any command in the image, with its environment and nothing of ours."""
+        """Run a command in the image with the image's environment only."""
         enter = ["unshare", "--mount", "sh", "-c", _ENTER, "enter", str(self.root), str(data)]
         return [*enter, *self.config["Env"], "TMPDIR=/tmp", *map(str, words)]
 
@@ -64,7 +65,7 @@ def _without(reason: str) -> None:
 
 @pytest.fixture(scope="session")
 def built() -> Iterator[dict[str, Image]]:
-    """All three, built if anything of them changed. Mounted until the tests are over."""
+    """Build the three images if anything changed, and keep them mounted until the tests end."""
     if os.getuid() != 0:
         _without("images are built and run as root: run `make test-real` as root")
     for tool in ("buildah", "debootstrap", "unshare"):
@@ -108,7 +109,7 @@ def image(request: pytest.FixtureRequest, built: dict[str, Image]) -> Image:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder that the images' user owns, as a volume would be."""
+    """A folder that belongs to the images' user, as a volume does."""
     folder = tmp_path / "data"
     folder.mkdir()
     os.chown(folder, int(USER), int(USER))

@@ -1,4 +1,4 @@
-"""What the lock file gives an image, and how large that is."""
+"""The packages that the lock file gives an image, and their size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _uv() -> str:
 
 @functools.cache
 def locked(image: str) -> dict[str, str]:
-    """Name -> version of everything an image holds on this platform."""
+    """Return name and version of every package in an image on this platform."""
     export = [_uv(), "export", "--quiet", "--frozen", "--no-emit-project", "--no-hashes", "--no-annotate"]
     done = subprocess.run([*export, "--only-group", image], cwd=ROOT, capture_output=True, text=True, check=True)
     found = {}
@@ -33,5 +33,5 @@ def locked(image: str) -> dict[str, str]:
 
 
 def _applies(marker: str) -> bool:
-    """Images are Linux and CPython 3.11 or newer; the markers of the lock ask for nothing finer."""
+    """Return whether a marker of the lock file applies to an image: Linux with CPython 3.11 or newer."""
     return Marker(marker).evaluate({"python_version": "3.11", "python_full_version": "3.11.2"})

@@ -1,4 +1,4 @@
-"""The ledger on a virtual clock for what inventories tell it."""
+"""A ledger on a virtual clock that receives inventories."""
 
 from __future__ import annotations
 

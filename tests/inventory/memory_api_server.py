@@ -1,4 +1,5 @@
-"""A small API server in memory: paged lists with versions, watches from a log, 410 where the log is cut."""
+"""A small Kubernetes API server in memory: paged lists with versions, and watches from a log that answer 410 once it is
+cut."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueu
 
 @dataclass
 class FakeApi:
-    """gputally.kubernetes.objects.Api. `trouble`: failures to raise, one per request, None for none.
-    `served`: its kinds."""
+    """gputally.kubernetes.objects.Api in memory. trouble: failures to raise, one for each request; None for no failure.
+    served: its kinds."""
 
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)
     version: int = 1
@@ -38,7 +39,7 @@ class FakeApi:
     reviews: dict[str, list[Object]] = field(default_factory=dict)
 
     def put(self, kind: str, obj: Object) -> Object:
-        """Create or replace an object; it gets a uid after its name."""
+        """Create or replace an object. Its uid derives from its name."""
         meta = obj.setdefault("metadata", {})
         meta.setdefault("uid", f"{kind}-{meta.get('namespace', '')}-{meta['name']}")
         self.version += 1
@@ -56,7 +57,7 @@ class FakeApi:
         self.log.append((self.version, kind, "DELETED", {**held.pop(uid)}))
 
     def forget(self) -> None:
-        """Nothing can be gone on from any more: continue tokens and versions."""
+        """Invalidate all continue tokens and versions."""
         self.oldest = self.version + 1
         self.version += 1
 
@@ -122,7 +123,7 @@ UNREACHABLE = Unavailable("the API server does not answer: connection refused")
 
 
 def pod(name: str, namespace: str = "vision", gpus: int = 1, **changes: Any) -> Object:
-    """A pod of one container. changes: labels, annotations, owners, node, scheduler, status, spec."""
+    """Build a pod of one container. changes: labels, annotations, owners, node, scheduler, status, spec."""
     owners = [
         {"apiVersion": api, "kind": kind, "name": named, "uid": f"{kind}-{namespace}-{named}", "controller": True}
         for api, kind, named in changes.pop("owners", ())

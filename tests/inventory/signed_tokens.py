@@ -1,4 +1,4 @@
-"""Tokens of an issuer of our own making, and what grants give whom."""
+"""Signed tokens of an issuer, and the caller that grants make of them."""
 
 from __future__ import annotations
 

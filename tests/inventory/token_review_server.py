@@ -1,4 +1,4 @@
-"""An API server that reviews tokens and rights by tables."""
+"""An API server that answers token and access reviews from tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.inventory.memory_api_server import FakeApi
 
 
 class Reviewing(FakeApi):
-    """Reviews tokens by a table, and rights by another."""
+    """Answers TokenReview from one table and SubjectAccessReview from another."""
 
     users: dict[str, dict[str, Any]]
     rights: set[tuple[str, str, str, str]]

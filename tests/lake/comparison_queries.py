@@ -1,4 +1,4 @@
-"""Questions that every engine over the lake has to answer as the ledger does, and a lake to ask them of."""
+"""Queries that every engine over the lake answers as the ledger does, and a ledger published to a lake."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ QUESTIONS: dict[str, Reading] = {
 
 
 def ledger_questions(ledger: Any) -> dict[str, object]:
-    """What is asked of a ledger itself."""
+    """Return a ledger's answers that are not tied to a snapshot."""
     return {
         "acts": ledger.acts(),
         "last act": ledger.last_act(),
@@ -88,14 +88,14 @@ def ledger_questions(ledger: Any) -> dict[str, object]:
 
 
 def _window(ledger: Any) -> tuple[object, ...]:
-    """What a window of whole hours says of usage."""
+    """Return the figures of a window of whole hours."""
     found = ledger.window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
     return found.usage, found.unassigned, found.capacity, found.coverage, found.policy_version
 
 
 @dataclass(frozen=True)
 class PublishedLedger:
-    """A ledger, its books and its lake."""
+    """A ledger with its bookkeeper and its lake."""
 
     ledger: DuckLedger
     books: Bookkeeper
@@ -105,7 +105,7 @@ class PublishedLedger:
     closing: ExitStack
 
     def connect(self) -> Catalogue:
-        """Closed with the ledger."""
+        """Return a catalogue that is closed together with the ledger."""
         assert self.settings.lake is not None
         found = Catalogue.connect(self.settings.lake)
         self.closing.callback(found.close)
@@ -129,7 +129,7 @@ def published(
     secrets: Path | None = None,
     epochs: bool = True,
 ) -> Iterator[PublishedLedger]:
-    """A ledger of some busy hours in a lake; warehouse: "" for a folder of its own."""
+    """Publish a ledger of some busy hours to a lake. warehouse: "" for a folder of its own."""
     with TemporaryDirectory() as folder, busy_ledger(rows, random.Random(seed)) as ledger, ExitStack() as closing:
         lake = Lake(
             warehouse=warehouse or f"{folder}/lake", catalog=catalog or LakeCatalog(), ledger=name, secrets=secrets
@@ -168,7 +168,7 @@ def published(
 
 
 def differences(known: PublishedLedger, engine: Engine) -> list[str]:
-    """Questions that the lake answers otherwise than the ledger."""
+    """Return the names of the queries that the lake answers differently from the ledger."""
     asked = known.asked(engine)
     with known.ledger.moment(*SPAN) as moment:
         found = [name for name, reading in QUESTIONS.items() if reading(asked) != reading(moment)]
@@ -178,7 +178,7 @@ def differences(known: PublishedLedger, engine: Engine) -> list[str]:
 
 
 def _composed(name: str, one: Snapshot | LakeLedger) -> object:
-    """Answers that are made of several questions, as comparable values."""
+    """Return an answer that combines several queries, as comparable values."""
     if name == "jobs":
         # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
         recent = {"held_until_ms", "gpus", "burn_per_hour", "epochs"}

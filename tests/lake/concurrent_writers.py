@@ -1,4 +1,4 @@
-"""Writers of many ledgers, side by side; as a program one writer, of `LAKE.yaml LEDGER ROWS`."""
+"""Concurrent writers of many ledgers. As a program it is one writer: `LAKE.yaml LEDGER ROWS`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def control_total(ledger: str, rows: int) -> dict[str, Any]:
 
 
 def write_side_by_side(lake: Lake, writers: int, commits: int, *, ledgers: int) -> list[tuple[str, int]]:
-    """Each writer replaces its ledger's rows so many times; with fewer ledgers than writers, several share one. The
-    answer is what the lake holds afterwards, as (ledger, rows)."""
+    """Let each writer replace its ledger's rows `commits` times; with fewer ledgers than writers, several share one.
+    Returns the lake's content afterwards as (ledger, rows)."""
 
     def write(number: int) -> None:
         name = f"ledger-{number % ledgers}"

@@ -1,4 +1,4 @@
-"""A ledger with every kind of record that the archive must restore, and its figures."""
+"""A ledger with every kind of record that the archive restores, and its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",))
 
 
 def sent(hand: Hand) -> list[Batch]:
-    """An outbox with facts, sets, a MIG slice, and overlapping, skipped and rejected records."""
+    """Build an outbox with facts, sets, a MIG slice, and overlapping, skipped and rejected records."""
     mig = Slice("1g.10gb", 7, 0, 1, 7, 9856, 81920)
     return [
         hand.batch(
@@ -32,7 +32,7 @@ def sent(hand: Hand) -> list[Batch]:
 
 
 def everything(ledger: DuckLedger) -> object:
-    """All figures of the ledger."""
+    """Return all figures of the ledger."""
     end = START_MS + 2 * MS_PER_HOUR
     spec = WindowSpec(size=7200, half_life=3600)
     return (

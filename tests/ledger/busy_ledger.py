@@ -1,4 +1,4 @@
-"""A ledger of some busy hours, booked in random order, and its prices."""
+"""A ledger of some busy hours, booked in random order, with its prices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODELS = ("H100", "A100-80GB", "B200")
 
 
 def book(*rows: tuple[str, str, str | None]) -> PriceBook:
-    """(model, price, capacity type) of every row; the H100 has another price from the second hour on."""
+    """Build a price book from (model, price, capacity type). The price of the H100 changes in the second hour."""
     shared = {"per": "gpu-hour", "basis": "gpu-only", "source": "test", "as_of": "2026-01-01"}
     dated = [("H100", "9.999", None, "2026-10-01T01:00:00Z", None)]
     dated += [(*row, "2026-01-01", "2026-10-01T01:00:00Z" if row[0] == "H100" and not row[2] else None) for row in rows]
@@ -50,7 +50,8 @@ ROWS = st.lists(
 
 @contextmanager
 def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Random) -> Iterator[DuckLedger]:
-    """A ledger with these ROWS, pods of several teams, a node that was down, and policies and labels that changed."""
+    """Open a ledger with these ROWS, pods of several teams, a node that was down, and changes of policies and
+    labels."""
     with (
         TemporaryDirectory() as folder,
         closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,

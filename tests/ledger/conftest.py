@@ -1,4 +1,4 @@
-"""A ledger on a virtual clock, a builder of records, and ways of sending them and of opening ledgers."""
+"""A ledger on a virtual clock, a builder of records, and functions that book records and open ledgers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW_MS = START_MS + 60 * MINUTE
 
 @dataclass
 class Hand:
-    """Builds rows, facts and batches with defaults. Times are minutes after `start_ms`."""
+    """Builds intervals, facts and batches with defaults. Times are minutes after `start_ms`."""
 
     start_ms: int = START_MS
     now_ms: int = NOW_MS
@@ -78,7 +78,8 @@ Opener = Callable[..., DuckLedger]
 
 @pytest.fixture
 def opened(path: Path, clock: VirtualClock) -> Iterator[Opener]:
-    """Opens the ledger of a place, else of `path`, with options of `open_ledger`; each is closed after the test."""
+    """Return a function that opens the ledger at a path (by default `path`) with options of `open_ledger`. Each is
+    closed after the test."""
     with ExitStack() as closed_after:
 
         def open_at(place: Path = path, clock: VirtualClock = clock, **options: Any) -> DuckLedger:
@@ -93,7 +94,7 @@ def ledger(opened: Opener, path: Path) -> DuckLedger:
 
 
 def booked(ledger: DuckLedger, now_ms: int, batch: Batch) -> Receipt:
-    """The receipt of a batch that the ledger takes."""
+    """Return the receipt of a batch, which the ledger has to accept."""
     (receipt,) = ledger.append([batch], now_ms)
     assert isinstance(receipt, Receipt), receipt
     return receipt
@@ -104,7 +105,7 @@ Send = Callable[..., Receipt]
 
 @pytest.fixture
 def send(ledger: DuckLedger, hand: Hand) -> Send:
-    """Books a batch of these records and changes, at `now_ms` or else at the hand's time."""
+    """Return a function that books a batch of the given records at `now_ms`, or else at the builder's time."""
 
     def send_batch(*records: Any, now_ms: int | None = None, **changes: Any) -> Receipt:
         return booked(ledger, hand.now_ms if now_ms is None else now_ms, hand.batch(*records, **changes))
@@ -117,7 +118,7 @@ Accounts = Callable[..., dict[str, int]]
 
 @pytest.fixture
 def accounts(ledger: DuckLedger) -> Accounts:
-    """The non-zero accounts over minutes after the start, of everything or of one group."""
+    """Return the non-zero accounts over minutes after the start, of everything or of one group."""
 
     def ask(start: float, end: float, **where: str) -> dict[str, int]:
         chosen: Any = {dimension: {value} for dimension, value in where.items()}

@@ -1,4 +1,4 @@
-"""Two replicas of the accountant with separate volumes, which lead in turns."""
+"""Two replicas of the accountant with separate volumes that lead in turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ledger.conftest import START_MS, booked
 def two_replicas(
     folder: Path, archive: Path | str, backups: Path | str, object_storage: ObjectStorage | None = None
 ) -> tuple[Settings, Settings]:
-    """Settings of two replicas with separate data folders, and a common archive and backup folder."""
+    """Build settings of two replicas with separate data folders, and a common archive and backup folder."""
 
     def of(name: str) -> Settings:
         (folder / name).mkdir()
@@ -38,7 +38,7 @@ def two_replicas(
 
 
 def deliver(ledger: DuckLedger, quarters: int, clock: VirtualClock) -> Outbox:
-    """The records that an agent sends, and sends again."""
+    """Send records as an agent does, and send them a second time."""
     sender = Outbox("n1", START_MS, made=quarters)
     rows = tuple(sender._row(seq) for seq in range(1, sender.last + 1))
     batch = Batch(cluster="c", node="n1", boot_id="b", epoch=sender.epoch, first_seq=1, oldest_seq=1, intervals=rows)
@@ -57,7 +57,7 @@ def opened(settings: Settings, clock: VirtualClock) -> DuckLedger:
 
 
 def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock) -> None:
-    """Each replica is killed. Agents send the records again that it had not archived."""
+    """Let each replica lead and kill it. Agents send the records again that it had not archived."""
     months = [f"2026-{month:02d}" for month in range(1, 7)]
     for turn, month in enumerate(months):
         mine = replicas[turn % 2]

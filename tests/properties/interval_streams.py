@@ -1,4 +1,4 @@
-"""Streams of intervals of two nodes, and a plain computation of the intervals that count."""
+"""Generates streams of intervals of two nodes, and computes plainly which intervals count."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POLICY = Policy(
 
 @dataclass(frozen=True)
 class Stream:
-    """One outbox: its sets in order, each a list of rows without numbers."""
+    """One outbox: its sets in order. A set is a list of rows without numbers."""
 
     node: str
     epoch: str
@@ -67,7 +67,8 @@ def shape(
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Stream]:
-    """Two nodes whose intervals cover their GPU with gaps, and a third outbox that claims time of the first GPU."""
+    """Generate two nodes whose intervals cover their GPU with gaps, and a third outbox that claims time of the first
+    GPU."""
     found = []
     for node, gpu, epoch in (("n1", "g1", "e1"), ("n2", "g2", "e1"), ("n1", "g1", "e0")):
         cuts = sorted(draw(st.sets(st.integers(0, SPAN_MS), min_size=2, max_size=7 if epoch == "e1" else 3)))
@@ -89,7 +90,7 @@ def streams(draw: st.DrawFn) -> list[Stream]:
 
 
 def batches(stream: Stream, size: int) -> list[Batch]:
-    """The stream in batches of `size` sets; facts of all pods go first."""
+    """Return the stream in batches of `size` sets; the facts of all pods come first."""
     told = [
         pod_facts(pod, START_MS, node=stream.node, queue_ref=f"kai:{QUEUE_OF[pod]}" if pod in QUEUE_OF else "")
         for pod in PODS_OF[stream.node]
@@ -152,6 +153,6 @@ def book(ledger: DuckLedger, group: list[Batch]) -> None:
 
 
 def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None) -> int:
-    """The sum of (end of a stretch, whole units) seen from `at_ms`."""
+    """Return the decayed sum of (end, whole units) at `at_ms`."""
     ends, values = zip(*found, strict=True) if (found := list(terms)) else ((), ())
     return combine(values, age_weights(ends, at_ms, half_life_s))

@@ -1,5 +1,5 @@
-"""ClickHouse: the server at GPUTALLY_CLICKHOUSE_URL, or the same engine in this process (PyPI's chdb), directly or by
-its HTTP protocol."""
+"""ClickHouse: the server at GPUTALLY_CLICKHOUSE_URL, or PyPI's chdb in this process, called directly or over
+ClickHouse's HTTP protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real.object_store import ObjectStore
 
 
 def iceberg_table(location: str, store: ObjectStore | None = None) -> str:
-    """The table function that reads an Iceberg table at its `location`: a folder, or an address in `store`."""
+    """Return the table function that reads the Iceberg table at `location`: a folder, or an address in `store`."""
     if store is None:
         return f"icebergLocal('{urlsplit(location).path}')"
     place = location.removeprefix("s3://")
@@ -26,7 +26,7 @@ def iceberg_table(location: str, store: ObjectStore | None = None) -> str:
 
 
 def clickhouse_rows(query: str, settings: Mapping[str, str] = {}) -> list[dict[str, Any]]:
-    """The rows of an answer; whole numbers of 64 bits and decimals come as text, as ClickHouse quotes them."""
+    """Return the rows of an answer. ClickHouse returns integers of 64 bits and decimals as text."""
     settings = {
         "output_format_json_quote_64bit_integers": "1", "output_format_json_quote_decimals": "1",
         "output_format_json_named_tuples_as_objects": "1", "session_timezone": "UTC", **settings,
@@ -50,8 +50,8 @@ def clickhouse_rows(query: str, settings: Mapping[str, str] = {}) -> list[dict[s
 
 @contextlib.contextmanager
 def clickhouse_server() -> Iterator[str]:
-    """The address, with user and password, of a server that speaks ClickHouse's HTTP protocol; it runs until the block
-    ends. No registry of packages has the program of a current one."""
+    """Yield the address, with user and password, of a server for ClickHouse's HTTP protocol. It runs chdb, because no
+    package registry has a current ClickHouse server."""
     if url := os.environ.get("GPUTALLY_CLICKHOUSE_URL"):
         yield url
         return

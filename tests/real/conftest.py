@@ -1,4 +1,4 @@
-"""What several of the real suites read. Servers run from their first use to the end of the session."""
+"""Servers that several of the real suites use. Each runs from its first use to the end of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def rules_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All alerts and records in `rules.yaml`."""
+    """A folder with all alerts and recording rules in `rules.yaml`."""
     path: Path = tmp_path_factory.mktemp("rules")
     (path / "rules.yaml").write_text(prometheus_rules.render_rules())
     return path
@@ -45,14 +45,14 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 
 @pytest.fixture
 def store_proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
-    """A proxy in front of the object store that spoils what the test chooses."""
+    """A proxy in front of the object store that gives chosen requests a fault."""
     with fault_proxy(object_store.url) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="session")
 def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """Two workers."""
+    """A Spark cluster with two workers."""
     from tests.real.spark import spark_cluster
 
     with spark_cluster(tmp_path_factory.mktemp("spark")) as cluster:
@@ -77,7 +77,7 @@ def rest_catalog(object_store: ObjectStore, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def hive_metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address."""
+    """The address of a Hive metastore."""
     from tests.real.hive_metastore import hive_metastore
 
     with hive_metastore(tmp_path_factory.mktemp("hive-metastore")) as address:
@@ -86,7 +86,7 @@ def hive_metastore(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def glue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """As PyIceberg calls the properties."""
+    """PyIceberg's properties for the Glue catalog."""
     from tests.real.glue import glue
 
     with glue(tmp_path_factory.mktemp("glue")) as properties:

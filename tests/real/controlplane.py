@@ -1,7 +1,7 @@
-"""A real kube-apiserver on loopback, for the suites that prove what a fake only claims.
+"""A real kube-apiserver on the loopback, for the suites that verify what the fakes imitate.
 
-The programs come from scripts/control-plane.sh (built once from Go modules, cached). One server per
-test run, one namespace per test."""
+scripts/control-plane.sh builds the programs once from their Go modules and caches them. Each test run has one server,
+each test its own namespace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where it listens, its certificate authority, and a kubeconfig for the administrator."""
+    """The server's address and certificate authority, and a kubeconfig for the administrator."""
 
     url: str
     ca_file: Path
@@ -42,13 +42,14 @@ class ApiServer:
     """Every one that was started; the last is the one that runs."""
 
     def kubeconfig_for(self, token: str, folder: Path) -> Path:
-        """A kubeconfig that logs in with `token`."""
+        """Write a kubeconfig that logs in with `token`."""
         path = folder / f"kubeconfig-{token[-20:]}"
         path.write_text(yaml.safe_dump(_kubeconfig(self.url, self.ca_file, token)))
         return path
 
     def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
-        """The administrator's own request and its answer. A busy server (HTTP 429) is asked again as it says.
+        """Send a request as administrator, and return its answer. On HTTP 429 the request is repeated after the time
+        the server names.
 
         Raises urllib.error.HTTPError for a refusal."""
         busy = urllib3.Retry(5, status_forcelist=[429], allowed_methods=None, raise_on_status=False, backoff_factor=0.2)
@@ -62,7 +63,7 @@ class ApiServer:
         return json.loads(answer.data)
 
     def token(self, namespace: str, account: str, audience: str = "https://localhost", pod: str = "") -> str:
-        """Of a service account, bound to a pod where one is named."""
+        """Return a token of a service account, bound to a pod if one is given."""
         spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 3607}
         if pod:
             spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod}
@@ -79,7 +80,7 @@ class ApiServer:
         *,
         namespaced: bool = True,
     ) -> None:
-        """A kind of a custom resource that takes what the schema says. It takes a moment until it is served."""
+        """Define a custom resource that accepts what the schema allows. The server offers it a moment later."""
         served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
         names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
         scope = "Namespaced" if namespaced else "Cluster"
@@ -90,7 +91,7 @@ class ApiServer:
         self.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
 
     def serves(self, path: str, plural: str) -> bool:
-        """Whether a group's version offers a kind."""
+        """Return whether a group's version offers a kind."""
         try:
             return plural in {resource["name"] for resource in self.request("GET", path)["resources"]}
         except urllib.error.HTTPError:
@@ -137,6 +138,8 @@ def api_server(folder: Path, *flags: str) -> Iterator[ApiServer]:
         stack.enter_context(running(etcd, folder / "etcd.log"))
 
         def start() -> subprocess.Popen[bytes]:
+            """Start the server again on the same etcd and wait until it is ready. The previous process has to have
+            ended."""
             log = folder / f"kube-apiserver-{len(processes)}.log"
             process = stack.enter_context(running(server, log))
             wait_ready(f"{url}/readyz", process, log, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
@@ -152,7 +155,7 @@ def api_server(folder: Path, *flags: str) -> Iterator[ApiServer]:
 
 @contextlib.contextmanager
 def frozen(server: ApiServer) -> Iterator[None]:
-    """The API server takes connections and answers nothing while the block runs."""
+    """Let the API server accept connections without answering until the block ends."""
     server.processes[-1].send_signal(signal.SIGSTOP)
     try:
         yield
@@ -162,7 +165,7 @@ def frozen(server: ApiServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def killed(server: ApiServer) -> Iterator[None]:
-    """The API server is dead while the block runs, and started anew on the same etcd after it."""
+    """Kill the API server, and start it again on the same etcd when the block ends."""
     server.processes[-1].kill()
     server.processes[-1].wait()
     try:
@@ -173,7 +176,7 @@ def killed(server: ApiServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scheduler(server: ApiServer, folder: Path, extenders: list[dict[str, object]] | None = None) -> Iterator[Path]:
-    """The real kube-scheduler, with `extenders` in its configuration; yields its log."""
+    """Run the real kube-scheduler with these `extenders`. Yields its log."""
     document = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -193,7 +196,7 @@ def scheduler(server: ApiServer, folder: Path, extenders: list[dict[str, object]
 
 @contextlib.contextmanager
 def controller_manager(server: ApiServer, folder: Path) -> Iterator[None]:
-    """The real kube-controller-manager: disruption budgets, owner references, Jobs."""
+    """Run the real kube-controller-manager, for disruption budgets, owner references and Jobs."""
     command = [
         str(server.assets / "kube-controller-manager"),
         f"--kubeconfig={server.kubeconfig}",

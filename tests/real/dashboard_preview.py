@@ -1,7 +1,7 @@
-"""Dashboards drawn by Grafana's own panels in Chromium, over what a real Prometheus answers.
+"""Draws dashboards with Grafana's panels in Chromium, from the answers of a real Prometheus.
 
-The page comes from scripts/grafana-preview.sh. It proves queries, units, legends, thresholds and layout; not Grafana's
-loader, its migrations or its links."""
+scripts/grafana-preview.sh builds the page. It verifies queries, units, legends, thresholds and layout, but not
+Grafana's loader, its migrations or its links."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PAGE = """<!doctype html>
 
 
 def sent(expr: str, days: int, **chosen: str) -> str:
-    """As Grafana sends it over so many days: every choice that is not made is All."""
+    """Return the expression as Grafana sends it for `days` days with every variable set to All."""
     written = {"__rate_interval": f"{RATE_HOURS}h", "__range": f"{days * 24}h", "peak_from": "8", "peak_to": "18"}
     return re.sub(r"\$(\w+)", lambda name: written.get(name[1], chosen.get(name[1], ".*")), expr)
 
 
 def answers(server: Prometheus, dashboard: dict[str, Any], end_s: float, days: int) -> dict[str, list[Any]]:
-    """What every panel's queries give, by the panel's id."""
+    """Return the answers to each panel's queries by panel id."""
     found: dict[str, list[Any]] = {}
     for panel in lint.panels(dashboard):
         for target in panel["targets"]:
@@ -54,7 +54,7 @@ def answers(server: Prometheus, dashboard: dict[str, Any], end_s: float, days: i
 def drawn(
     browser: Browser, dashboard: dict[str, Any], found: dict[str, list[Any]], end_s: float, days: int, folder: Path
 ) -> tuple[Page, list[str]]:
-    """The page once it stands, and what went wrong on it. folder: for its files."""
+    """Draw the dashboard, and return the page and the errors on it. folder: for its files."""
     site = Path(shutil.copytree(built("grafana-preview.sh"), folder / dashboard["uid"]))
     span = {"from": (end_s - days * 86_400) * 1000, "to": end_s * 1000, "width": WIDTH}
     board = json.dumps({"dashboard": dashboard, "answers": found, **span})

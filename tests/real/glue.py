@@ -1,6 +1,7 @@
-"""AWS Glue's data catalog on loopback: moto's server, with the optimistic locking that AWS documents and moto lacks.
+"""AWS Glue's data catalog on the loopback: moto's server, plus the optimistic locking that AWS documents and moto
+lacks.
 
-`UpdateTable` with a `VersionId` that is no longer the table's is refused with ConcurrentModificationException."""
+`UpdateTable` fails with ConcurrentModificationException if its `VersionId` is not the table's current one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.real.programs import free_ports, running, wait_ready
 
 @contextlib.contextmanager
 def glue(folder: Path) -> Iterator[dict[str, str]]:
-    """Run a server until the block ends; as PyIceberg calls the properties."""
+    """Run a server until the block ends. Yields PyIceberg's properties for it."""
     (port,) = free_ports(1)
     url, log = f"http://127.0.0.1:{port}", folder / "glue.log"
     with running([sys.executable, str(Path(__file__)), str(port)], log) as process:

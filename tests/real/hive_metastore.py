@@ -1,4 +1,4 @@
-"""A Hive metastore on loopback over an embedded Derby database: the one among pyspark's jars, 2.3."""
+"""A Hive metastore on the loopback with an embedded Derby database: version 2.3, from pyspark's jars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.spark import HOME, java
 
 @contextlib.contextmanager
 def hive_metastore(folder: Path) -> Iterator[str]:
-    """Run a metastore until the block ends; its address."""
+    """Run a metastore until the block ends. Yields its address."""
     settings = {
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
         "javax.jdo.option.ConnectionDriverName": "org.apache.derby.jdbc.EmbeddedDriver",

@@ -1,4 +1,4 @@
-"""An S3 server on loopback over a folder: the Versity gateway, built by scripts/object-store.sh."""
+"""An S3 server on the loopback over a folder: the Versity gateway, built by scripts/object-store.sh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.programs import built, free_ports, running, wait_ready
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """folder: has a folder for each bucket, whose files are its objects."""
+    """folder: contains a folder for each bucket, whose files are its objects."""
 
     url: str
     folder: Path
@@ -23,22 +23,22 @@ class ObjectStore:
     region: str = "us-east-1"
 
     def bucket(self, name: str) -> str:
-        """A new, empty bucket; its address."""
+        """Create an empty bucket and return its address."""
         (self.folder / name).mkdir()
         return f"s3://{name}"
 
     def behind(self, url: str) -> ObjectStore:
-        """The same store at another address: a proxy's."""
+        """Return the same store at another address, such as a proxy's."""
         return replace(self, url=url)
 
     def write_secrets(self, path: Path) -> Path:
-        """The properties as a file, which a setting may name."""
+        """Write the properties to a file that a setting can name."""
         path.write_text(yaml.safe_dump(self.iceberg))
         return path
 
     @property
     def iceberg(self) -> dict[str, str]:
-        """As PyIceberg and Iceberg's S3FileIO of Spark call the properties."""
+        """Return the properties for PyIceberg and for Iceberg's S3FileIO in Spark."""
         return {
             "s3.endpoint": self.url,
             "s3.access-key-id": self.access_key,

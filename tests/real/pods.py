@@ -1,9 +1,9 @@
-"""Runs a pod of a workload as a process of this machine, as a kubelet would run its container.
+"""Runs the container of a workload's pod as a process of this machine, as a kubelet would.
 
-Arguments, environment and volumes are those of the API server's objects.
+Arguments, environment and volumes come from the API server's objects.
 
-What a machine without containers has to put in their place: a folder for each volume; the loopback address for the name
-of a Service; a kubeconfig with a token of the pod's account for the pod's own access to the API server."""
+On a machine without containers a folder stands in for each volume, the loopback address for the name of a Service, and
+a kubeconfig with a token of the pod's account for the pod's own access to the API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 
 def selected(affinity: Object, labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels is one of a pod's required node affinity, as the scheduler decides it."""
+    """Return whether a node with these labels matches a pod's required node affinity, by the scheduler's rule."""
 
     def holds(rule: Object) -> bool:
         value = labels.get(rule["key"])
@@ -36,8 +36,8 @@ def selected(affinity: Object, labels: Mapping[str, str]) -> bool:
 
 @dataclass
 class LocalPod:
-    """A pod of a workload's template. stands_in: regular expressions for arguments and what is put in their place; None
-    leaves the argument out. more: further environment."""
+    """A pod of a workload's template. stands_in: regular expressions for arguments, with their replacements; None
+    removes the argument. more: further environment."""
 
     server: ApiServer
     folder: Path
@@ -61,7 +61,7 @@ class LocalPod:
         self.mount()
 
     def mount(self) -> None:
-        """Write the content of every volume as the API server has it now."""
+        """Write the current content of every volume from the API server."""
         for volume in self.spec["volumes"]:
             for name, text in self._content(volume).items():
                 file = self._place(volume["name"]) / name
@@ -71,7 +71,7 @@ class LocalPod:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Path]:
-        """The container's program until the block ends; yields its log."""
+        """Run the container's program until the block ends. Yields its log."""
         log = self.folder / "log"
         own = {e["name"]: self._here(e["value"]) for e in self.container["env"] if "value" in e}
         environment = {**os.environ, **own, "NODE_NAME": self.node, **self.more}
@@ -80,7 +80,7 @@ class LocalPod:
             yield log
 
     def token(self, audience: str, *, bound: bool = True) -> str:
-        """Of the pod's account, as the kubelet asks for one."""
+        """Return a token of the pod's account, requested as the kubelet does."""
         account = self.spec["serviceAccountName"]
         return self.server.token(self.namespace, account, audience, self.name if bound else "")
 
@@ -95,7 +95,7 @@ class LocalPod:
         return found
 
     def _here(self, text: str) -> str:
-        """With the folders of this machine for those of the container; the longest path first."""
+        """Replace the container's folders by those of this machine, the longest path first."""
         mounts = sorted(self.container["volumeMounts"], key=lambda mount: -len(mount["mountPath"]))
         for mount in mounts:
             pattern = rf"(?<![\w/]){re.escape(mount['mountPath'])}(?=/|$)"

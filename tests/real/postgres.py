@@ -1,4 +1,4 @@
-"""A PostgreSQL server on loopback in a folder of its own, from Debian's package."""
+"""A PostgreSQL server on the loopback in a folder of its own, from Debian's package."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tests.real.programs import free_ports, running, wait_until
 
 @dataclass(frozen=True)
 class Postgres:
-    """user: may do all; any password is accepted."""
+    """user: a superuser; any password is accepted."""
 
     port: int
     user: str = "postgres"
 
     def uri(self, database: str = "postgres") -> str:
-        """Of SQLAlchemy with psycopg, as PyIceberg takes it."""
+        """Return SQLAlchemy's address for psycopg, as PyIceberg takes it."""
         return f"postgresql+psycopg://{self.user}:any@127.0.0.1:{self.port}/{database}"
 
     def jdbc(self, database: str = "postgres") -> str:
         return f"jdbc:postgresql://127.0.0.1:{self.port}/{database}"
 
     def create(self, database: str) -> None:
-        """A new, empty database."""
+        """Create an empty database and return its name."""
         with psycopg.connect(self._dsn, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{database}"'.encode())
 
@@ -47,7 +47,8 @@ class Postgres:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
-    """Run a server until the block ends; for root as the user that Debian's package makes, since it refuses root."""
+    """Run a server until the block ends. Root runs it as the user of Debian's package, because PostgreSQL refuses
+    root."""
     programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     user = "postgres" if os.geteuid() == 0 else None
     # Not in pytest's folder, which only its owner may enter.

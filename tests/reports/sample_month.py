@@ -1,4 +1,4 @@
-"""A month with something in every section of its report, and names that nobody should trust."""
+"""A month with an entry in every section of its report, and hostile names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def policy() -> Policy:
 
 
 def ledger(since: str = "2026-09-25", until: str = "2026-10-14") -> ListLedger:
-    """The busy cluster of the books' tests, its jobs run by six people, and a few hundred pods that waited."""
+    """Build the busy cluster of the billing tests, with jobs of six users and a few hundred pods that waited."""
     rows = [
         replace(row, names={**row.names, "user": USERS[i % len(USERS)], "cluster": "prod"})
         if i % 7 and "job" in row.names
@@ -95,19 +95,19 @@ def beside() -> UnmeteredItems:
 
 
 def october(*rows: Row, **options: Any) -> Report:
-    """Of October 2026, from rows of usage."""
+    """Build the report's data of October 2026 from usage rows."""
     return build(ListLedger(rows), book(), START_MS, END_MS, **options)
 
 
 @cache
 def report(team: str | None = None, end_ms: int = END_MS) -> Report:
-    """Of October 2026, or of its days so far."""
+    """Build the report of October 2026, or of its first days."""
     return build(ledger(), book(), START_MS, end_ms, team=team, booked=MonthBooks(beside=beside()))
 
 
 def charged_book() -> PriceBook:
-    """The same prices with GPUs paid for in advance, idle time that is spread in one pool and guarantees billed in
-    another: a statement with every sort of line."""
+    """Build a price book with commitments, with idle time that is spread in one pool, and with guarantees billed in
+    another, so that a statement has every kind of line."""
     rate = {
         "id": "h100-committed", "model": "H100", "price": "2.00", "discount": "0.1", "commitment": "reserved-1",
         "per": "gpu-hour", "valid_from": "2026-01-01", "source": "a test", "as_of": "2026-01-01", "basis": "gpu-only",
@@ -127,7 +127,7 @@ def charged_book() -> PriceBook:
 
 
 def charged_ledger() -> ListLedger:
-    """Days enough for every sort of line, with two nights of what is no charge."""
+    """Build enough days for every kind of line, with two nights that cost nothing."""
     found = ledger("2026-09-30", "2026-10-04")
     found.add(unheld("2026-10-02", "2026-10-03", "down", 8))
     found.add(unheld("2026-10-03", "2026-10-04", "unmetered", 2))
@@ -138,7 +138,7 @@ def charged_ledger() -> ListLedger:
 
 @cache
 def charged(end_ms: int = END_MS) -> Report:
-    """A report that lists every charge, with a credit and a charge booked by hand."""
+    """Build a report with every kind of charge, and a manual credit and charge."""
     about = beside()
     (credit,) = about.adjustments
     extra = replace(credit, id="2026-10-A2", team="teaching", amount=Decimal("12.00"), reason="lab course")

@@ -1,3 +1,5 @@
+"""Builders of small clusters and workloads, and a check of the simulation's events."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ MINUTE = MS_PER_MINUTE
 
 
 def fleet(nodes: int, gpus: int = 8, model: str = "H100") -> list[NodeSpec]:
-    """`nodes` equal nodes of whole GPUs."""
+    """Build `nodes` equal nodes of whole GPUs."""
     return [NodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{i}", model) for i in range(gpus))) for n in range(nodes)]
 
 
@@ -34,14 +36,14 @@ def queue(name: str, deserved: float = 0.0, weight: float = 1.0, limit: float = 
 
 
 def work_of(rows: Sequence[tuple[int, int, int, int]], queues: tuple[str, ...] = ("a", "b")) -> Workload:
-    """rows: submission in seconds, GPUs, duration in seconds, number of the queue."""
+    """Build a workload. rows: submission in seconds, GPUs, duration in seconds, number of the queue."""
     ordered = sorted(rows)
     return Workload(queues, *([row[i] for row in ordered] for i in range(4)))
 
 
 @dataclass
 class Watcher:
-    """Follows the stream of events as a kubelet would, and refuses what cannot be."""
+    """Follows the events as a kubelet would, and fails on an impossible one."""
 
     nodes: Sequence[NodeSpec]
     holders: dict[tuple[str, int], str] = field(default_factory=dict)

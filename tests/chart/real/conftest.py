@@ -1,7 +1,7 @@
-"""One real API server that writes down who asked for what, and the kinds it does not bring itself.
+"""A real API server that logs each request with its user, and definitions of kinds from other projects.
 
-Kinds of schedulers and of owners of pods stand in by definitions without a schema: here it is about who may do what
-with them. What is in them, the suites of the controller and of the inventory know."""
+Kinds of schedulers and of pod owners are defined without a schema, because these tests are about access rights. The
+tests of the controller and of the inventory check the content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level":
 
 @dataclass
 class Recorder:
-    """The API server, the administrator's requests, and what it wrote down."""
+    """The API server, requests of the administrator, and the server's audit log."""
 
     server: ApiServer
     log: Path
@@ -36,7 +36,7 @@ class Recorder:
         return self.server.request(method, path, body, content_type)
 
     def refused(self, method: str, path: str, body: object) -> str:
-        """What the server says against it; "" where it takes it."""
+        """Return the reason for which the server refuses the request; "" if it accepts it."""
         try:
             self.send(method, path, body)
         except urllib.error.HTTPError as error:
@@ -47,13 +47,13 @@ class Recorder:
         self.send("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
 
     def apply(self, manifest: dict[str, Any], *, dry_run: bool) -> Any:
-        """As `kubectl apply --server-side --validate=strict` does it."""
+        """Apply the manifest as `kubectl apply --server-side --validate=strict` does."""
         query = "fieldManager=helm&force=true&fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
         path = f"{self.place(manifest)}/{manifest['metadata']['name']}?{query}"
         return self.send("PATCH", path, manifest, "application/apply-patch+yaml")
 
     def place(self, manifest: dict[str, Any]) -> str:
-        """The path of its kind, in its namespace."""
+        """Return the path of the manifest's kind in its namespace."""
         group = manifest["apiVersion"]
         root = f"/apis/{group}" if "/" in group else f"/api/{group}"
         kinds = {r["kind"]: r for r in self.send("GET", root)["resources"] if "/" not in r["name"]}
@@ -62,7 +62,7 @@ class Recorder:
         return f"{root}{space}/{kind['name']}"
 
     def entries(self, user: str) -> Sequence[dict[str, Any]]:
-        """What a user asked for and was answered, oldest first. Each line of the log is read once."""
+        """Return the new requests of a user and their status, oldest first."""
         with self.log.open("rb") as log:
             log.seek(self._read)
             lines, ended, _ = log.read().rpartition(b"\n")

@@ -1,4 +1,5 @@
-"""The chart's rights on a real API server, and KAI's queues with what their controller writes."""
+"""Installs the chart's roles on a real API server, and creates KAI queues with the fields that KAI's controller
+writes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any]) -> Path:
-    """The chart's roles for the controller; a kubeconfig with a token of its service account."""
+    """Install the chart's roles for the controller, and return a kubeconfig with a token of its service account."""
     files = helm_python.Chart.load(CHART).render(values, name="gputally", namespace=space)
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     manifests = [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
@@ -44,7 +45,7 @@ def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any])
 
 
 def add_queues(real: Cluster, *names: str, weight: float | None = None) -> None:
-    """Queues of KAI; None leaves the weight to others."""
+    """Create KAI queues; a weight of None is left unset."""
     for name in names:
         wanted = queue_object(name, weight=weight)
         real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")

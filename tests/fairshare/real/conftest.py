@@ -1,4 +1,5 @@
-"""One API server for the whole folder, with every scheduler's CustomResourceDefinitions, and a memory beside it."""
+"""One API server for the folder's tests, with the CustomResourceDefinitions of all schedulers, and a cluster in
+memory."""
 
 from __future__ import annotations
 
@@ -33,24 +34,24 @@ def real(server: ApiServer) -> KubernetesCluster:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """An object of this test alone."""
+    """The name of an object that only this test uses."""
     return "q-" + "".join(c if c.isalnum() else "-" for c in request.node.name.lower())[-50:].strip("-")
 
 
 @pytest.fixture
 def ask(server: ApiServer) -> Request:
-    """The administrator's own request."""
+    """Return a function that sends a request as administrator."""
     return lambda method, path, body=None, **options: server.request(method, path, body, **options)
 
 
 @pytest.fixture(scope="session")
 def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart's roles in the cluster; a kubeconfig with a token of the controller's service account."""
+    """A kubeconfig with a token of the controller's service account, whose roles are those of the chart."""
     return install(server, tmp_path_factory.mktemp("installed"), "gputally", {})
 
 
 @pytest.fixture(scope="session")
 def preempting(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of a release that may preempt."""
+    """The same for a release that may preempt."""
     values = {"fairshare": {"rbac": {"preempt": True}}}
     return install(server, tmp_path_factory.mktemp("preempting"), "preempting", values)

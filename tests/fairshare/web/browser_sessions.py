@@ -1,4 +1,4 @@
-"""Who may sign in to the pages of the controller, two replicas of them, an OpenID provider, and a browser."""
+"""Two replicas of the controller's pages, an OpenID provider with users and groups, and a minimal browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRANTS = [
 
 
 def callers(folder: Path, login: Provider, grants: Sequence[Mapping[str, Any]] = GRANTS, **more: Any) -> Path:
-    """The file of who signs in. more: of the issuer."""
+    """Write the file that defines who may sign in. more: further keys of the issuer."""
     (folder / "keys.json").write_bytes(login.keys())
     (folder / "secret").write_text(f"{login.secret}\n")
     issuer = {
@@ -57,12 +57,12 @@ OTHERS = ("research", "language", "robotics", "serving", "students")
 
 
 class Faults(list[str]):
-    """What a controller would log."""
+    """Collects the errors that a controller would log."""
 
 
 @dataclass
 class Browser:
-    """Keeps cookies as browsers do, and asks one site."""
+    """A browser of one site that keeps cookies."""
 
     site: Any
     cookies: dict[str, str] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class Browser:
     def post(
         self, url: str, form: Mapping[str, str] | None = None, *, mark: str | None = None, **headers: str
     ) -> Answer:
-        """mark None: that of the page at "/"."""
+        """Send a form. mark: its token against forgery; None takes the one of the page "/"."""
         return self.ask("POST", url, {FORM_TOKEN: self.mark() if mark is None else mark, **(form or {})}, **headers)
 
     def mark(self) -> str:
         return self.get("/").body.decode().partition(f'name="{FORM_TOKEN}" value="')[2].partition('"')[0]
 
     def leave(self, path: str = "/decisions") -> str:
-        """Ask for a page; the provider's address that one is sent to."""
+        """Request a page and return the provider's address to which it redirects."""
         first = self.get(path)
         assert first.status == 303
         second = self.get(first.headers["Location"])
@@ -104,7 +104,7 @@ class Browser:
         return second.headers["Location"]
 
     def back(self, address: str) -> str:
-        """What the provider sends a browser back to."""
+        """Return the address to which the provider redirects the browser."""
         where = httpx2.get(address, follow_redirects=False).headers["location"]
         assert where.startswith(f"{HERE}/sign-in/done?")
         return str(where).removeprefix(HERE)
@@ -124,7 +124,7 @@ class PageContext:
     faults: Faults
 
     def browser(self, *groups: str) -> Browser:
-        """A browser signed in as a member of these groups; not signed in without any group."""
+        """Return a browser that is signed in as a member of these groups; without groups it is not signed in."""
         made = Browser(self.first.site)
         if groups:
             who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())
@@ -149,6 +149,6 @@ def site_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> 
 
 
 def signing_in(folder: Path, file: Path, **options: Any) -> Stage:
-    """Pages at which those in the callers file sign in, for a minute. options: of the stage."""
+    """Yield pages with sign-in through the given callers file. options: of `controller_pages`."""
     secret = key(folder)
     return stage(folder, people=lambda own: SignIns(file, secret, HERE, 60, own, lambda fault: None), **options)

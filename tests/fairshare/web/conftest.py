@@ -1,4 +1,4 @@
-"""Pages as several modules look at them."""
+"""Pages that several test modules share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.provider import provider
 
 @pytest.fixture(scope="package")
 def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    """Pages on this machine alone, read only."""
+    """Read-only pages without sign-in."""
     return stage(tmp_path_factory.mktemp("open"))
 
 
@@ -38,7 +38,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory, login: Login) -> PageCont
 
 @pytest.fixture
 def context(replicas: PageContext) -> PageContext:
-    """With a provider that tells the truth."""
+    """The replicas, with a provider that sends correct claims."""
     replicas.login.spoil, replicas.login.refuse, replicas.login.secret = {}, False, "client-s3cret"
     replicas.login.claims = {"sub": "1", "email": "ann@example.com", "email_verified": True, "groups": []}
     return replicas

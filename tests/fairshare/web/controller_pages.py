@@ -1,4 +1,5 @@
-"""A controller that has run for a while, its books, and the pages over it: small real parts, all in this process."""
+"""The controller's pages within this process, over a controller that has run for a while and an accountant with its
+data."""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ LEAVES = ("vision", "language", "robotics", "serving", "students")
 
 
 def sample(name: str) -> Path:
-    """A file of the samples that come with the product."""
+    """Read a sample file of the product."""
     with as_file(files("fairshare") / "samples" / name) as path:
         return path
 
 
 def settled(previews: Previews, key: str, calm_s: float = CALM_S) -> Preview:
-    """The preview once it is over."""
+    """Wait for the preview's end and return it."""
 
     def over() -> Preview | None:
         found = previews.get(key)
@@ -62,7 +63,7 @@ def settled(previews: Previews, key: str, calm_s: float = CALM_S) -> Preview:
 
 
 class Books:
-    """What an accountant would answer, from the fake that the controller itself talks to."""
+    """Answers of an accountant, computed from the fake that the controller uses."""
 
     def __init__(self, accountant: Accountant) -> None:
         self._accountant = accountant
@@ -95,7 +96,7 @@ class Books:
 
 
 def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
-    """One hour."""
+    """Build one hour of usage."""
     hour = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
     zero = dict.fromkeys(Accounts.model_fields, 0)
     accounts = Accounts(**{**zero, "busy": gpu_us})
@@ -103,7 +104,7 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
 
 
 def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
-    """A comparison without a replay: figures that only have to look like some."""
+    """A comparison with made-up figures instead of a replay."""
     told(0.5, "replaying the draft")
     names = what_if_simulation.leaves(order.then)
     rows, series = [], {}
@@ -121,7 +122,7 @@ def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """cookies: as `Set-Cookie` carries them."""
+    """A response. cookies: as in `Set-Cookie`."""
 
     status: int
     body: bytes
@@ -137,7 +138,7 @@ class Answer:
 
 
 def ask(site: PagesApp, method: str, url: str, form: Mapping[str, str] | None, headers: Mapping[str, str]) -> Answer:
-    """One request to the pages, in this process. A browser of its own: no cookies are kept."""
+    """Send one request to the pages within this process, without stored cookies."""
     asking = TestClient(site.observed(), raise_server_exceptions=False, follow_redirects=False)
     found = asking.request(method, url, data=form, headers={"accept": "", **headers})
     return Answer(found.status_code, found.content, found.headers)
@@ -145,7 +146,7 @@ def ask(site: PagesApp, method: str, url: str, form: Mapping[str, str] | None, h
 
 @dataclass
 class Stage:
-    """The pages and everything behind them. tokens: by scope; "" asks without one."""
+    """The pages and everything they read. tokens: by scope; "" is a request without a token."""
 
     site: PagesApp
     scene: ReportCache
@@ -166,12 +167,12 @@ class Stage:
     def post(
         self, url: str, form: Mapping[str, str], scope: str = "", mark: str | None = None, **headers: str
     ) -> Answer:
-        """mark None: the right one for this caller."""
+        """Send a form. mark: its token against forgery; None takes the right one for this caller."""
         right = mark if mark is not None else self.mark(scope)
         return ask(self.site, "POST", url, {FORM_TOKEN: right, **form}, self._headers(scope, headers))
 
     def mark(self, scope: str = "") -> str:
-        """As a form of theirs carries it."""
+        """Return the token against forgery in a form for this scope."""
         text = self.get("/policy", scope).body.decode()
         _, found, rest = text.partition(f'name="{FORM_TOKEN}" value="')
         return rest.partition('"')[0] if found else ""
@@ -195,8 +196,8 @@ def stage(
     work: Any = quick,
     people: Callable[[VirtualClock], Callable[[], SignInService | None]] | None = None,
 ) -> Stage:
-    """text: the policy file; None: the sample's, with the law deficit. guarded: tokens are asked for. people: who signs
-    in, by the stage's clock."""
+    """Build the pages. text: the policy file (None: the sample with the law `deficit`). guarded: requests need a token.
+    people: the sign-in, on the stage's clock."""
     file = folder / "policy.yaml"
     given = text if text is not None else sample("policy.yaml").read_text().replace("law: kai", "law: deficit")
     file.write_text(given)
@@ -239,7 +240,7 @@ def stage(
 
 
 def encoded(form: Mapping[str, str]) -> bytes:
-    """As a browser sends it."""
+    """Encode a form as a browser does."""
     return urlencode(form).encode()
 
 
@@ -248,7 +249,7 @@ def text(found: Answer) -> str:
 
 
 def addresses(here: Stage) -> dict[tuple[str, str], str]:
-    """One address of every route."""
+    """Return one address for each route."""
     one = next(each for each in here.accountant.decisions if each.subject == "vision")
     decision = f"/decision?id={one.id}&at={one.at_ms}"
     examples = {"/queue/": "/queue/vision", "/decision": decision, "/preview/": "/preview/0000"}

@@ -1,8 +1,8 @@
-"""A small API server over HTTP: pods and nodes with resource versions, lists, field selectors, watches.
+"""A small Kubernetes API server: pods and nodes with resource versions, lists, field selectors and watches.
 
-It answers as kube-apiserver does where the agent can tell: versions are cluster-wide, a watch begins behind
-the version it is given and ends after `timeoutSeconds`, a version that was compacted away is 410. The same
-suite runs on the real one."""
+It behaves as kube-apiserver does in everything the agent can observe. Resource versions are cluster-wide, a watch
+starts after the version it is given and ends after `timeoutSeconds`, and a compacted version gets 410. The same tests
+run on a real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLAIM = re.compile("/apis/resource.k8s.io/v1/namespaces/([^/]+)/resourceclaims/
 
 
 class FakeApiServer:
-    """`requests` are the paths with their queries; `refuse` is a status every request gets until it is None."""
+    """requests: paths with their queries. refuse: the status for every request; None serves them."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -57,7 +57,7 @@ class FakeApiServer:
     # --- state -----------------------------------------------------------------------------------
 
     def put(self, thing: Object) -> None:
-        """Create or replace."""
+        """Create or replace an object."""
         kind, meta = thing["kind"], thing["metadata"]
         key = kind, meta.get("namespace", ""), meta["name"]
         with self._changed:
@@ -77,7 +77,7 @@ class FakeApiServer:
             self._changed.notify_all()
 
     def compact(self) -> None:
-        """Forget the history: watches from before are told 410."""
+        """Drop the history: a watch that starts before now gets 410."""
         with self._changed:
             self._version += 1
             self._oldest = self._version

@@ -12,7 +12,7 @@ NAME = "libcuda.so.1"
 
 
 def build(folder: Path) -> Path:
-    """The library in `folder`. Raises NoCompiler."""
+    """Build the library in `folder`. Raises NoCompiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise NoCompiler("no C compiler: what needs the fake CUDA library is left out")

@@ -1,6 +1,6 @@
-"""A kubelet's PodResources server: real gRPC (grpcio) on a unix socket, over state the test changes.
+"""A kubelet's PodResources server: gRPC on a Unix socket, with state that the test changes.
 
-The messages are compiled from the .proto beside this file when the tests run."""
+The messages are compiled from the .proto file in this folder when the tests run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROTO = Path(__file__).with_name("podresources.proto")
 
 
 def compile_messages(folder: Path) -> ModuleType:
-    """The generated message classes."""
+    """Compile the message classes and return their module."""
     status = protoc.main(["protoc", f"-I{PROTO.parent}", f"--python_out={folder}", str(PROTO)])
     assert status == 0
     sys.path.insert(0, str(folder))
@@ -31,7 +31,7 @@ def compile_messages(folder: Path) -> ModuleType:
 
 
 class FakeKubelet:
-    """Lists `pods`, offers `allocatable`; `fail` is a status every call is answered with, None for none."""
+    """Lists `pods` and offers `allocatable`. fail: the status for every call; None serves them."""
 
     def __init__(self, messages: ModuleType, path: Path) -> None:
         self.path = path
@@ -52,7 +52,8 @@ class FakeKubelet:
         containers: Mapping[str, Mapping[str, Iterable[str]]],
         claims: Mapping[str, Iterable[tuple[str, str]]] | None = None,
     ) -> None:
-        """containers: name -> resource -> device ids. claims: container -> (claim, device of gpu.nvidia.com)."""
+        """Add a pod. containers: device ids by container name and resource. claims: (claim, device of gpu.nvidia.com)
+        by container."""
         pod = self._pb.PodResources(name=name, namespace=namespace)
         for container_name, resources in containers.items():
             container = pod.containers.add(name=container_name, cpu_ids=range(8))
@@ -76,7 +77,7 @@ class FakeKubelet:
     # --- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Listen; the socket is made anew, as after a restart of the kubelet."""
+        """Serve on a new socket, as after a restart of the kubelet."""
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=2, thread_name_prefix="fake kubelet"))
         calls = {"List": self._list, "GetAllocatableResources": self._offered}
         handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name, do)) for name, do in calls.items()}
@@ -87,7 +88,7 @@ class FakeKubelet:
         self._server.start()
 
     def stop(self) -> None:
-        """End at once; the socket goes with it."""
+        """Stop at once and remove the socket."""
         if self._server is not None:
             self._server.stop(0).wait()
             self._server = None

@@ -1,4 +1,4 @@
-"""The fake NVML library: built with the machine's compiler, loaded into the real binding, told what to show."""
+"""The fake NVML library: built with the machine's compiler, loaded into the real binding, controlled by commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAME = "libnvidia-ml.so.1"
 
 
 class NoCompiler(Exception):
-    """There is nothing to build the library with."""
+    """No C compiler is available."""
 
 
 def build(folder: Path) -> Path:
-    """The library in `folder`. Raises NoCompiler."""
+    """Build the library in `folder`. Raises NoCompiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise NoCompiler("no C compiler: what needs the fake NVML library is left out")
@@ -31,8 +31,8 @@ def build(folder: Path) -> Path:
 
 
 class FakeNvml:
-    """The machine the library shows. Two ways to describe it: a whole state at once (`show`), or one
-    change after the other (`tell`); what can be said stands in language.c."""
+    """The machine that the library shows. `show` sets its whole state, `tell` changes it; language.c defines the
+    commands."""
 
     def __init__(self, library: Path, state: Path) -> None:
         self.library = ctypes.CDLL(str(library))
@@ -41,27 +41,27 @@ class FakeNvml:
         self._writes = 0
 
     def show(self, *lines: str) -> None:
-        """The machine is this and nothing else."""
+        """Set the whole state of the machine."""
         self._state.write_text("\n".join(lines) + "\n")
         self._writes += 1  # the library looks at the time of change, which may be too coarse
         os.utime(self._state, ns=(self._writes, self._writes))
 
     def tell(self, *lines: str) -> None:
-        """This happens now."""
+        """Change the machine's state now."""
         self.library.fakeNvmlTell("\n".join(lines).encode())
 
     def calls(self, function: str) -> int:
-        """How often NVML was asked for it."""
+        """Return how often the function was called."""
         return int(self.library.fakeNvmlCalls(function.encode()))
 
     def truth_us(self, gpu: int, pid: int) -> int:
-        """How long a process was really busy, in microseconds of the GPU or instance it ran on."""
+        """Return a process's true busy time in microseconds of the GPU or instance it runs on."""
         return int(self.library.fakeNvmlTruth(gpu, pid))
 
 
 @contextmanager
 def loaded(library: Path, folder: Path) -> Iterator[FakeNvml]:
-    """The real binding on a fresh copy of the library (one path is one instance of it)."""
+    """Load the real binding on a new copy of the library, because each path is one instance of it."""
     import pynvml
 
     copy = folder / NAME

@@ -1,7 +1,7 @@
-"""Imports the programs once, then forks a process of one for every line it reads: JSON, which, and its arguments.
+"""A fork server: it imports the programs once, then forks one process for each JSON line on its standard input.
 
-A start costs a tenth of one that imports everything anew, so that hundreds of real processes can be killed. Answers
-each line with the process's id; stands between them and nobody: whoever asked for one kills it."""
+A fork takes a tenth of the time of a start with imports, so that a test can kill hundreds of real processes. The server
+answers each line with the process id. The test that requested a process kills it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gputally.base.units import MS_PER_DAY
 
 
 def later_ms() -> int:
-    """Three days ahead: every file is old enough to be removed."""
+    """Return a time three days ahead, at which every file of a lake is old enough to be removed."""
     return time.time_ns() // 1_000_000 + 3 * MS_PER_DAY
 
 
 def remove_old_versions(arguments: Sequence[str]) -> int:
-    """Removes what no version of a lake needs. arguments: the warehouse."""
+    """Remove the files that no version of a lake needs. arguments: the warehouse."""
     with closing(Catalogue.connect(Lake(warehouse=arguments[0]))) as catalogue:
         catalogue.remove_old_versions(later_ms(), 3_600)
     return 0
