@@ -1,4 +1,5 @@
-"""Nodes from demand, spot by Daly's interval, parts of GPUs: figures worked out by hand."""
+"""Advice on nodes from demand, on spot capacity by Daly's interval and on parts of GPUs, with figures worked out by
+hand."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ QUANTITY = re.compile(
 
 
 def hours(*held: float, nodes: int = 4, gpus: int = 8, pool: Pool = H100, day: int = 5) -> list[NodeHour]:
-    """Hours from 2026-10-05 00:00, a Monday: so many GPUs held in each, node by node from the first."""
+    """Build hours from Monday 2026-10-05 00:00 with this number of held GPUs each; nodes are filled in order."""
     rows = []
     for at, count in enumerate(held):
         for number in range(nodes):

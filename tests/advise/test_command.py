@@ -1,4 +1,4 @@
-"""The command against a real accountant: whole figures from records, in every form."""
+"""`gputally advise` against a real accountant: exact figures from records, in every output form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ rows:
 
 
 def books() -> Batch:
-    """Twelve hours of two H100: on one a Job that uses a fifth of it and 8,000 MiB, the other is free."""
+    """Twelve hours of two H100: a Job uses a fifth of one and 8,000 MiB, and the other is free."""
     begin = END_MS - HOURS * 4 * QUARTER_MS
     holder = pod_holder("tune-0", "work")
     rows = []

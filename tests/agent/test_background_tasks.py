@@ -1,4 +1,5 @@
-"""The agent's background tasks: every thread is one, and one that raises, hangs or dies is seen within a minute."""
+"""The agent's background tasks: each thread is one, and a task that raises, hangs or dies is reported within a
+minute."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def asked(port: int, path: str) -> tuple[int, str]:
 
 
 def stopped(port: int) -> dict[str, float]:
-    """By task what `gputally_task_stopped` shows."""
+    """Return the values of `gputally_task_stopped` by task."""
     lines = asked(port, "/metrics")[1].splitlines()
     shown = [line.split() for line in lines if line.startswith("gputally_task_stopped{")]
     return {series.split('"')[1]: float(value) for series, value in shown}
@@ -62,7 +63,7 @@ def stopped(port: int) -> dict[str, float]:
 
 @dataclass
 class Whole:
-    """An agent with every source it may have, on threads of its own."""
+    """An agent with every optional source, on threads of its own."""
 
     tasks: BackgroundTasks
     port: int
@@ -110,11 +111,11 @@ def test_every_thread_is_a_watched_task(whole: tuple[Whole, set[threading.Thread
 
 
 class Ended(BaseException):
-    """Ends a thread, as nothing catches it."""
+    """Ends a thread: no handler catches it."""
 
 
 class Step:
-    """Stands for what a task asks: the kubelet, the API server, an exporter, the accountant."""
+    """Stands in for the kubelet, the API server, an exporter or the accountant of a task."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -132,7 +133,7 @@ class Step:
 
 
 class Asked:
-    """A kubelet's channel, an API server or an uploader whose every answer is the step."""
+    """A kubelet's channel, an API server or an uploader that answers as the step says."""
 
     def __init__(self, step: Step) -> None:
         self.call = self.page = step
@@ -142,7 +143,7 @@ class Asked:
 
 
 class AskedClaims(ResourceClaims):
-    """Asks for claims though no pod names one."""
+    """Requests claims although no pod names one."""
 
     def __init__(self, step: Step, clock: VirtualClock) -> None:
         super().__init__(cast(ApiServer, Asked(step)), clock)
@@ -150,7 +151,7 @@ class AskedClaims(ResourceClaims):
 
 
 def started(name: str, step: Step, clock: VirtualClock, tasks: BackgroundTasks) -> Callable[[], None]:
-    """Start the task; the function ends it."""
+    """Start the task, with a function that ends it."""
     if name == "dcgm":
         exporter = Exporter(step, clock)
         exporter.start(tasks)

@@ -1,4 +1,4 @@
-"""The agent on a virtual clock: order, restarts, failures of every part."""
+"""The agent's main loop on a virtual clock: order, restarts, and failures of every part."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_metrics_show_the_agent_and_its_node(site: Site) -> None:
 def agent_of(
     outbox: Outbox, clock: Clock, kind: type[Uploader] = Uploader, url: str = "", on_sample: Any = None, **chosen: float
 ) -> Agent:
-    """An agent on a node with one GPU, that samples every 20 ms. kind: of its uploader."""
+    """Build an agent on a node with one GPU that samples every 20 ms. kind: of its uploader."""
     node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
     uploader = kind(outbox, url, "c1", "n1", "boot", None, clock)
     settings = Settings(node="n1", sample_s=0.02, **chosen)  # type: ignore[arg-type]
@@ -283,7 +283,7 @@ def test_a_spool_that_cannot_be_written_is_replaced_by_memory(site: Site, caplog
 
 
 def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is_said(site: Site) -> None:
-    """query_only makes sqlite answer every write as a file system that was remounted read-only does."""
+    """With query_only SQLite answers every write as on a file system that was remounted read-only."""
     metrics = AgentMetrics("n1", "0")
     agent = site.start(pod="p1", metrics=metrics)
     site.turn(2)

@@ -1,4 +1,5 @@
-"""The agent as a process: signals, faults in one line, no driver, a replaced driver, its end on a Kubernetes node."""
+"""The agent as a process: signals, one line for a fault, no driver, a replaced driver, and its end on a Kubernetes
+node."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ GPU = ["gpu GPU-a NVIDIA_H200", "mem 150754820096 4294967296", "util 0 0", "powe
 
 
 class Process:
-    """`python -m agent run …`: the events of its log, what else it writes to stderr, and its /metrics."""
+    """`python -m agent run …`: its log events, the rest of its standard error, and its /metrics."""
 
     def __init__(self, *arguments: str, env: dict[str, str]) -> None:
         command = [sys.executable, "-m", "agent", "run", "--port", "0", "--listen", "127.0.0.1", *arguments]
@@ -79,6 +80,7 @@ class Process:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Start an agent; return once the accountant has more rows of the pod than before."""
     started: list[Process] = []
 
     def start_(*arguments: str, **env: str) -> Process:
@@ -91,14 +93,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 
 def spooled(folder: Path, kind: int) -> int:
-    """How many records of a kind are in the spool: 0 intervals, 1 facts."""
+    """Return the number of records of a kind in the spool. kind: 0 intervals, 1 facts."""
     with closing(sqlite3.connect(folder / "spool" / "outbox.sqlite")) as db:
         return int(db.execute("SELECT count(*) FROM record WHERE kind = ?", (kind,)).fetchone()[0])
 
 
 @pytest.fixture
 def no_driver(tmp_path: Path) -> str:
-    """A library path on which the driver's library cannot be loaded, on any machine."""
+    """A library path without the driver's library, on any machine."""
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "libnvidia-ml.so.1").write_bytes(b"")
     return str(tmp_path / "nothing")
@@ -106,7 +108,7 @@ def no_driver(tmp_path: Path) -> str:
 
 @pytest.fixture
 def gpu_environment(fake_nvml_library: Path, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Variables under which a process finds one GPU with these lines before it."""
+    """Return the environment of a process that finds one GPU, after these commands for the fake library."""
 
     def show(*lines: str) -> dict[str, str]:
         (tmp_path / "gpus").write_text("\n".join([*lines, *GPU]) + "\n")
@@ -162,7 +164,7 @@ def test_without_a_driver_it_says_so_once_and_keeps_serving(start: Callable[...,
 
 
 def once(**env: str) -> tuple[int, str, str]:
-    """Status, output and errors of an agent that reads its GPUs once."""
+    """Run an agent that reads its GPUs once; return status, output and errors."""
     command = [sys.executable, "-m", "agent", "run", "--standalone", "--once"]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
@@ -284,7 +286,7 @@ SLEW_MS = 5
 
 
 class World:
-    """A node with one pod on its one GPU, and an agent on it."""
+    """A node with one pod on its only GPU, and an agent."""
 
     def __init__(self, kubelet: FakeKubelet, library: Path, folder: Path) -> None:
         self.accountant, self.api = ScriptedAccountant(), FakeApiServer()
@@ -337,7 +339,7 @@ class World:
             pytest.fail(f"it does not end:\n{(self.folder / 'log').read_text()[-9000:]}")
 
     def held(self) -> list[UsageInterval]:
-        """The rows of the pod that were delivered, in the order of time."""
+        """Return the pod's delivered rows in order of time."""
         rows = {row.seq: row for batch in list(self.accountant.batches) for row in batch.intervals}
         mine = [row for row in rows.values() if row.holder is not None and row.holder.uid == UID]
         return sorted(mine, key=lambda row: row.start_ms)
@@ -351,7 +353,7 @@ class World:
 
 
 def holes_ms(rows: list[UsageInterval]) -> list[int]:
-    """Lengths of the stretches between rows; negative where they overlap."""
+    """Return the gaps between rows in milliseconds; a negative gap is an overlap."""
     return [later.start_ms - row.end_ms for row, later in pairwise(rows) if later.start_ms != row.end_ms]
 
 
@@ -390,7 +392,7 @@ def test_killed_it_loses_no_time_of_a_pod_that_holds_on(world: World) -> None:
 
 
 def test_over_a_boot_of_the_node_nothing_is_carried(world: World) -> None:
-    """The pod's containers ended with the node, so no pod held the GPU in between."""
+    """The pod's containers ended with the node, so no pod held the GPU during the reboot."""
     world.start()
     world.end(signal.SIGKILL)
     world.boot_id.write_text("second\n")

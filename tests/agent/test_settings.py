@@ -1,4 +1,4 @@
-"""Layers of settings, places of faults, and that every setting is described."""
+"""Layers of settings, the places of faults, and a description for every setting."""
 
 from __future__ import annotations
 

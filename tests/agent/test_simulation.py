@@ -1,4 +1,4 @@
-"""The simulated node: its truth is exact, a source shows that truth, and a scenario file describes it."""
+"""The simulated node: its true use is exact, a source reports it, and a scenario file describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's timeline beside a wall clock that drifts or is set."""
+"""The agent's timeline with a wall clock that drifts or is set."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_never_goes_back_whatever_is_done_to_the_wall_clock(moves: list[tuple
 
 @given(moves)
 def test_durations_follow_the_monotonic_clock_within_the_slew(moves: list[tuple[str, int]]) -> None:
-    """Except where a clock that is ahead is adopted, which is recorded."""
+    """Except when a clock that is ahead is adopted, which is recorded."""
     clock = VirtualClock(WALL_MS)
     timeline = Timeline(clock)
     for kind, amount in moves:
@@ -120,7 +120,7 @@ TURN_MS = 10_000
 
 
 class Books:
-    """An accountant whose clock is right: what is dated after it goes into quarantine."""
+    """An accountant with a correct clock: it quarantines records from the future."""
 
     def __init__(self, machine: VirtualClock) -> None:
         self.machine = machine
@@ -142,7 +142,7 @@ class Books:
 
 
 class Node:
-    """One node. Every start makes a new source, as a new process does."""
+    """A node. Each start builds a new source, as a new process does."""
 
     def __init__(self, folder: Path, url: str, machine: VirtualClock) -> None:
         self.folder, self.url, self.machine = folder, url, machine
@@ -164,7 +164,7 @@ class Node:
             self.agent = None
 
     def run(self, milliseconds: int, *, ship: bool = True) -> None:
-        """A process that ends because of the clock is followed by another."""
+        """Advance the time. A process that ends because of the clock is started again."""
         for _ in range(milliseconds // TURN_MS):
             agent = self.agent or self.start()
             try:
@@ -201,7 +201,7 @@ def spans(rows: list[UsageInterval]) -> list[tuple[int, int]]:
 
 
 def assert_whole(rows: list[UsageInterval], start_ms: int, end_ms: int) -> None:
-    """Without a gap, nothing twice, up to about a minute before `end_ms`."""
+    """Check that the rows have no gap and no overlap, up to about a minute before `end_ms`."""
     found = spans(rows)
     assert all(one[1] == following[0] for one, following in pairwise(found)), found
     assert abs(found[0][0] - start_ms) <= TURN_MS
@@ -230,7 +230,7 @@ def test_a_clock_that_is_set_for_a_minute_dates_nothing(
 def test_a_clock_that_was_ahead_from_the_start_is_right_again_within_a_minute(
     node: Node, machine: VirtualClock, books: Books, by_ms: int, killed: bool
 ) -> None:
-    """The first answer says that it is wrong; what comes after is kept back, and dated again once it is right."""
+    """The first answer reports the error. Later records are held back, and redated once the clock is right."""
     machine.step_wall(by_ms)
     node.run(4 * MS_PER_MINUTE)
     machine.step_wall(-by_ms)
@@ -247,7 +247,7 @@ def test_a_clock_that_was_ahead_from_the_start_is_right_again_within_a_minute(
 def test_an_agent_that_starts_while_the_clock_is_wrong_goes_on_in_the_right_time(
     node: Node, machine: VirtualClock, books: Books, by_ms: int
 ) -> None:
-    """The accountant was away while the clock was wrong; it was heard in this boot before."""
+    """The accountant was unreachable while the clock was wrong, but answered earlier in this boot."""
     node.run(2 * MS_PER_MINUTE)
     node.stop()
     machine.step_wall(by_ms)
@@ -261,7 +261,7 @@ def test_an_agent_that_starts_while_the_clock_is_wrong_goes_on_in_the_right_time
 def test_an_agent_that_starts_in_the_past_goes_on_in_the_right_time(
     node: Node, machine: VirtualClock, books: Books
 ) -> None:
-    """A clock that was set back for a while."""
+    """The clock was set back for a while."""
     node.run(MS_PER_MINUTE)
     node.stop()
     machine.step_wall(-MS_PER_DAY)
@@ -272,7 +272,7 @@ def test_an_agent_that_starts_in_the_past_goes_on_in_the_right_time(
 
 
 def test_records_of_another_boot_are_not_dated_again(node: Node, machine: VirtualClock, books: Books) -> None:
-    """How much time passed between two boots nobody knows: the accountant sets them aside, and the node is right."""
+    """The time between two boots is unknown: the accountant quarantines the records, and the node's clock is right."""
     machine.step_wall(MS_PER_DAY)
     node.run(3 * MS_PER_MINUTE, ship=False)
     node.stop()

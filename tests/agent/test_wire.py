@@ -53,7 +53,7 @@ def test_every_golden_payload_decodes_and_survives_a_round_trip(path: Path) -> N
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
 def test_the_sets_of_every_golden_payload_balance(path: Path) -> None:
-    """Only what was carried over a restart may be less than the whole GPU."""
+    """Only a set that was carried over a restart may be less than the whole GPU."""
     capacity: dict[tuple[str, int, int, bool], int] = defaultdict(int)
     for row in msgspec.json.decode(path.read_bytes(), type=Batch).intervals:
         capacity[row.gpu_uuid, row.start_ms, row.end_ms, row.method == "carried"] += row.capacity_us
@@ -112,7 +112,7 @@ def test_what_is_not_the_language_is_refused(change: dict[str, object], message:
 
 
 def test_the_published_schema_is_the_one_in_force() -> None:
-    """Write it anew with: python -m agent.wire > docs/schema/usage-batch.v1.json"""
+    """To update it: python -m agent.wire > docs/schema/usage-batch.v1.json"""
     assert PUBLISHED.read_text(encoding="utf-8") == usage_batch()
 
 

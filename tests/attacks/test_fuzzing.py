@@ -1,7 +1,7 @@
-"""Made-up requests against a real accountant: from its own document as every role, and with the structure of what it
-takes. No answer is a 5xx, and it ends with about the memory it began with.
+"""Generated requests to a real accountant, from its OpenAPI document as every role, and generated bodies of its input
+types. No answer is a 5xx, and memory returns to about its value at the start.
 
-`make test` tries some dozens; `make test-real` more than 20,000 of each sort."""
+`make test` tries some dozens, `make test-real` more than 20,000 of each kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def quiet(few: int, many: int) -> settings:
 
 @pytest.fixture(scope="module")
 def idle_mib(running: Running) -> int:
-    """What it takes once every kind of question was asked."""
+    """Return the memory after one request of each kind."""
     for path in ("/openapi.json", "/", "/v1/usage", "/v1/report", "/v1/statement", "/v1/windows", "/metrics"):
         httpx2.get(running.url + path, headers={"Authorization": "Bearer admin"}, timeout=60)
     return running.memory_mib()
@@ -84,7 +84,7 @@ def test_requests_made_from_the_document_never_meet_a_defect(running: Running, r
 
 
 def _may(status: int, text: str) -> bool:
-    """A form that cannot be made on this machine is no defect."""
+    """Return whether the status is allowed. A form that this machine cannot produce is not a defect."""
     return status == 501 and "cannot-render" in text
 
 
@@ -100,7 +100,7 @@ ODD = st.none() | st.booleans() | NUMBER | TEXT | st.floats() | st.just([]) | st
 
 
 def mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """The usual, and sometimes anything."""
+    """Generate usual values, and sometimes any value."""
     return st.integers(0, 19).flatmap(lambda chance: ODD if chance == 0 else usual)
 
 

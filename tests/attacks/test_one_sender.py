@@ -1,6 +1,6 @@
-"""One sender cannot stop the others: 1,000 nodes report while another address does all that takes up room, at once.
+"""One sender cannot stop the others: 1,000 nodes report while another address tries to exhaust the accountant.
 
-No node's batch is refused or answered later than five seconds, and the accountant stays within its memory."""
+No node's batch is refused or answered later than five seconds, and the accountant stays within its memory limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MINUTE_MS = 60_000
 
 
 def minute_of(node: int, minute: int) -> bytes:
-    """One minute of the eight GPUs of a node."""
+    """Build one minute of the eight GPUs of a node."""
     begin = (int(time.time() * 1000) // MINUTE_MS - 60 + minute) * MINUTE_MS
     holder = pod_holder("", "vision", f"pod-{node}")
     rows = [
@@ -41,7 +41,7 @@ def minute_of(node: int, minute: int) -> bytes:
 
 
 class Attack:
-    """What one address does until it is told to stop; a refusal or a closed connection is what it should meet."""
+    """The requests of one address until it is stopped; each should meet a refusal or a closed connection."""
 
     def __init__(self, url: str) -> None:
         parsed = httpx2.URL(url)

@@ -1,4 +1,4 @@
-"""What a node's own token can do to another node, tried against the process that serves: nothing changes for it."""
+"""Attacks with one node's token on another node's data, against a running accountant: no figure changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def row(seq: int, gpu: str, start_ms: int, **given: Any) -> UsageInterval:
 
 
 class Caller:
-    """Asks the accountant, with one token for each question."""
+    """Sends requests to the accountant, with a given token each."""
 
     def __init__(self, client: httpx2.Client) -> None:
         self._client = client
@@ -74,7 +74,7 @@ class Caller:
         return [(one["node"], one["reason"]) for one in self.ask("/v1/quarantine?limit=1000")]
 
     def books(self) -> Any:
-        """Of the owner."""
+        """Return the owner's figures."""
         span = (
             f"start={self._end_ms - SPAN_MS}&end={self._end_ms}&by=team,namespace,pod,gpu,mig_profile&where.node=node-2"
         )
@@ -88,7 +88,7 @@ def begin_ms() -> int:
 
 @pytest.fixture(scope="module")
 def caller(running: Running, begin_ms: int) -> Iterator[Caller]:
-    """After the owner reported a minute of everything that can hold a GPU."""
+    """An accountant to which the owner has reported a minute of everything that can hold a GPU."""
     with httpx2.Client(base_url=running.url, timeout=30) as client:
         yield _prepared(Caller(client), begin_ms)
 

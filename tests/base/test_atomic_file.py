@@ -1,4 +1,4 @@
-"""A file is there whole or as it was, however many write it and whatever fails."""
+"""A file is whole, old or new, however many processes write it and whatever fails."""
 
 from __future__ import annotations
 

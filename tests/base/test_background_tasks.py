@@ -1,4 +1,4 @@
-"""Background tasks: a run that fails, hangs or loses its thread is a fault that can be seen."""
+"""Background tasks: a run that fails, hangs or loses its thread is reported as a fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gputally.server.logs_and_metrics import TaskMetrics
 
 
 class Refused(Exception):
-    """What the tasks of these tests may raise without a defect."""
+    """The exception that these tests' tasks may raise without a defect."""
 
 
 @pytest.fixture

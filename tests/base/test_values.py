@@ -1,4 +1,4 @@
-"""Clocks, division without loss, YAML with places, and the queue that a pod's labels name."""
+"""Clocks, exact division, YAML with places, and the queue that a pod's labels name."""
 
 from __future__ import annotations
 

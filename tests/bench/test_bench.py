@@ -1,4 +1,4 @@
-"""Every bench runs at a size that takes seconds; what it measures there means nothing."""
+"""Every benchmark runs at a size that takes seconds; the figures at that size mean nothing."""
 
 from __future__ import annotations
 

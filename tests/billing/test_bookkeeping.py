@@ -1,4 +1,5 @@
-"""Months that close, stay closed, and are corrected: late facts, proposals, new prices, credits and currencies."""
+"""Months that are closed, stay closed and get corrections: late facts, proposals, new prices, credits and
+currencies."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ HOUR = 3_600_000_000
 
 
 def time_by_line(lines):
-    """GPU-microseconds by team, account and price row."""
+    """Return GPU-microseconds by team, account and price row."""
     sums = Counter()
     for line in lines:
         sums[line.team, line.account, line.price_row] += line.gpu_us
@@ -68,7 +69,7 @@ def test_late_facts_are_corrected_in_the_open_month(closed):
 
 
 def test_a_month_that_was_closed_long_ago_is_corrected_too(keep):
-    """By late facts, in its turn; by a price, at once."""
+    """Late facts are corrected in turn, a price at once."""
     ledger, _ = keep([held("2026-01-01", "2026-11-01")])
     keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-20")), look_back=2)
     for number in range(1, 11):
@@ -104,7 +105,7 @@ HOURS_OF_TEAMS = (st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc"
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.tuples(*HOURS_OF_TEAMS), max_size=3), max_size=4))
 def test_closed_plus_corrections_is_the_present(keep, rounds):
-    """However often facts arrive and corrections are booked, in GPU-µs nothing is ever missing or twice."""
+    """However often facts arrive and corrections are booked, no GPU-microsecond is missing or counted twice."""
     origin = at("2026-10-01")
     ledger, keeper = keep(october())
     closed = keeper.close(OCT, "ada")
@@ -166,7 +167,7 @@ def test_what_stands_against_closing(keep):
 
 
 def test_a_quarantined_record_stands_against_its_own_months_alone(keep):
-    """A pod's facts have no span: they speak of the instants that they name."""
+    """A pod's facts have no span; they belong to the instants that they name."""
 
     def refused(number, **content):
         return Quarantined("prod", "n", "e", number, at("2026-11-02"), "future", "", json.dumps(content))
@@ -297,7 +298,7 @@ def closed(keep):
 
 @pytest.fixture
 def late(closed):
-    """A closed October, for which ten hours arrive late; and that proposal."""
+    """A closed October with ten hours that arrive late, and the resulting proposal."""
     ledger, keeper = closed
     ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
     (found,) = keeper.proposals()
@@ -391,7 +392,7 @@ def test_a_price_takes_up_nothing_that_waits_or_was_refused(closed):
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(*HOURS_OF_TEAMS, st.sampled_from(("accept", "refuse", ""))), max_size=6))
 def test_closed_and_corrections_and_refused_and_waiting_are_the_present(keep, late):
-    """In GPU-µs, whatever is decided on whatever arrives; and the closed bytes stay."""
+    """In GPU-microseconds, whatever arrives and whatever is decided about it; the closed bytes stay."""
     origin = at("2026-10-01")
     ledger, keeper = keep(october())
     keeper.close(OCT, "ada")
@@ -437,7 +438,7 @@ def credit(**changes):
 
 
 def test_no_credit_is_booked_where_no_statement_shows_it(keep):
-    """A year mistyped, before any month was closed: it is due in the first month there is."""
+    """The year is mistyped and before any closed month, so the credit is due in the first month of the ledger."""
     _, keeper = keep([held("2026-09-10", "2026-11-10")])
     early, own = (keeper.credits.adjust(credit(month=month, amount=-5), "ada") for month in ("2025-10", "2026-10"))
     assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
@@ -508,7 +509,7 @@ def test_two_people_do_not_close_one_month(keep):
 
 
 def test_what_decides_nothing_about_the_books_stops_nobody(keep):
-    """An import or a delivery records an act a minute: months close, and credits are booked, meanwhile."""
+    """An import or a delivery records a journal entry every minute; meanwhile months close and credits are booked."""
     ledger, keeper = keep(october())
     usage, record = ledger.usage, ledger.record
 

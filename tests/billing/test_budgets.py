@@ -1,4 +1,4 @@
-"""Budgets: spent exactly, queues with their descendants, unknown said so, and a forecast that knows its doubt."""
+"""Budgets: exact spending, queues with their descendants, unknown usage, and a forecast with its uncertainty."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_few_days_have_no_forecast(ask):
 
 
 def test_days_before_the_ledger_began_are_not_days_without_use(ask):
-    """Installed on the 20th at noon: a day at 24 GPU-hours is what the rest of the month will be like."""
+    """Installed on the 20th at noon: one day at 24 GPU-hours predicts the rest of the month."""
     rows = [held("2026-10-20T12:00", "2026-10-27")]
     found = ask(rows, "name: h, team: vision, limit: 250", now="2026-10-27")[0]
     assert (found.spent, found.forecast, found.forecast_low) == (156, 276.0, 276.0)
@@ -151,7 +151,7 @@ def test_equal_days_tell_the_instant_at_which_a_budget_ends(ask):
     ],
 )
 def test_even_use_is_told_to_the_hour_also_where_the_clocks_change(timezone, month, days_over):
-    """A GPU that is always held uses as many GPU-hours as its month has, and nothing speaks for less."""
+    """A GPU that is always held uses as many GPU-hours as its month has, and the forecast has no reason for less."""
     start, end = month.span(zone(timezone))
     now = start + days_over * 86_400_000 - 7 * 3_600_000
     ledger = ledger_of(held(start, now))

@@ -1,4 +1,4 @@
-"""GPUs paid for in advance: the committed rate up to the commitment, hour by hour, and who pays for the rest."""
+"""GPUs paid for in advance: the committed rate up to the commitment, hour by hour, and the bill of the unused rest."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def book(
 
 
 def by_row(found) -> dict[tuple[str, str], Decimal]:
-    """GPU-hours by the first of the key and the price row."""
+    """Return GPU-hours by the first part of the key and by price row."""
     sums = time_by(found, lambda charge: (charge.key[0], charge.row.id))
     return {key: Decimal(gpu_us) / HOUR_US for key, gpu_us in sums.items()}
 
 
 def test_an_hour_below_and_an_hour_above(tmp_path):
-    """6 of 8 in the first hour, 12 in the second: what the first left over does not help the second."""
+    """6 of 8 in the first hour, 12 in the second: the unused commitment of the first does not help the second."""
     ledger = ledger_of(
         held("2026-10-01T00:00", "2026-10-01T01:00", 6, team="vision"),
         held("2026-10-01T01:00", "2026-10-01T02:00", 9, team="vision"),
@@ -84,7 +84,7 @@ def test_an_hour_below_and_an_hour_above(tmp_path):
 
 
 def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(tmp_path):
-    """invoice = teams + idle + unused commitments + unmatched; whoever owns the commitment."""
+    """invoice = teams + idle + unused commitments + unmatched, whoever the commitment belongs to."""
     rows = [
         held("2026-10-01T00:00", "2026-10-01T10:00", 5, capacity_type="reserved"),
         unheld("2026-10-01T00:00", "2026-10-01T10:00", gpus=1, capacity_type="reserved"),
@@ -133,7 +133,7 @@ def test_a_question_about_one_team_has_the_whole_clusters_shares(tmp_path):
 
 
 def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(tmp_path):
-    """The night on which Berlin's clocks go back has 25 hours of it."""
+    """In Berlin the night on which summer time ends has one hour twice."""
     ledger = ListLedger(busy_month("2026-10-20", "2026-10-30"))
     priced = book(tmp_path, "- {id: h100-2026, gpus: 20}")
     span = at("2026-10-24T22:00"), at("2026-10-25T23:00")
@@ -211,7 +211,7 @@ def test_commitments_that_say_nothing_clear_are_refused(tmp_path, commitments, r
 
 @given(st.integers(0, 10**13), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**12)), min_size=1))
 def test_what_is_covered(commitment, usages):
-    """Never more than was used or committed; a group's part is the same however it is told apart."""
+    """Never more than was used or committed, and a group's part does not depend on how its time is split."""
     usages = sorted(usages)
     found = commitment_cover(commitment, usages)
     assert sum(found) == min(commitment, sum(used for _, used in usages))

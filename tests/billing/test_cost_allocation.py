@@ -1,4 +1,5 @@
-"""Who pays for idle time, start-up and borrowed time: every policy moves time and none makes or loses any."""
+"""The bill of idle time, start-up and borrowed time: every policy moves time between teams and neither creates nor
+loses any."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ DAY = "2026-10-01", "2026-10-02"
 
 @pytest.fixture
 def pools():
-    """Two pools: in `main` two teams at different prices and idle capacity, in `spare` nobody ever."""
+    """Two pools: in `main` two teams at different prices and idle capacity, in `spare` no team at all."""
     rows = [
         held(*DAY, 3, team="vision"),
         held(*DAY, 4, team="nlp", queue="nlp", gpu_model="Tesla T4"),
@@ -72,14 +73,14 @@ def test_idle_is_kept_unless_said_otherwise(pools):
 
 
 def test_idle_spread_by_cost_within_its_pool(pools):
-    """12 : 4 dollars an hour held in `main`, so 3 : 1 of its idle; in `spare` nobody can take it."""
+    """12 : 4 dollars an hour held in `main`, so 3 : 1 of its idle time; no team can take that of `spare`."""
     assert by_team(ask(pools, SPREAD)) == {
         ("vision", ""): 288, ("nlp", ""): 96, ("vision", "spread"): 144, ("nlp", "spread"): 48, (IDLE, ""): 96,
     }  # fmt: skip
 
 
 def test_idle_is_spread_within_its_own_cluster():
-    """Pools of one name in two clusters are two pools: whoever fills its own pays for nobody else's idle GPUs."""
+    """Pools of one name in two clusters are two pools: a team that fills its own pays for no idle GPU of the other."""
     ledger = ledger_of(
         held(*DAY, 1, team="vision", cluster="here"),
         unheld(*DAY, gpus=1, cluster="here"),
@@ -104,7 +105,8 @@ def test_a_pool_with_unpriced_time_spreads_by_time(pools):
 
 
 def test_unused_guarantees_are_their_owners(pools):
-    """vision has 3 of 5, robotics none of 2: of three free GPUs they reserved all, 2 : 2."""
+    """vision uses 3 of 5 guaranteed GPUs, robotics 0 of 2. Their unused guarantees reserve all three free GPUs, 2 :
+    2."""
     pools.put_policy(quota_policy(vision=5, robotics=2, nlp=1), at("2026-09-01"))
     billing = "billing: {idle: {guaranteed: owner}}\n"
     found = ask(pools, billing)
@@ -129,7 +131,7 @@ def test_start_up_is_told_apart_and_may_be_the_clusters():
 
 
 def test_a_start_up_costs_what_its_own_hours_cost():
-    """The price doubles at midnight; what started after it is not taken from the cheaper day."""
+    """The price doubles at midnight; a job that started after it does not get the cheaper day's price."""
     place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
     began, changed, ended = (at(day) for day in ("2026-10-01", "2026-10-02", "2026-10-03"))
     ledger = ledger_of(held(began, ended, busy=0.5, **place))
@@ -168,7 +170,7 @@ def test_phases_never_exceed_the_idle_time():
     )
 )
 def test_the_first_time_of_a_group_is_its_start_up(groups):
-    """Microsecond by microsecond: a group's rows begin with `starting`, then `gang_waiting`, and the rest follows."""
+    """To the microsecond: a group's rows begin with `starting`, then `gang_waiting`, then the rest."""
     expected = []
     for rows, starting, gang_waiting in groups:
         microseconds = (["s"] * starting + ["g"] * gang_waiting + ["r"] * sum(rows))[: sum(rows)]
@@ -195,7 +197,7 @@ POLICIES = st.sampled_from(["keep", "spread"])
     deserved=st.tuples(st.integers(0, 3), st.integers(0, 3)),
 )  # fmt: skip
 def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
-    """Whatever is chosen: per account and price row the bills add up to the charges, and so does the money."""
+    """Under every policy the bills add up to the charges by account and price row, and so does the money."""
     origin = at("2026-10-01")
     ledger = ListLedger(
         [
@@ -237,7 +239,7 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
 @settings(deadline=None)
 @given(cut=st.integers(1, 86_399_999), times=st.integers(1, 50))
 def test_bills_of_parts_add_up_and_grow_with_the_capacity(cut, times):
-    """A span's bills are those of its two parts together; as many GPUs again in every row are as much again."""
+    """A span's bills are the sum of those of its two parts; twice the GPUs in every row cost twice as much."""
     origin = at("2026-10-01")
 
     def ledger(gpus):
@@ -330,7 +332,7 @@ def test_two_ways_of_dividing_a_gpu_are_refused():
 
 
 def test_what_idle_is_spread_by_is_summed_without_rounding():
-    """Whatever the caller's decimal context says: five digits cannot hold a cost."""
+    """Independent of the caller's decimal context: five digits cannot hold a cost."""
     ledger = ledger_of(
         held(*DAY, 3, team="vision"),
         held(*DAY, 1, team="vision", gpu_model="Tesla T4"),
@@ -356,7 +358,7 @@ def units(value):
 
 
 class Topology:
-    """OpenCost's fixture: twelve containers in two clusters, and each cluster's idle per resource."""
+    """OpenCost's fixture: twelve containers in two clusters, and each cluster's idle cost by resource."""
 
     def __init__(self, fixture):
         self.rows = fixture["input"]["rows"]
@@ -426,7 +428,7 @@ def test_idle_spread_by_cost(vectors, topology):
 
 
 def share_out(cost, weights, *, even=False):
-    """A common cost over keys, by weight or evenly."""
+    """Divide a common cost over keys, by weight or evenly."""
     return dict(zip(weights, apportion(cost, [1] * len(weights) if even else list(weights.values())), strict=True))
 
 

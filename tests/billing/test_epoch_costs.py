@@ -1,4 +1,5 @@
-"""What epochs cost: they and the rest are the job, exactly, whatever the order of reports and the prices."""
+"""Costs of epochs: together with the rest they are the job's cost, exactly, whatever the order of reports and the
+prices."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ PODS = {"a": "train", "b": "other"}
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
-    """Two GPUs for three hours: the job holds one all the time and the other now and then, another job the rest."""
+    """Two GPUs for three hours: the job holds one throughout and the other at times; another job holds the rest."""
     opened = open_ledger(tmp_path_factory.mktemp("epochs") / "ledger.duckdb", VirtualClock(START + SPAN))
     facts = [pod_facts(name, START, namespace="vision", workload=f"Job/{job}") for name, job in PODS.items()]
     rows = []
@@ -93,7 +94,7 @@ def test_epochs_and_rest_are_the_job(ledger, tmp_path, instants, named, length):
 
 
 def test_a_price_change_between_two_epochs_is_theirs(ledger, tmp_path):
-    """80 minutes at 1.1, then 40 at 3.3; the job holds one GPU and 3 of 7 minutes of another."""
+    """80 minutes at 1.1, then 40 at 3.3; the job holds one GPU, and another for 3 of every 7 minutes."""
     prices = book(BOOKS["a price that changes inside an hour"], tmp_path)
     reports = [EpochReport(KEY, n, START + at * MINUTE, "w") for n, at in ((1, 80), (2, 120))]
     ledger.report_epochs(reports, START + SPAN)

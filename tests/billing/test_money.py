@@ -1,4 +1,4 @@
-"""Money and months: the published vectors, what they refuse, and columns that are divided as lists are."""
+"""Money and months: the published vectors, refused input, and columns that are divided as lists are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_largest_remainder_vectors(vectors, number):
 
 
 def test_pots_vs_people_vector(vectors):
-    """Two-dimensional: rounded once, at the finest line; rows and columns are only sums of it."""
+    """Two dimensions: amounts are rounded once, on the finest line; rows and columns are sums of them."""
     case = vectors["pots-vs-people"]
     pots = [Decimal(pot) for pot in case["input"]["pots"]]
     people = [Decimal(person) for person in case["input"]["people"]]

@@ -1,4 +1,4 @@
-"""The same money on the real ledger, also where months meet."""
+"""The same bills on the real ledger, also at the boundaries of months."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SPAN = ORIGIN, ORIGIN + DAYS * MS_PER_DAY
 
 
 def intervals():
-    """Two GPUs on each of two nodes in quarters: held by turns, sometimes free, lost, unread or not sent at all."""
+    """Two GPUs on each of two nodes in quarter-hours: held by turns, sometimes free, lost, unread or never sent."""
     for quarter, (node, (model, _)), gpu in product(range(DAYS * 96), NODES.items(), range(2)):
         turn = (quarter // 13 + gpu) % 5
         if turn == 4 and quarter % 31 == 0:
@@ -93,7 +93,7 @@ def duck(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain():
-    """The same intervals as plain rows, split by the same pure rules; what is missing is unmetered."""
+    """The same intervals as plain rows, split by the same rules; missing time is unmetered."""
     found, seen = [], defaultdict(set)
     places = {
         node: {"gpu_model": model, "node": node, "pool": f"pool-{node}", "region": "eu", "capacity_type": capacity_type}
@@ -167,7 +167,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 
 @dataclass(frozen=True)
 class Edge:
-    """month: its hours and its longest or shortest local day. changed: of that day, None where all have 24 hours."""
+    """month: its hours, and its longest or shortest local day. changed: hours of that day; None if every day has 24."""
 
     timezone: str
     month: Month
@@ -200,7 +200,7 @@ def edge(request: pytest.FixtureRequest) -> Edge:
 
 @pytest.fixture
 def ledger_of_edge(edge: Edge, tmp_path: Path) -> Iterator[DuckLedger]:
-    """The month and two days on either side, in quarters: an odd one is vision's, an even one language's."""
+    """The month and two days before and after, in quarter-hours: odd ones belong to vision, even ones to language."""
     start, end = edge.month.span(zone(edge.timezone))
     begin, stop = start - 2 * MS_PER_DAY, end + 2 * MS_PER_DAY
     found = open_ledger(tmp_path / "ledger.duckdb", VirtualClock(stop), month_zone=edge.timezone)
@@ -225,7 +225,7 @@ def _holder(at_ms: int) -> Holder:
 
 
 def keeper(ledger_of_edge: DuckLedger, edge: Edge, *days_of_change: str) -> Bookkeeper:
-    """Books in the zone whose price rises by one at the beginning of each of these local days."""
+    """A bookkeeper in the zone; the price rises by one at the start of each of these local days."""
     edges = ["2025-01-01", *days_of_change, None]
     rows = "\n".join(
         f"id: p{number}, model: H100, price: '{number + 1}.07', valid_from: {since}"
@@ -264,7 +264,7 @@ def test_a_month_has_its_own_hours_its_price_from_its_first_midnight_and_closes_
 
 
 def test_days_and_hours_have_their_own_length_and_a_price_changes_between_two_days(ledger_of_edge, edge):
-    """The price changes at the midnight that begins the day on which the clocks change (or the 15th), and after it."""
+    """The price changes at midnight before and after the day on which the clocks change (or the 15th)."""
     tz = zone(edge.timezone)
     start, end = edge.month.span(tz)
     day = date.fromisoformat(edge.changed or f"{edge.month}-15")

@@ -1,4 +1,4 @@
-"""Prices: which row wins, what is refused and where, each way in which a price comes about, and published prices."""
+"""Prices: the row that applies, refused input with its place, each way to derive a price, and published prices."""
 
 from __future__ import annotations
 
@@ -222,7 +222,8 @@ def test_the_formula_by_hand():
 
 
 def test_a_life_has_its_real_hours():
-    """From the last of January over one month is the last of February, in a leap year too; clocks change in it."""
+    """One month after the last day of January is the last day of February, also in a leap year and over a clock
+    change."""
     berlin = zone("Europe/Berlin")
     assert (
         owned(in_service="2028-01-31", lifetime_months=1).life_ms(zone("UTC"))[1]
@@ -318,7 +319,7 @@ def sevenths(hour, profiles, model):
 
 
 def test_a_gpu_of_seven_instances_by_memory(vectors):
-    """The vector's other choice: each pays 1/8, and the eighth that no instance has is unallocated."""
+    """The vector's other choice: each instance pays 1/8, and the eighth that no instance has is unallocated."""
     case = vectors["mig-naive-overbilling"]["input"]
     price, hour = case["card_price_per_hour"], (at("2026-10-01"), at("2026-10-01T01:00"))
     ledger = ListLedger(sevenths(hour, "1g.10gb", "NVIDIA H100 80GB HBM3"))
@@ -358,7 +359,7 @@ def test_rebasing_keeps_every_microsecond(held, unheld):
 
 
 def printed(value, text):
-    """Whether an exact figure is what the source prints."""
+    """Return whether an exact figure equals the source's printed one."""
     places = -Decimal(text).as_tuple().exponent
     return round(Fraction(value) * 10**places) == Fraction(text) * 10**places
 
@@ -401,7 +402,7 @@ def test_aws_cpu_split(vectors):
 
 
 def test_prices_by_label(vectors):
-    """A node costs its own row and its GPUs'; ours prices the GPUs by the very model that the label names."""
+    """OpenCost's node costs its own row and its GPUs' row; this project prices the GPUs by the model in the label."""
     case = vectors["opencost-csv-gpu-price"]
     for node, expected in zip(case["input"], case["expect"], strict=True):
         (model,) = node["gpu_label"].values()
@@ -411,7 +412,7 @@ def test_prices_by_label(vectors):
 
 
 def test_a_configured_price_comes_out_unchanged(vectors):
-    """The defect upstream: a price per core was taken for that of the node and divided again."""
+    """The defect upstream: a price per core was read as the node's price and divided again."""
     case = vectors["opencost-issue-2418-root-cause"]
     for source, expected in zip(case["input"], case["expect"], strict=True):
         configured = str(source["configured"]["gpu"])
@@ -443,14 +444,15 @@ def test_weights_that_are_none(text):
 
 
 def test_service_units(vectors):
-    """An H100 node of 8 and a CPU node of 96 cores, by the larger of their two counts."""
+    """An H100 node of 8 GPUs and a CPU node of 96 cores, by the larger of their two counts."""
     weights = ResourceWeights.parse("CPU=1,GRES/gpu=120")
     jobs = [{"cpu": 96}, {"cpu": 96, "gres/gpu": 8}, {"cpu": 12, "gres/gpu": 1}]
     assert [max(weights.terms(job).values()) for job in jobs] == vectors["ncsa-rails-su"]["expect"]
 
 
 def test_mig_devices_are_no_gpus(vectors):
-    """The labels of MIG strategy single count instances; our model name and capacity are the physical GPU's."""
+    """The labels of MIG strategy single count instances; this project's model name and capacity are the physical
+    GPU's."""
     case = vectors["gfd-mig-single-labels"]
     labels, expected = case["input"]["labels"], case["expect"]
     assert int(labels["nvidia.com/gpu.count"]) == expected["mig_devices"]

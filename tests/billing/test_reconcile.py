@@ -1,4 +1,4 @@
-"""The invoice against the books: it adds up line by line, and rates that follow it change nothing else."""
+"""The invoice against the ledger: it adds up line by line, and rates derived from it change nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TWO_REGIONS = Invoice(
 
 
 def later_than(keeper, day):
-    """A bookkeeper on the same ledger, on another day."""
+    """Return a bookkeeper on the same ledger on another day."""
     return Bookkeeper(keeper._ledger, VirtualClock(at(day)))
 
 
@@ -177,7 +177,8 @@ def test_a_true_up_is_recorded_whole_or_not_at_all(keeper, kind, closed):
 
 
 def test_months_that_follow_their_invoices_are_independent(keeper):
-    """A second invoice takes the place of the first; a price by hand ends it; published, a month needs it no more."""
+    """A second invoice replaces the first; a manual price ends it; a month with a published price does not need it any
+    more."""
 
     def half(keeper):
         return tuple(round(keeper.month(month).cost / 2) for month in (OCT, NOV))
@@ -333,7 +334,7 @@ def test_a_month_of_an_invoice_is_that_month_in_every_zone_and_taxes_are_no_pric
 
 @pytest.mark.real  # of that size too dear for `make test`
 def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
-    """As AWS writes them: wide, with tags in quotes; exact to the last of ten decimals."""
+    """In AWS' form: wide, with quoted tags; exact to the last of ten decimals."""
     wide = ", ".join(f"'{name}-' || (n % 977) AS \"{name}\"" for name in CUR_BESIDE)
     duckdb.sql(
         f"""COPY (SELECT 'id-' || n AS "identity/LineItemId",

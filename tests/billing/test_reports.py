@@ -1,4 +1,4 @@
-"""The report: sections that meet to the last cent, as page, table and picture."""
+"""The report: sections that agree to the last cent, as page, table and chart."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ AT_ONE_USD = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
 
 
 def build_month(ledger, book, month, timezone="UTC", team=None):
-    """The report of a whole calendar month."""
+    """Build the report of a whole calendar month."""
     return build(ledger, book, *month.span(zone(timezone)), timezone, team=team)
 
 
 class Page(HTMLParser):
-    """Every tag must be closed by its own; keeps tags, attributes and text."""
+    """Checks that every tag is closed by its own; stores tags, attributes and text."""
 
     VOID = frozenset({"meta", "br", "link", "img", "hr"})
 
@@ -65,7 +65,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def ledger():
-    """Two busy months, with quotas."""
+    """Two busy months with quotas."""
     return busy_ledger(busy_month())
 
 
@@ -77,17 +77,17 @@ def busy_ledger(rows):
 
 @pytest.fixture(scope="module")
 def report(ledger):
-    """Of October."""
+    """The report of October."""
     return build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
 
 
 def text_of(report):
-    """The text of the page, without its spaces."""
+    """Return the page's text without spaces."""
     return "".join(Page(html_and_pdf.render_html(report)).text.split())
 
 
 def part_of(row, numerator, denominator):
-    """A row with this part of its time."""
+    """Return a row with this part of its time."""
     parts = {account: us * numerator // denominator for account, us in row.accounts.model_dump().items()}
     return replace(row, accounts=Accounts(**parts))
 
@@ -131,7 +131,7 @@ def test_a_teams_page_shows_what_the_clusters_page_says_of_it(ledger, report):
 
 @pytest.mark.parametrize("starting", ["holder", "cluster"])
 def test_one_reading_makes_the_report_of_every_team(ledger, starting):
-    """Also where jobs are looked at charge by charge, because others may pay for what they began with."""
+    """Also if jobs are read charge by charge, because other teams may pay for their start-up."""
     book = price_book(SAMPLE_PRICES)
     book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(starting=starting))})
     found = read_data(ledger, book, *OCTOBER.span(zone("UTC")))
@@ -230,7 +230,7 @@ def test_hints_give_their_evidence():
     [("Europe/Berlin", OCTOBER, "2026-10-25T02"), ("Atlantic/Azores", OCTOBER, "2026-10-25T00")],
 )
 def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezone, month, name):
-    """Nobody who held one GPU held two in it, and it is not the busiest."""
+    """A holder of one GPU does not count as two in it, and it is not the busiest hour."""
     book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01", timezone=timezone)
     start, end = month.span(zone(timezone))
     ledger = ledger_of(
@@ -249,7 +249,7 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezo
 
 
 def test_a_slice_is_advised_to_who_held_a_whole_gpu():
-    """Neither to who has a part of one already, nor to who used all of it a part of each hour."""
+    """Not to a holder that has a part already, nor to one that used its whole GPU for a part of each hour."""
 
     def bursts(job: str, busy: float) -> list[Any]:
         return [
@@ -272,7 +272,7 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu():
 
 @pytest.mark.parametrize(("basis", "words"), [("compute", "compute slices, a"), ("memory", "memory slices in all")])
 def test_it_is_said_by_what_an_instance_counts(basis, words):
-    """Of 3g.40gb that is 3 of 7 compute slices, or 4 of 8 of the memory."""
+    """A 3g.40gb counts as 3 of 7 compute slices, or as 4 of 8 memory slices."""
     week, model = ("2026-10-02", "2026-10-09"), "NVIDIA A100-SXM4-80GB"
     ledger = ledger_of(
         part_of(held(*week, gpu_model=model, mig_profile="3g.40gb"), 3, 7),
@@ -302,7 +302,7 @@ def test_unpriced_is_listed_and_in_no_amount(report):
 
 
 def test_what_has_no_price_is_no_zero():
-    """Neither on the page nor in the files, be it all of a team's time or a part of it."""
+    """Neither on the page nor in the files, whether all of a team's time has no price or a part of it."""
     ledger = ledger_of(
         held("2026-10-02", "2026-10-03", busy=0.5),
         held("2026-10-02", "2026-10-03", busy=0.5, gpu_model="B300"),
@@ -330,7 +330,8 @@ def test_what_has_no_price_is_no_zero():
 
 
 def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same():
-    """Of a guarantee that it left unused: rows add up to what is billed to teams; nothing stays with the platform."""
+    """It pays for an unused guarantee: rows add up to the amount billed to teams, and nothing is left to the
+    platform."""
     ledger = ledger_of(held("2026-10-01", "2026-10-02"), unheld("2026-10-01", "2026-10-02"))
     ledger.put_policy(quota_policy(vision=1, language=1), 0)
     book = price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")

@@ -1,4 +1,4 @@
-"""Statements: lines add up to the last cent, bytes never change, and items add up to every line by every cut."""
+"""Statements: lines add up to the last cent, bytes never change, and items add up to every line in every breakdown."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_payable_amounts_add_up(october):
 
 
 def test_bytes_are_golden(october):
-    """A change of these bytes changes every hash handed out so far: it needs a new SCHEMA."""
+    """A change of these bytes changes every hash published so far: it needs a new SCHEMA."""
     found = of_october(october)
     golden = Path(__file__).parent / "golden" / "statement-2026-10.json"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":
@@ -173,7 +173,7 @@ OCTOBER = ("2026-10-01", "2026-11-01")
 
 @pytest.fixture(scope="module")
 def billed_october():
-    """The bills of a busy month by cut, the book and the span."""
+    """The bills of a busy month by breakdown, the price book and the span."""
     book = price_book(SAMPLE_PRICES)
     ledger = ListLedger(busy_month("2026-09-28", "2026-10-20"))
     span = tuple(map(at, OCTOBER))
@@ -225,7 +225,8 @@ def test_items_add_up_to_every_figure(billed_october, stated, cut):
 
 @pytest.mark.parametrize("cut", DIMENSIONS)
 def test_a_share_of_idle_time_is_nobodys_late_record(cut):
-    """Three teams in odd proportions share what stood idle on seven nodes: every cut divides it a little otherwise."""
+    """Three teams in odd proportions share the idle time of seven nodes; each breakdown divides it slightly
+    differently."""
     spread = IdlePolicy.model_validate({"unallocated": "spread"})
     book = price_book(SAMPLE_PRICES).model_copy(update={"billing": Billing(idle=spread)})
     rows = [
@@ -270,7 +271,7 @@ def test_what_is_unpriced_has_no_cost_and_counts_in_time(billed_october, stated)
 
 @pytest.mark.parametrize("days", [-2, 3])
 def test_a_closed_month_names_what_moved_since(billed_october, stated, days):
-    """The kept lines stay; what the ledger has more, or less, is an item of its own."""
+    """The closed lines stay; the difference to the present ledger is an item of its own."""
     groups = billed_october[0]["team"].groups
     moved = 86_400_000_000 * days
     figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")

@@ -1,4 +1,4 @@
-"""Cost: cut at price changes, additive, unknown kept apart from zero, and who pays."""
+"""Cost: split at price changes, additive, with unknown apart from zero, and billed to the right team."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ FIRST_HOUR = "2026-10-01T00:00", "2026-10-01T01:00"
 
 
 def cost_of(price, *rows):
-    """The cost by team of an hour; price: of an H100, None without a price book."""
+    """Return the cost by team of an hour. price: of an H100; None without a price book."""
     book = None if price is None else price_book(f"id: a, model: H100, price: {price}, valid_from: 2026-01-01")
     return cost(ledger_of(*rows), book, *map(at, FIRST_HOUR), by=("team",))
 

@@ -1,4 +1,4 @@
-"""Signing in to the controller's pages in a real Chromium, over TLS: an operator applies a policy, others do not."""
+"""Sign-in to the controller's pages in a real Chromium over TLS: an operator applies a policy, other users cannot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.real
 
 @dataclass
 class PageContext:
-    """The controller's pages at `url`, whoever of its replicas serves them, and the provider of its people."""
+    """The controller's pages at `url`, served by any replica, and the users' provider."""
 
     url: str
     stage: Stage
@@ -42,7 +42,7 @@ class PageContext:
 
     @contextlib.contextmanager
     def replica(self) -> Iterator[None]:
-        """One that serves until the block ends."""
+        """Serve a replica until the block ends."""
         clock, cluster = SystemClock(), MemoryCluster((CONFIG_MAP,), [])
         with (
             AccountantApi("http://127.0.0.1:1") as client,
@@ -51,7 +51,7 @@ class PageContext:
             yield
 
     def sign_in(self, *groups: str, path: str = "/policy") -> tuple[Page, list[str]]:
-        """The page after it, and what the browser had to say."""
+        """Sign in and return the next page with the browser's messages."""
         self.login.claims |= {"groups": list(groups)}
         said: list[str] = []
         page = self.context.new_page()
@@ -150,7 +150,7 @@ def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(site: 
 
 
 def test_a_session_goes_on_at_the_replica_that_takes_over(site: PageContext) -> None:
-    """And a form that was opened at the one is taken by the other."""
+    """A form that one replica served is accepted by the other."""
     with site.replica():
         page, _ = site.sign_in("operators")
         page.locator('[name="queues.0.weight"]').fill("9")

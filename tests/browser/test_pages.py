@@ -1,4 +1,5 @@
-"""Every page in a real Chromium: complete, quiet, legible, accessible, and nothing asked of the outside."""
+"""Every page in a real Chromium: complete, without console messages, legible, accessible, and without requests to other
+hosts."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def browser() -> Iterator[Browser]:
 
 
 class RequestContext:
-    """A page that was opened, and everything it said and asked for."""
+    """An open page, with its console messages and requests."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -78,7 +79,7 @@ def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: RequestContext, sit
 
 
 def test_nothing_runs_out_of_the_page(visit: RequestContext) -> None:
-    """Wide tables scroll inside their own box; the page itself never does sideways."""
+    """Wide tables scroll within their own box; the page itself does not scroll sideways."""
     wide, shown = visit.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= shown
 
@@ -92,7 +93,7 @@ def test_axe_finds_nothing(visit: RequestContext) -> None:
 
 @pytest.fixture(scope="module", params=PAGES)
 def opened(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Page]:
-    """Every page once, at a desk."""
+    """Every page once, at desktop width."""
     context = browser.new_context(viewport={"width": WIDTHS["desk"], "height": 900})
     try:
         page = context.new_page()
@@ -146,7 +147,7 @@ AXE = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wc
 def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
     site: Site, browser: Browser, width: str
 ) -> None:
-    """With the keyboard alone, from a field to the reviewed change; nothing is said on the console."""
+    """With the keyboard alone, from a field to the reviewed change; the console stays empty."""
     context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, accept_downloads=True)
     visit = RequestContext(context.new_page(), site.controller.pages["policy"])
     page = visit.page

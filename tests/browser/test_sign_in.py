@@ -1,4 +1,4 @@
-"""Signing in as people do it: real Chromium, a provider on this machine, TLS, the code flow with PKCE between them."""
+"""Sign-in with a real Chromium: a provider on this machine, TLS, and the code flow with PKCE."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEAMS = ("vision", "zebra")
 
 @dataclass
 class PageContext:
-    """The accountant at `url`, and the provider that people of it sign in with."""
+    """The accountant at `url`, and the users' provider."""
 
     url: str
     login: Provider
@@ -86,7 +86,7 @@ def site(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
 
 
 def _fill(service: Service, clock: SystemClock) -> None:
-    """A GPU of each team, held until a quarter of an hour ago."""
+    """Book a GPU of each team, held until a quarter of an hour ago."""
     begin = (clock.wall_ms() // MINUTE_MS - 25) * MINUTE_MS
     facts = [
         pod_facts(
@@ -170,7 +170,7 @@ def test_an_answer_with_another_state_signs_nobody_in(site: PageContext) -> None
 
 
 def test_an_attackers_code_does_not_sign_a_victim_in(site: PageContext) -> None:
-    """Login CSRF: the answer to a sign-in that another browser began, whole and unused."""
+    """Login CSRF: the unused answer to a sign-in that another browser began."""
     site.login.claims |= {"groups": ["platform"], "email": "attacker@example.com"}
     with httpx2.Client(verify=False, follow_redirects=False) as attacker:  # the test's own authority
         leave = attacker.get(f"{site.url}/sign-in?next=/coverage").headers["location"]

@@ -1,8 +1,8 @@
-"""Three agents and an accountant as processes, each killed ten times: afterwards the books are exact.
+"""Three agents and an accountant as processes, each killed ten times: afterwards the ledger is exact.
 
-What is simulated is the hardware alone. Every process is the real program, killed with SIGKILL at
-random moments and started again. Held GPUs must then be allocated for every microsecond of the
-span, to the right holder and once; the accounts of every GPU must add up to the span."""
+Only the hardware is simulated. Every process is the real program, killed with SIGKILL at random moments and started
+again. Held GPUs must then be allocated for every microsecond of the span, to the right holder and once; the accounts of
+every GPU must add up to the span."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass
 class Program:
-    """One process that can be killed and started again with the same command.
+    """A process that can be killed and started again with the same command.
 
-    The first and the last are started as people start them; those between are forked where all is imported already."""
+    The first and the last start are ordinary; those between are forks of a process that has imported everything."""
 
     name: str
     command: Sequence[str]
@@ -93,12 +93,12 @@ class Program:
         self._handle = os.pidfd_open(pid)
 
     def live_for(self, seconds: float) -> None:
-        """Let it run; it must not end by itself."""
+        """Let the process run; it must not end by itself."""
         if select.select([self._handle], [], [], seconds)[0]:
             pytest.fail(f"{self.name} ended by itself:\n{self.log.read_text(errors='replace')[-3000:]}")
 
     def kill(self) -> None:
-        """Kill it, if it runs, and see it gone."""
+        """Kill the process if it runs, and wait for its end."""
         if self._handle is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ class Program:
         self.kills += 1
 
     def stop(self) -> int:
-        """SIGTERM, and what it exits with."""
+        """Send SIGTERM and return the exit status."""
         assert self.process is not None, "a fork"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(patience_s())
@@ -124,7 +124,7 @@ def url() -> str:
 
 @pytest.fixture
 def programs(tmp_path: Path, url: str, zygote: subprocess.Popen[str]) -> Iterator[dict[str, Program]]:
-    """The accountant first; killed for good when the test ends, however it ends."""
+    """Start the accountant, then the agents; all are killed when the test ends."""
     found = {"accountant": Program("accountant", _accountant(tmp_path, url), tmp_path, zygote)}
     start_ms = time.time_ns() // 1_000_000
     for name, scenario in SCENARIOS.items():
@@ -174,7 +174,7 @@ def _get(url: str, path: str, **query: object) -> Any:
 
 
 def _until(program: Program, met: Callable[[], bool]) -> None:
-    """Wait for something to be true while `program` lives. Fails when that takes too long."""
+    """Wait until `met` is true while `program` runs. The test fails at the deadline."""
     deadline = Deadline()
     while not deadline.passed:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The accountant is killed while it publishes: the lake equals the ledger, nothing twice, nothing missing.
+"""The accountant is killed while it publishes: the lake equals the ledger, with nothing twice and nothing missing.
 
 Every process is the real program (forked from one that has imported it already), killed with SIGKILL."""
 
@@ -56,7 +56,7 @@ def _files(lake: Path) -> int:
 
 
 def _live_and_die(accountant: AccountantProcess, sender: Outbox, files: int, after_s: float) -> None:
-    """Kill the accountant so many seconds after it has written so many files to the lake, or has published."""
+    """Kill the accountant `after_s` after it has written `files` files to the lake, or has published."""
     lake = accountant.folder / LAKE_FOLDER
     before = _files(lake)
     accountant.serve()
@@ -107,7 +107,7 @@ def _killed(accountant: AccountantProcess, kills: int) -> None:
 
 
 def _exact(catalogue: Catalogue, sender: Outbox) -> None:
-    """Every table has each of its keys once, and the usage is what was sent."""
+    """Check that every table has each of its keys once, and that the usage equals what was sent."""
     for described in tables.TABLES:
         found = catalogue.open(described).scan().to_arrow()
         keys = Counter(zip(*(found[name].to_pylist() for name in described.key), strict=True))

@@ -1,4 +1,4 @@
-"""The accountant's process dies, its disk fills, its clock goes back, its volume is lost: the books are exact.
+"""The accountant is killed, its disk fills, its clock is set back, its volume is lost: the ledger is exact.
 
 Every process is the real program (forked from one that has imported it already), killed with SIGKILL."""
 
@@ -58,7 +58,8 @@ def _suffer(
     chance: random.Random,
     then: Callable[[], object] = lambda: None,
 ) -> None:
-    """Lives of random length under load, with a backup or a closing month beside it, and what happens after each."""
+    """Run the accountant under load for random times, with a backup or a month that closes, kill it, and call
+    `then`."""
     begun = time.gmtime(sender.start_ms / 1000)
     month = f"{begun.tm_year}-{begun.tm_mon:02d}"
     acts = ((None, None), ("/v1/backups", b"{}"), (f"/v1/periods/{month}/close", b"{}"), (None, None))
@@ -86,7 +87,7 @@ def _suffer(
 
 
 def _ask(accountant: AccountantProcess, path: str, body: bytes, killer: threading.Timer) -> None:
-    """As soon as it listens; it may die meanwhile, or refuse."""
+    """Send a request as soon as it listens; it may be killed meanwhile, or refuse."""
     while killer.is_alive():
         try:
             accountant.ask("POST", path, body)
@@ -97,7 +98,7 @@ def _ask(accountant: AccountantProcess, path: str, body: bytes, killer: threadin
 
 
 class Attack:
-    """What others do meanwhile, again and again in threads of their own: each counts how often it got through."""
+    """Hostile requests from threads of their own, again and again; each counts its successes."""
 
     def __init__(self, to: AccountantProcess, start_ms: int) -> None:
         self._to, self._start_ms = to, start_ms
@@ -127,7 +128,7 @@ class Attack:
                 self.done[way.__name__] += 1
 
     def claim(self) -> None:
-        """Another node tells of the GPUs of the first one, and in the name of its pods."""
+        """Report the first node's GPUs from another node, under the names of its pods."""
         thief = Outbox("n1", self._start_ms, made=4, epoch=f"0000-{self.done['claim']}")
         rows = [thief._row(seq) for seq in range(1, thief.last + 1)]
         told = Batch(
@@ -215,7 +216,7 @@ def test_the_same_two_hundred_times_under_attack(accountant: AccountantProcess) 
 @pytest.mark.real
 @pytest.mark.parametrize("attacked", [False, True])
 def test_after_failures_of_power_the_books_are_exact(tmp_path: Path, attacked: bool) -> None:
-    """What was written and not synced is there in part or not at all, whenever the program ends."""
+    """Of data that was written but not synced, any part may remain."""
     folder, aside, chance = tmp_path / "disk", tmp_path / "aside", random.Random(SEED)
     folder.mkdir()
     aside.mkdir()
@@ -284,7 +285,7 @@ def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Acc
 
 @pytest.fixture
 def small_disk(tmp_path: Path, accountant: AccountantProcess) -> Iterator[Path]:
-    """A file system of 90 MiB of its own; nobody uses it any more when it goes."""
+    """A file system of 90 MiB; nothing uses it when it is removed."""
     place = tmp_path / "small"
     place.mkdir()
     done = subprocess.run(
@@ -326,7 +327,7 @@ def file_size(place: Path) -> int:
 
 
 def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(accountant: AccountantProcess) -> None:
-    """The log ends at another byte each time: within a record, between two, at the end of the commit."""
+    """The log ends at a different byte each time: within a record, between two, at the end of the commit."""
     accountant.settings(checkpoint_seconds=3_600)
     sender = outbox()
     accountant.serve()
@@ -355,7 +356,7 @@ def test_no_room_in_the_middle_of_a_commit_refuses_it_and_the_next_are_taken(acc
 
 @pytest.mark.parametrize("room", [0, 100_000])
 def test_no_room_in_the_middle_of_a_checkpoint_loses_nothing(accountant: AccountantProcess, room: int) -> None:
-    """The engine gives up then, and the process ends with a line that says so; started again, all is there."""
+    """The engine stops, and the process ends with a line that says so; after a restart all data is there."""
     sender = outbox()
     accountant.serve()
     ledger, log = (accountant.folder / "data" / name for name in ("ledger.duckdb", "ledger.duckdb.wal"))

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 class Pair:
-    """Two replicas, and the agent of a node that asks whichever answers."""
+    """Two replicas, and a node's agent that sends to the one that answers."""
 
     def __init__(self, replicas: tuple[AccountantProcess, AccountantProcess]) -> None:
         self.replicas = replicas
@@ -48,7 +48,7 @@ class Pair:
         return found
 
     def work(self, quarters: int) -> None:
-        """The agent delivers to whichever takes it."""
+        """Let the agent deliver to the replica that accepts."""
         self.sender.grow(quarters)
 
         def delivered() -> bool:
@@ -61,7 +61,7 @@ class Pair:
         until(delivered, lambda: "not delivered:\n" + self.replicas[0].words() + self.replicas[1].words(), 60)
 
     def change(self, end: Callable[[AccountantProcess], None]) -> AccountantProcess:
-        """End the leader and wait for the other one; the one that ended."""
+        """End the leader, wait for the other replica to lead, and return the one that ended."""
         before = self.leader()
         (other,) = (replica for replica in self.replicas if replica is not before)
         began = time.monotonic()
@@ -124,7 +124,7 @@ def test_asked_to_end_it_hands_over_at_once(pair: Callable[[bool], Pair]) -> Non
 
 
 def test_a_leader_that_was_frozen_commits_nothing_when_it_wakes(pair: Callable[[bool], Pair]) -> None:
-    """With volumes of their own nothing but the Lease is between the two."""
+    """With separate volumes, only the Lease prevents it."""
     both = pair(True)
     both.work(8)
     frozen = both.change(lambda leader: os.kill(leader.pid or 0, signal.SIGSTOP))

@@ -1,4 +1,4 @@
-"""Who may ask the accountant that the chart installs: service accounts, TLS, Prometheus, and the ways to it."""
+"""Access to the accountant that the chart installs: service accounts, TLS, Prometheus, and network paths."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nobody_has_to_write_a_secret(render: Any) -> None:
 
 
 def test_the_accountant_lets_in_the_charts_programs_each_for_what_it_does(render: Any) -> None:
-    """The accounts that the pods run as, through the review of their tokens."""
+    """The accounts of the pods, through token review."""
     manifests = render({**JOBS, "agent": {"namespace": {"name": "agents", "create": True}}, "clusterName": "prod"})
     found = callers(manifests)
     assert found.kubernetes is not None
@@ -101,7 +101,7 @@ def test_a_secret_that_is_named_wins(render: Any) -> None:
 
 
 def shaken_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:
-    """A TLS handshake in memory. Raises ssl.SSLError."""
+    """Do a TLS handshake in memory. Raises ssl.SSLError."""
     there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(here, there, server_hostname=host)
     answering = server.wrap_bio(there, here, server_side=True)
@@ -238,7 +238,7 @@ def test_a_hook_makes_the_tokens_where_it_is_asked_for(render: Any) -> None:
 
 
 def test_without_reviews_the_hook_makes_the_programs_tokens_too(render: Any) -> None:
-    """What it makes is what they mount."""
+    """The pods mount the secrets that the hook creates."""
     values = {**JOBS, "agent": {"enabled": False}, "accountant": {"kubernetesApi": False, "tokens": {"create": True}}}
     manifests = render(values)
     found = manifests

@@ -1,4 +1,4 @@
-"""What a cluster admin expects of any chart: names, labels, pods' usual fields, images, ways in, and nodes."""
+"""Conventions of charts: names, labels, usual pod fields, images, ingress, and nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart renders is valid, labelled, and the same as the golden manifests."""
+"""The rendered manifests are valid, labelled, and equal to the golden ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_objects_are_named_once_and_fit_their_release(manifests: Rendered, value
 
 
 def test_a_long_name_leaves_room_for_what_kubernetes_puts_behind_it(render: Any) -> None:
-    """A StatefulSet's pods carry its name and a hash of ten digits in one label, a CronJob's name eleven more."""
+    """A StatefulSet's pods have its name and a hash of ten digits in one label; a CronJob adds eleven characters."""
     longest = {"StatefulSet": 63 - 11, "CronJob": 63 - 11}
     jobs = {"backup": {"enabled": True}, "report": {"enabled": True}}
     names = {m["kind"]: m["metadata"]["name"] for m in render({"fullnameOverride": "a" * 50, **jobs})}
@@ -116,7 +116,7 @@ def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(rend
 
 @pytest.fixture(scope="module")
 def with_operator(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Rendered]:
-    """Renders where the operator's kinds are installed: offline Helm knows no CRDs."""
+    """Render where the operator's kinds are installed; offline, Helm knows no CRDs."""
     copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("operator") / "gputally"))
     asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
     for name in ("monitoring.yaml", "prometheusrule.yaml"):
@@ -217,7 +217,7 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(with_operator: A
 
 
 def test_nobody_misses_here_what_is_installed_elsewhere(with_operator: Any) -> None:
-    """A cluster of agents alone would say for ever that no ledger answers."""
+    """A cluster with agents only would always alert that no ledger answers."""
     values = {
         "monitoring": {"rules": {"enabled": True}},
         "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9"},
@@ -249,7 +249,8 @@ def test_monitors_relabel_as_the_values_say(with_operator: Any) -> None:
 
 
 def settled(manifests: Rendered) -> Rendered:
-    """Without the dashboards' content, which has tests of its own, and what is another at each rendering."""
+    """Return the manifests without the dashboards' content, which has its own tests, and without values that differ
+    between renderings."""
     for manifest in manifests:
         if manifest["metadata"]["name"].startswith("gputally-dashboard-"):
             manifest["data"] = dict.fromkeys(manifest["data"], "as dashboards/generated has it")
@@ -260,7 +261,7 @@ def settled(manifests: Rendered) -> Rendered:
 
 
 def golden(name: str, manifests: Iterable[Manifest]) -> None:
-    """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
+    """Compare with the golden file. GPUTALLY_GOLDEN=update rewrites it; review the difference before you commit."""
     text = yaml.safe_dump_all(map(dict, manifests), sort_keys=True)
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":
@@ -276,7 +277,7 @@ def test_the_manifests_are_the_golden_ones(render: Any, name: str, given: Values
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("presets/")])
 def test_what_a_preset_changes_is_the_golden_change(render: Any, name: str) -> None:
-    """The objects that differ from those of the defaults, and none that is missing."""
+    """The objects that differ from those of the defaults, and no missing object."""
     defaults = settled(render({})).by_name
     found = settled(render(FILES[name]))
     assert set(defaults) <= set(found.by_name)
@@ -285,14 +286,14 @@ def test_what_a_preset_changes_is_the_golden_change(render: Any, name: str) -> N
 
 @pytest.fixture(scope="module")
 def parent(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> helm_python.Chart:
-    """A platform's chart of charts, of which this one is a part."""
+    """A platform's chart with this chart as a dependency."""
     return helm_python.Chart.load(chart_of_charts(tmp_path_factory.mktemp("parent")))
 
 
 def test_as_a_part_of_another_chart_it_makes_the_same(
     parent: helm_python.Chart, render: Any, values: dict[str, Any]
 ) -> None:
-    """Every variation, example and preset, beside a parent's `global` that has other charts' keys."""
+    """Every variation, example and preset, with other charts' keys in the parent's `global`."""
     ours = values.get("global", {})
     given = {"gputally": values, "global": {"storageClass": "fast", "security": {"allowInsecureImages": True}, **ours}}
     assert settled(rendered_by(parent, given)) == settled(render(values))

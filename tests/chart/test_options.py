@@ -1,4 +1,4 @@
-"""What values switch on: pools and a namespace of agents, TLS, archive, jobs, budgets, the ways out of the cluster."""
+"""Options in the values: pools and a namespace of agents, TLS, archive, jobs, budgets, egress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, notes
 
 
 def controller_settings(workload: Manifest) -> FairshareSettings:
-    """What the controller reads from its environment."""
+    """Return the settings that the controller reads from its environment."""
     told = {name: value for name, value in workload.environment.items() if name.startswith("GPUTALLY_")}
     return fairshare_settings(None, told, {"policy": "policy.yaml"})
 
@@ -46,7 +46,7 @@ def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
 
 
 def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path) -> None:
-    """The accountant starts with what the chart says, and the secrets lie where it looks."""
+    """The accountant starts with the chart's settings, and the secrets are at the paths that it reads."""
     plain = render({}).accountant
     assert plain.environment["GPUTALLY_ACCOUNTANT_SESSION"] == "8h"
     assert "GPUTALLY_ACCOUNTANT_SESSION_KEY" not in plain.environment
@@ -66,7 +66,8 @@ def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path
 
 
 def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(render: Any) -> None:
-    """The controller starts with what the chart says; its own secrets and callers come before the accountant's."""
+    """The controller starts with the chart's settings; its own secrets and callers take precedence over the
+    accountant's."""
     tokens = {"existingSecret": "tokens"}
     alone = render({"fairshare": {"pages": {"enabled": True}}, "accountant": {"tokens": tokens}})
     plain = alone.fairshare.environment
@@ -103,7 +104,7 @@ def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(rende
 
 
 def test_agents_accountant_and_controller_call_the_cluster_the_same(render: Any) -> None:
-    """A controller that asked for another name than its agents report would see no GPU."""
+    """A controller with another cluster name than its agents would see no GPU."""
     found = render({"clusterName": "prod-eu", "agent": {"pools": {"a": {}, "b": {}}}})
     agents = found.of("DaemonSet")
     assert len(agents) == 2
@@ -213,7 +214,7 @@ def test_the_notes_say_where_the_fleets_pages_are_and_that_they_reach_nothing(ch
 
 
 def test_several_accountants_take_turns_by_a_lease(render: Any) -> None:
-    """One that waits is not ready, so no Service, no update and no budget may depend on its readiness."""
+    """A waiting replica is not ready, so no Service, update or disruption budget may depend on its readiness."""
     values = {"replicas": 2, "kubernetesApi": False, "archive": {"enabled": True, "accessMode": "ReadWriteMany"}}
     secret = {"tokens": {"existingSecret": "tokens"}}
     others = {"agent": {"token": {"existingSecret": "agent"}}, "fairshare": {"token": {"existingSecret": "fairshare"}}}
@@ -404,7 +405,7 @@ def test_the_programs_start_with_what_the_examples_tell_them(
 
 
 def test_the_controller_may_read_the_schedulers_configmaps_that_are_named(render: Any) -> None:
-    """A cluster-wide right to read ConfigMaps is never given: only those of these names."""
+    """The role never allows all ConfigMaps of the cluster, only those with these names."""
     names = ["kueue-config", "volcano-scheduler-configmap"]
     found = render({"fairshare": {"rbac": {"schedulerConfigMaps": names}}})
     role = found.by_name["ClusterRole", "metering-gputally-fairshare"]

@@ -1,4 +1,4 @@
-"""Least privilege, in every variation: what no pod may have, and what each has to have."""
+"""Least privilege in every variation: what no pod may have, and what each has to have."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_ports_without_credentials_are_off_and_open_to_nobody_who_is_not_named(
     variable = f"GPUTALLY_ACCOUNTANT_{setting}__LISTEN"
 
     def rendered(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
-        """Environment, ports of the Service, and who may connect to the port."""
+        """Return the environment, the Service's ports, and the peers that may connect to the port."""
         manifests = render({"accountant": {value: values}})
         accountant = manifests.accountant
         pods = accountant["spec"]["selector"]["matchLabels"]

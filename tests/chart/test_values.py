@@ -1,4 +1,4 @@
-"""values.yaml and its schema: closed, complete, commented, and strict."""
+"""values.yaml and its schema: closed, complete, commented and strict."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_the_schema_is_closed_everywhere(folder: Path) -> None:
 
 
 def properties(schema: dict[str, Any], root: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every value that the schema knows, through its references."""
+    """Yield the path of every value in the schema, through its references."""
     if "$ref" in schema:
         schema = root["definitions"][schema["$ref"].rsplit("/", 1)[-1]]
     for key, inner in schema.get("properties", {}).items():

@@ -1,4 +1,4 @@
-"""The client against the real accountant over HTTP: types, totals, paging, and what goes wrong."""
+"""The client against the real accountant over HTTP: types, totals, paging and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACCOUNTS = [
 
 
 def _batch() -> Batch:
-    """Four quarter-hours of four GPUs: three held by a pod each, one by nobody."""
+    """Build four quarter-hours of four GPUs: three held by a pod each, one unheld."""
     facts = [pod_facts(f"pod-{i}", START_MS, namespace=f"ns{i}", queue_ref="kai:a") for i in range(PODS)]
     holders = [*(pod_holder(f"pod-{i}", f"ns{i}") for i in range(PODS)), None]
     rows = [
@@ -181,7 +181,7 @@ print("ok")
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_modules_of_the_users_own_with_our_names_break_nothing(client: Client, tmp_path: Path, when: str) -> None:
-    """Beside a notebook: modules `agent` and `dashboards`, imported before the client or after it."""
+    """A notebook with its own modules `agent` and `dashboards`, imported before the client or after it."""
     for name in ("agent.py", "dashboards.py"):
         (tmp_path / name).write_text("MINE = 42\n")
     (tmp_path / "notebook.py").write_text(NOTEBOOK.format(start=START_MS, end=START_MS + HOUR_MS))

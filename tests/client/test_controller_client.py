@@ -1,4 +1,4 @@
-"""What the controller asks of the accountant, answered by the real one over HTTP: histories, lost GPUs, use of pods."""
+"""The controller's requests to a real accountant over HTTP: histories, lost GPUs, use of pods."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ POLICY = Policy.model_validate(
 
 @contextmanager
 def asking(folder: Path, now_ms: int, *batches: Batch, **settings: Any) -> Iterator[tuple[Service, AccountantApi]]:
-    """An accountant with these batches, and the controller's client of it. Pages of three lines."""
+    """Run an accountant with these batches, and yield the controller's client of it. Pages have three lines."""
     chosen = Settings(data=folder, auth="off", limits=Limits(page_lines=3), **settings)
     with running_accountant(chosen, VirtualClock(now_ms), *batches) as (service, url), AccountantApi(url) as client:
         yield service, client
 
 
 def quarters(first: int, many: int = 1) -> tuple[int, int]:
-    """The span of so many quarters of an hour."""
+    """Return the span of `many` quarter-hours."""
     return START_MS + first * QUARTER_MS, START_MS + (first + many) * QUARTER_MS
 
 
@@ -144,7 +144,7 @@ def _lost_batch(cluster: str, node: str, many: int = LOST_QUARTERS) -> Batch:
 
 @pytest.fixture(scope="module")
 def lost_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
-    """`drained` was out of service in the third quarter; `silent` has said nothing since its first."""
+    """`drained` was out of service in the third quarter-hour; `silent` has reported nothing since the first."""
     batches = [_lost_batch("c1", node) for node in ("all", "one", "late", "same", "drained")]
     batches += [_lost_batch("c2", "same"), _lost_batch("c1", "silent", many=1)]
     now_ms = START_MS + LOST_QUARTERS * QUARTER_MS
@@ -213,7 +213,7 @@ def _idle_batch(cluster: str, names: list[str]) -> Batch:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def idle_client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantApi]:
-    """Of one cluster, or of two that both have a pod called `idle`. Pages of three lines."""
+    """Of one cluster, or of two that both have a pod called `idle`. Pages have three lines."""
     batches = [_idle_batch("c1", list(BUSY_US)), _idle_batch("c2", ["idle"])][: request.param]
     with asking(tmp_path_factory.mktemp("data"), END_MS, *batches) as (service, ours):
         service.ledger.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}), START_MS)

@@ -1,4 +1,4 @@
-"""Calls to other servers: no redirect, no proxy where none is wanted, bounded answers, one line for a failure."""
+"""Calls to other servers: no redirect, no unwanted proxy, bounded answers, one line for a failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gputally.base.accountant_connection import Unanswered
 
 
 class Fault(Exception):
-    """A caller's own."""
+    """An exception of the caller."""
 
 
 def test_no_redirect_is_followed() -> None:
-    """It could lead a token to another server."""
+    """A redirect could send a token to another server."""
     away = httpx2.MockTransport(lambda _: httpx2.Response(302, headers={"Location": "http://elsewhere"}))
     with http_calls.client(http_calls.tls_context(None, Fault), 1, transport=away) as client:
         assert client.get("http://here").status_code == 302

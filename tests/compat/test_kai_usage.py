@@ -1,4 +1,4 @@
-"""The usage that KAI asks for: its queries, exact figures where Prometheus samples, silence where history is old."""
+"""KAI's usage queries: exact figures where Prometheus samples, and no figure for stale history."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUEUES = {"a": [(0, 300, 8.0)], "b": [(0, 99_999, 2.0)]}
 
 
 def ten_minutes(site: Site) -> None:
-    """Books QUEUES on ten GPUs, and lets the time pass."""
+    """Book QUEUES on ten GPUs, and let the time pass."""
     book(site.ledger, QUEUES, 10, 600)
     site.clock.advance(600_000)
 
@@ -43,7 +43,7 @@ def at(seconds: float) -> str:
 
 
 def asked(site: Site, query: str, seconds: float) -> dict[str, float]:
-    """By queue; a capacity under ""."""
+    """Return the values by queue; the capacity has the key ""."""
     result: Any = site.source.answer(query, at(seconds))["data"]
     assert result["resultType"] == "vector"
     return {row["metric"].get("queue_name", ""): float(row["value"][1]) for row in result["result"]}
@@ -82,7 +82,7 @@ def test_usage_is_the_exact_integral(site: Site, vector) -> None:
 
 
 def test_where_sampling_goes_wrong_we_do_not(site: Site) -> None:
-    """8 of 10 GPUs for half of the window are 40 %: Prometheus 2 says 36 %, Prometheus 3 says 32 %."""
+    """8 of 10 GPUs for half of the window are 40 %: Prometheus 2 answers 36 %, Prometheus 3 32 %."""
     ten_minutes(site)
     assert asked(site, GPU_USAGE, 600)["a"] / asked(site, GPU_CAPACITY, 600)[""] == 0.4
 
@@ -175,7 +175,8 @@ ALLOCATION: dict[str, Any] = {"gpu_model": "H100", "busy_us": None, "method": "a
 
 
 def shards(site: Site) -> None:
-    """Queue a holds the GPUs of shard `blue`, queue b half of the three of shard `green`; the rest is of no shard."""
+    """Queue a holds the GPUs of shard `blue`, queue b half of the three of shard `green`; the rest belong to no
+    shard."""
     nodes = {"n1": ("blue", 2, "a", 2), "n2": ("green", 3, "b", 1), "n3": ("", 1, "", 0)}
     site.ledger.observe(Facts(nodes=tuple(NodeFacts("prod", n, shard=of[0]) for n, of in nodes.items())), START_MS)
     for node, (_, gpus, queue, held) in nodes.items():
@@ -190,14 +191,14 @@ def shards(site: Site) -> None:
 
 
 def told(client: TestClient, base: str, query: str) -> dict[str, float]:
-    """The values by queue; a capacity under ""."""
+    """Return the values by queue; the capacity has the key ""."""
     answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
     assert answer.status_code == 200, answer.text
     return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
 
 
 def test_each_shard_has_an_address_with_its_own_usage_and_capacity(site: Site) -> None:
-    """Shards send the same text, and none of them must see the nodes of another."""
+    """Shards send the same query, and none may see the nodes of another."""
     shards(site)
     client = TestClient(create_app(site.source))
     held = {"": (6, 2, 1), "/shards/blue": (2, 2, 0), "/shards/green": (3, 0, 1), "/shards": (1, 0, 0)}
@@ -249,7 +250,7 @@ def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
 
 
 def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
-    """An H100 of queue a at four times the price of an A100 of queue b: shares are those of the money."""
+    """An H100 of queue a costs four times an A100 of queue b: shares are those of the cost."""
     (tmp_path / "prices.yaml").write_text(price_book_text(H100=4, A100=1))
     of = {"a": "H100", "b": "A100"}
     facts = [pod_facts(queue, START_MS, node="n1", queue_ref=f"kai:{queue}") for queue in of]
@@ -275,7 +276,7 @@ def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["", "/shards/blue", "/clusters/prod"])
 def test_a_range_is_refused_as_prometheus_would_and_told_what_to_change(site: Site, base: str) -> None:
-    """What KAI sends for tumbling and cron windows."""
+    """The query that KAI sends for tumbling and cron windows."""
     client = TestClient(create_app(site.source))
     form = {"query": "sum_over_time(kai_queue_allocated_gpus)", "start": "0", "end": "60", "step": "60"}
     for answer in (client.post(f"{base}/api/v1/query_range", data=form), client.get(f"{base}/api/v1/query_range")):
@@ -375,7 +376,7 @@ DAY = Sampling(WINDOW_END, MINUTE, MINUTE, None, left_closed=False)
 
 @pytest.mark.parametrize("minutes", [1, 26, 27, 28, 600])
 def test_usage_that_reaches_the_windows_end_has_one_look_more_than_minutes(minutes: int) -> None:
-    """The look at the end itself finds the sample of the minute that has just ended."""
+    """The sample at the end itself is the one of the minute that has just ended."""
     held = [(WINDOW_END - minutes * 60.0, float(WINDOW_END), 1.0)]
     exact = integral(held, 0, WINDOW_END, None) / MINUTE
     assert DAY.sum(held, WINDOW_END) == minutes + 1
@@ -386,7 +387,7 @@ def test_usage_that_reaches_the_windows_end_has_one_look_more_than_minutes(minut
 
 @pytest.mark.parametrize("minutes", [1, 27, 600])
 def test_a_series_that_ends_inside_the_window_is_looked_at_for_the_rest_of_five_minutes(minutes: int) -> None:
-    """Its last sample is a minute before its end, and is found until it is five minutes old."""
+    """Its last sample is a minute before its end, and counts until it is five minutes old."""
     held = [(7_200.0, 7_200.0 + minutes * 60, 1.0)]
     assert DAY.sum(held, WINDOW_END) == minutes + 4
     assert integral(held, 0, WINDOW_END, None) / MINUTE == minutes

@@ -1,4 +1,4 @@
-"""OpenCost's API: allocations, idle time, filters and refusals; nothing is made, lost or moved twice."""
+"""OpenCost's API: allocations, idle time, filters and refusals; no time is created, lost or moved twice."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NUMBERS = [
 
 
 def test_the_parquet_exporters_day_has_every_column_as_a_number(port: Port) -> None:
-    """Its request, its default window, and its reading: normalise each set, join, cast."""
+    """Its request, its default window, and its processing: normalise each set, join, cast."""
     asked = {
         "window": EXPORTERS_DAY, "includeIdle": "true", "shareIdle": "false", "idleByNode": "false",
         "includeProportionalAssetResourceCosts": "false", "format": "json", "step": "1h",
@@ -285,7 +285,7 @@ def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
 
 
 def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None:
-    """An import knows when a pod was placed and ended, and not when it was made. A part of a GPU is shared."""
+    """An import knows when a pod was scheduled and ended, but not when it was created. A part of a GPU is shared."""
     clock = VirtualClock(START_MS + 4 * HOUR_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
     facts = pod_facts(
@@ -395,7 +395,7 @@ def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> 
 @pytest.mark.parametrize("path", ["/allocation", "/allocation/summary", "/assets"])
 def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(port: Port, path: str) -> None:
     class Large:
-        """Nothing of it can be read: a question that goes on meets an AttributeError."""
+        """An object whose data cannot be read: an unwanted query raises AttributeError."""
 
         def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
             return (end_ms - start_ms) // 3_600_000 * 1_000
@@ -418,7 +418,7 @@ PRICES = [Price(f"p{i}", Decimal(text), Decimal(text), ROW, 0, 2**50) for i, tex
 
 @st.composite
 def books(draw: st.DrawFn) -> list[Charge]:
-    """Charges of an hour, in the form and the order of accountant.billing.usage_pricing."""
+    """Generate charges of an hour, in the form and order of accountant.billing.usage_pricing."""
     found = []
     for _ in range(draw(st.integers(0, 12))):
         account = draw(st.sampled_from(ACCOUNTS))
@@ -434,7 +434,7 @@ def books(draw: st.DrawFn) -> list[Charge]:
 
 
 def of(found: Sequence[Allocation]) -> tuple[int, Fraction, dict[str, int]]:
-    """Time, cost and unpriced time of all together; shared idle time counts where it went."""
+    """Return time, cost and unpriced time of all together; shared idle time counts at its payer."""
     unpriced: dict[str, int] = {}
     for one in found:
         for model, gpu_us in one.unpriced.items():

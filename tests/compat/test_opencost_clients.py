@@ -1,4 +1,4 @@
-"""The requests that OpenCost's clients send, as their sources write them, and figures equal to the accountant's API.
+"""The requests of OpenCost's clients, as their sources write them; the figures equal those of the accountant's API.
 
 opencost-ui at 5babf86a, kubectl cost at 3f745369, opencost-parquet-exporter at 13fcda69."""
 
@@ -57,7 +57,7 @@ def costs(api: TestClient, by: str) -> dict[str, float]:
 
 
 def hours(api: TestClient, by: str) -> dict[str, float]:
-    """Held GPU-hours."""
+    """Return held GPU-hours."""
     held = ("busy", "allocated_idle", "allocated_unknown")
     found = lines(api, "/v1/usage", by)
     return {name: sum(line["accounts_gpu_us"][one] for one in held) / 3.6e9 for name, line in found.items()}
@@ -89,7 +89,7 @@ def test_kubectl_cost(port: Port, api: TestClient, command: str, path: str) -> N
 
 
 def test_kubectl_cost_of_one_namespace(port: Port) -> None:
-    """`kubectl cost pod -n nlp`: a namespace that is asked for is the only one in the answer."""
+    """`kubectl cost pod -n nlp`: the answer contains only this namespace."""
     asked = {"aggregate": KUBECTL["pod"], "accumulate": "true", "includeIdle": "true", "idle": "true"}
     assert set(port.costs(**asked, filterNamespaces="nlp")[0]) == {"prod/nlp/serve-abc"}
     assert set(port.costs(**asked, filterNamespaces="nl*,other")[0]) == {"prod/nlp/serve-abc"}
@@ -102,7 +102,7 @@ def test_kubectl_cost_label(port: Port, api: TestClient) -> None:
 
 
 def test_kubectl_cost_node(port: Port, api: TestClient) -> None:
-    """It reads a list of maps and of each asset its name, cluster and costs."""
+    """The client reads a list of maps, and of each asset its name, cluster and costs."""
     (found,) = port.get("/model/assets", accumulate="true", filterTypes="Node")["data"]
     told = costs(api, "node")
     assert {one["properties"]["name"]: one["totalCost"] for one in found.values()} == told
@@ -157,7 +157,7 @@ def test_every_choice_of_the_web_interface_is_answered(port: Port, window: str, 
 
 
 def test_the_web_interfaces_assets_are_one_map(port: Port, api: TestClient) -> None:
-    """It keeps what has a type and a cost, and reads when each ended."""
+    """The interface keeps entries with a type and a cost, and reads when each ended."""
     asked = {"aggregate": "type", "includeIdle": "true", "accumulate": "true", "step": "1d"}
     found = port.get("/model/assets", **asked)["data"]
     assert {one["properties"]["name"]: one["totalCost"] for one in found.values()} == costs(api, "node")

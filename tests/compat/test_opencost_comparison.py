@@ -1,4 +1,4 @@
-"""OpenCost's rule over answers made by hand, and the day that both are measured on: whole, and right in the ledger."""
+"""OpenCost's rule on hand-written answers, and the compared day, which is complete and exact in the ledger."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_hours_are_requested_gpus_times_that() -> None:
 
 
 def test_no_part_of_a_gpu_is_held_twice() -> None:
-    """Or the day's truth would be none."""
+    """Otherwise the day would have no true figures."""
     held: dict[tuple[str, int, int], int] = {}
     counted: dict[tuple[str, int, str], int] = {}
     for pod in sorted(day.pods(), key=lambda each: each.start_s):
@@ -87,7 +87,7 @@ def test_what_kube_state_metrics_shows_ends_with_a_word_and_lacks_the_outage() -
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
-    """Some of the day: what is shared, what is short, and the node that loses its power."""
+    """A part of the day: shared GPUs, short pods, and the node that loses power."""
     some = [pod for pod in day.pods() if pod.namespace in {"sliced", "mig", "dark", "brief"}]
     found = metered(some, tmp_path_factory.mktemp("metered"), 15 * MS_PER_MINUTE)
     yield found

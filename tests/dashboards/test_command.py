@@ -1,5 +1,5 @@
-"""`gputally dashboards build|check`, the freshness of what is committed, and `push` against a small server that answers
-as Grafana's HTTP API does."""
+"""`gputally dashboards build|check`, the freshness of the committed files, and `push` to a small server that imitates
+Grafana's HTTP API."""
 
 from __future__ import annotations
 

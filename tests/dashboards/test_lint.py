@@ -1,4 +1,4 @@
-"""The rules hold for what we ship, and each of them notices when it is broken."""
+"""The shipped dashboards keep the rules, and each rule detects a violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels, panels_and_variables, what columns of tables are shown as, and the shape of the JSON."""
+"""Panels, variables, the formats of table columns, and the shape of the JSON."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
 
 
 def test_a_label_is_text_also_where_it_looks_like_a_number() -> None:
-    """Grafana reads a number out of a text in a column of seconds: XID 119 would be two minutes."""
+    """Grafana reads a number from a text in a column of seconds: XID 119 would become two minutes."""
     columns = {"Since the last": {"decimals": 0}}
     made: Any = table("t", "d", [("Since the last", Query("x", instant=True))], ("node", "xid"), columns, "s", "XID")
     looks = {

@@ -1,4 +1,4 @@
-"""The list that the queries are checked against is what the three programs really expose."""
+"""The list against which queries are checked is what the three programs expose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW_MS = 1_790_000_000_000
 
 
 def names(families: Iterable[Metric]) -> dict[str, set[str]]:
-    """Series name as scraped, without the prefix -> label names, which a family without samples knows too."""
+    """Return the label names of each series as scraped, without the prefix; also for families without samples."""
     suffixes = {"counter": ("_total",), "info": ("_info",), "histogram": ("_bucket", "_sum", "_count")}
     found = {}
     for family in families:
@@ -40,7 +40,7 @@ def names(families: Iterable[Metric]) -> dict[str, set[str]]:
 
 
 def of(program: str) -> set[str]:
-    """What the reference lists of one program, without the prefix."""
+    """Return the reference's entries of one program, without the prefix."""
     found = set()
     for family in reference_pages.families_by_program()[program]:
         suffixes = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
@@ -49,7 +49,7 @@ def of(program: str) -> set[str]:
 
 
 def agree(exposed: dict[str, set[str]]) -> bool:
-    """A family without samples may not know its labels."""
+    """Compare the lists. A family without samples may lack its labels."""
     return all(name in PUBLISHED and labels <= PUBLISHED[name] for name, labels in exposed.items())
 
 

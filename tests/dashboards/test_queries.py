@@ -1,4 +1,4 @@
-"""Every query of every dashboard: it parses, names what exists, and treats counters as counters."""
+"""Every query of every dashboard parses, names existing metrics and labels, and treats counters as counters."""
 
 from __future__ import annotations
 

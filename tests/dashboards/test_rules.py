@@ -1,4 +1,4 @@
-"""Rules as data: names, what they ask for, what they say, and that each has a page to read on."""
+"""Alerts and recording rules as data: names, expressions, texts, and a runbook section for each alert."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alert(request: pytest.FixtureRequest) -> Alert:
 
 
 def sections() -> dict[str, str]:
-    """Heading of the third level -> the text below it."""
+    """Return the text below each heading of the third level."""
     parts = re.split(r"^#{2,3} (.+)$", RUNBOOKS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -33,7 +33,7 @@ SIMULATED = [f"gpu GPU-{UUID} NVIDIA_H200", f"mem {144384 * MIB} 0", "simulate 7
 
 
 class Lockstep(VirtualClock):
-    """A clock that takes the fake hardware with it."""
+    """A clock that advances the fake hardware with it."""
 
     def __init__(self, fake: Any) -> None:
         super().__init__(T0)
@@ -62,7 +62,8 @@ def smoke(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Smoke]:
-    """Runs the examination on what the fake NVML shows, as a container of a container runtime: exit code and output."""
+    """Return a function that runs the check on the fake hardware, as in a container, and returns exit code and
+    output."""
     root = proc(os.getpid(), cgroup=f"0::/system.slice/docker-{CID}.scope")
     monkeypatch.setenv("FAKE_NVML_LIBRARY", str(tmp_path / "libnvidia-ml.so.1"))
     monkeypatch.setenv("FAKE_CUDA_UUID", UUID.replace("-", ""))

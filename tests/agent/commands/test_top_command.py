@@ -1,4 +1,4 @@
-"""`agent top`: figures from snapshots, prices, the page of a running agent, and legible at 80 columns."""
+"""`agent top`: figures from snapshots, prices, the page of a running agent, and its width at 80 columns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def seen(at_ms: int, busy_us: Reading, *allocations: Allocation, health: Health 
 
 
 class Screen(Console):
-    """A terminal of that width whose text can be read."""
+    """A terminal of a given width whose text a test can read."""
 
     def __init__(self, width: int = 80, **options: Any) -> None:
         self.written = io.StringIO()
@@ -178,7 +178,7 @@ def test_once_reads_twice_and_prints() -> None:
     screen, clock = Screen(), VirtualClock(T0)
 
     def busy() -> Frame:
-        """40 %."""
+        """A GPU that is 40 % busy."""
         return seen(clock.wall_ms(), (clock.wall_ms() - T0) * 400, Allocation("GPU-a", POD))
 
     def without_driver() -> Frame:

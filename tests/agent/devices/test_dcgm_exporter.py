@@ -1,4 +1,4 @@
-"""A dcgm-exporter as a source: its page read, integrated, merged into what NVML does not show."""
+"""A dcgm-exporter as a source: its page is read, integrated, and merged into the figures that NVML does not report."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ DCGM_FI_PROF_TENSOR_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.1
 
 
 class Inner:
-    """A node with a plain A100 that NVML reads and one in MIG mode that it does not; or with what `read` gives."""
+    """A node with a plain A100 that NVML reads and one in MIG mode that it does not read; or with the result of
+    `read`."""
 
     def __init__(self, read: Callable[[int], DeviceReading] | None = None) -> None:
         self.read = read
@@ -74,7 +75,7 @@ class Inner:
 
 
 def exported(read: Callable[[int], DeviceReading] | None = None) -> WithDcgm:
-    """The node with the figures of an exporter that shows one page."""
+    """The node with the figures of an exporter that serves one page."""
     exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
     assert exporter.refresh() == PERIOD_MS
     return WithDcgm(Inner(read), exporter)
@@ -107,7 +108,8 @@ FIELDS = pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
 
 @FIELDS
 def test_two_counters_are_never_mixed(field: str) -> None:
-    """A GPU that hangs answers NVML no more, and the exporter goes on for a while with figures of its own origin."""
+    """NVML stops answering for a GPU that hangs, while the exporter continues for a while with counters of a different
+    origin."""
 
     def hanging(at_ms: int) -> DeviceReading:
         known = {"busy_us": at_ms - T0, "sm_active_us": at_ms - T0, field: UNREAD if at_ms > T0 + 20_000 else 7}

@@ -1,4 +1,4 @@
-"""What happens to drivers and GPUs while the agent runs: errors, hangs, new layouts, counters that wrap."""
+"""Changes of drivers and GPUs while the agent runs: errors, hangs, new layouts, counters that wrap."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_gpm_that_refuses_once_loses_nothing(rig: Rig) -> None:
 
 
 class Slow(Driver):
-    """A library whose energy counter takes a while to answer, when `delays` say so."""
+    """A library whose energy counter answers late, by `delays`."""
 
     def __init__(self, fake: FakeNvml, clock: VirtualClock, delays: list[int]) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class Slow(Driver):
 
 
 def test_the_span_of_gpm_is_that_of_its_samples(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """The second sample is taken 300 ms after its reading began, and the load ends there."""
+    """The second sample is taken 300 ms after its reading began, and the load ends at that moment."""
     rig, clock = Rig(fake_nvml, tmp_path / "a"), VirtualClock(T0)
     rig.start(1, 0, 1_000_000)
     machine = Gpus(Slow(fake_nvml, clock, delays=[0, 300, 0]), clock=clock)
@@ -377,7 +377,7 @@ def test_a_number_used_again_is_another_process(new_rig: NewRig) -> None:
 
 
 def test_more_ended_processes_than_the_driver_remembers(new_rig: NewRig) -> None:
-    """128 are kept; what fell out is nobody's, and nothing is counted twice."""
+    """The driver keeps 128. The time of older ones has no holder, and nothing is counted twice."""
     rig = new_rig(setup=["accounting 1"])
     rig.look()
     found: list[ProcessReading] = []
@@ -411,7 +411,7 @@ def test_readings_that_no_process_made_are_ignored(rig: Rig) -> None:
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID"])
 def test_a_mig_lookup_that_fails_changes_nothing_and_is_repeated(rig: Rig, function: str) -> None:
-    """An instance taken for gone would leave its holder with the whole GPU."""
+    """If the instance counted as removed, its holder would get the whole GPU."""
     rig.fake.tell("on 1", "migmode 1", f"mig MIG-a 1 0 3 3g.71gb {70 * GIB} 0")
     before = rig.look().devices[1].gpu
     rig.fake.tell("on 1", f"fail {function} 4", "migclear", f"mig MIG-a 1 0 3 3g.71gb {70 * GIB} 0")

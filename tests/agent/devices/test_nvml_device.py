@@ -33,13 +33,13 @@ class Machine:
         self.gpus = Gpus(Driver(), release, access=access)
 
     def read(self, after_ms: int, *lines: str) -> DriverReading:
-        """lines: what the library shows from now on."""
+        """Read the GPUs. lines: commands for the fake library."""
         if lines:
             self.fake.show(*lines)
         return self.gpus.read(T0 + after_ms)
 
     def first(self, after_ms: int, *lines: str) -> DeviceReading:
-        """The first GPU."""
+        """Return the first GPU's reading."""
         return self.read(after_ms, *lines).devices[0]
 
 
@@ -146,7 +146,7 @@ def test_a_machine_on_which_no_gpu_answers_has_no_driver(machine: Machine) -> No
 
 
 def test_a_gpu_without_memory_of_its_own_is_metered(machine: Machine) -> None:
-    """Grace Blackwell's small ones share the host's: NVML has no figure for them."""
+    """Small Grace Blackwell GPUs share the host's memory: NVML has no figure for it."""
     refused = [f"fail nvmlDeviceGetMemoryInfo{version} 3" for version in ("", "_v2")]
     first, second = machine.read(0, *A, *refused, *B).devices
     unsupported = Unavailable("not supported (nvmlDeviceGetMemoryInfo, 3)")
@@ -160,7 +160,7 @@ def test_a_gpu_without_memory_of_its_own_is_metered(machine: Machine) -> None:
     ["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"],
 )  # fmt: skip
 def test_a_broken_sensor_costs_its_own_figure_only(machine: Machine, function: str, code: int) -> None:
-    """A code that speaks of the GPU, the library or the driver is confirmed before it is believed."""
+    """An error code about the GPU, the library or the driver is confirmed by another call before it counts."""
     idle = [*A, "util 0 0"]
     before = machine.read(0, *idle, *B).devices
     machine.fake.show(*idle, f"fail {function} {code}", *B)
@@ -191,7 +191,7 @@ def test_a_gpu_whose_handle_fails_costs_the_others_one_new_start(machine: Machin
 @pytest.mark.parametrize("function", ["nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetHandleByIndex_v2"])
 @pytest.mark.parametrize("code", [3, 4, 10, 999])
 def test_a_gpu_that_cannot_be_opened_again_is_unknown_not_lost(machine: Machine, function: str, code: int) -> None:
-    """A lost GPU is booked as down, which nobody pays for: that is said only of one the driver calls lost."""
+    """The time of a lost GPU is `down`, which no team pays for. A GPU is lost only if the driver says so."""
     machine.read(0, *A, *B)
     machine.gpus.release("test")
     machine.read(1_000, *A, f"fail {function} {code}", *B)
@@ -389,7 +389,7 @@ def test_garbage_of_the_process_sampler_is_dropped_not_clamped(machine: Machine)
 
 
 def test_work_of_processes_that_are_not_listed_leaves_the_holders_unknown(machine: Machine) -> None:
-    """An agent outside the host's process numbers gets empty lists, and samples that name the host's numbers."""
+    """Outside the host's PID namespace an agent gets empty process lists, and samples with the host's process ids."""
     unlisted = []
     for second, samples in enumerate(
         [[], ["pu 1000000 553 99"], ["pu 2000000 553 99"], [], ["pu 3000000 9 99", f"proc 9 {GIB}"]]

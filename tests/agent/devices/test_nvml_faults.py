@@ -1,8 +1,8 @@
-"""Random histories of faults on the fake NVML: whatever the driver does, the books balance. A thousand in
-`make test-real`, the first hundred of them in `make test`.
+"""Random sequences of faults on the fake NVML: the accounts balance after each of them. `make test-real` runs a
+thousand, `make test` the first hundred.
 
-Every history is made from its number alone. Allocations come from outside the driver, so whatever happens in there
-no allocated microsecond may be lost, none counted twice, and nothing may come out negative."""
+A sequence follows from its number alone. Allocations come from outside the driver, so no fault of the driver may lose
+an allocated microsecond, count one twice, or produce a negative value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYOUT = [f"mig MIG-{gi} {gi} 0 {n} {n}g.18gb {n * 18 * GIB} 0" for gi, n in ((1
 
 
 class History(Rig):
-    """Two GPUs, the second cut by MIG, read on a timeline whose wall clock may be set."""
+    """Two GPUs, the second in MIG mode, read on a timeline whose wall clock can be set."""
 
     def __init__(self, fake: FakeNvml, root: Path, number: int) -> None:
         chance = self.chance = random.Random(number)
@@ -61,7 +61,7 @@ class History(Rig):
         self.clock.advance(milliseconds)
 
     def turn(self) -> None:
-        """One reading; what was held until now is owed from now on."""
+        """Take a reading. From then on the time held before it is due."""
         at_ms = self.timeline.now_ms()
         for uid, claim in self.held.items():
             share = {"": 4, "MIG-1": 4, "MIG-2": 3}[claim]
@@ -73,7 +73,7 @@ class History(Rig):
             self.replace_process(at_ms)
 
     def end_source(self) -> None:
-        """Calls that hung come back first: what is left behind must not reach into the next history."""
+        """Let calls that hung return first, so that they cannot affect the next sequence."""
         self.fake.tell("unhang")
         self.source.close()
         for thread in threading.enumerate():
@@ -88,7 +88,7 @@ class History(Rig):
         self._held = {uid: claim.mig_uuid for uid, claim in self.pods.claims.items()}
 
     def replace_process(self, at_ms: int) -> None:
-        """What the command does: close, end, begin anew with the spooled state."""
+        """Restart as the command does: close, end, and start with the spooled state."""
         self.closed += self.meter.flush(at_ms)
         state = self.meter.state()
         self.end_source()
@@ -99,7 +99,7 @@ class History(Rig):
         self.closed += self.meter.resume(state, self.source.snapshot(at_ms))
 
     def act(self) -> None:
-        """Something happens."""
+        """Apply one random event."""
         chance, tell = self.chance, self.fake.tell
         what = chance.randrange(20)
         if what < 6:
@@ -136,7 +136,7 @@ class History(Rig):
 
 
 def balanced(history: History) -> None:
-    """The laws, on everything that was closed."""
+    """Check the laws on every closed set."""
     sets: dict[tuple[str, int, int], int] = defaultdict(int)
     given: dict[str, int] = defaultdict(int)
     rows_of: dict[str, int] = defaultdict(int)

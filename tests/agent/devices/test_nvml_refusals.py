@@ -1,8 +1,8 @@
-"""Unknown is not zero, as a property: every NVML function, every return code, on GPUs whose truth is known.
+"""Unknown is not zero, as a property: every NVML function with every return code, on GPUs whose true use is known.
 
-Each run is compared, second by second, with the same run without the refusal. A refusal makes a reading unknown,
-with the function and the code in the reason. It never lowers or raises the busy, idle or memory time of a holder, it
-never books a held GPU as unheld or down, and it never makes a holder of the process that happens to be known."""
+Each run is compared, second by second, with the same run without the refusal. A refusal makes a reading unknown, with
+the function and the code as its reason. It never changes the busy, idle or memory time of a holder, never books a held
+GPU as unheld or down, and never makes a holder of a process that happens to be known."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ Row = tuple[str, str, int]
 
 
 class Node(Rig):
-    """Five GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, one cut by
-    MIG, and one with coherent memory. One pod draws only, one draws and computes. A row for each second."""
+    """Five GPUs: one that a single pod holds, two that two pods each share by time-slicing (the second with accounting
+    mode), one in MIG mode, and one with coherent memory. One pod only draws graphics, one draws and computes. There is
+    one row for each second."""
 
     def __init__(self, fake: FakeNvml, root: Path) -> None:
         super().__init__(fake, root, gpus=4)
@@ -68,7 +69,7 @@ class Node(Rig):
         fake.tell("on 1", "draw 1001 1", "on 2", "draw 1003 2")
 
     def play(self, function: str = "", code: int = 0, refused: range = range(0)) -> None:
-        """Nine seconds; the function answers the code in those of `refused`."""
+        """Run nine seconds. The function answers the code in the seconds in `refused`."""
         try:
             for second in range(SECONDS):
                 self.fake.tell("clear")
@@ -82,13 +83,13 @@ class Node(Rig):
 
 
 def by_second(rows: list[UsageInterval]) -> dict[Row, UsageInterval]:
-    """Without the busy time without an owner: by how little the samples are less than the whole."""
+    """Return rows by second, without busy time that has no owner: the samples' shortfall from the whole."""
     held = [row for row in rows if row.holder is None or row.holder.kind != "unattributed"]
     return {(row.gpu_uuid, row.holder.uid if row.holder else "", row.start_ms): row for row in held}
 
 
 def accused(true: dict[Row, UsageInterval], rows: list[UsageInterval], code: int) -> list[str]:
-    """What a run says that is neither true nor unknown."""
+    """Return the figures of a run that are neither true nor unknown."""
     wrong = []
     for key, row in by_second(rows).items():
         one = true.get(key)
@@ -128,7 +129,7 @@ def test_no_refusal_lowers_or_raises_what_anybody_used(new_rig: NewRig, function
 def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
     new_rig: NewRig, access: dict[str, bool]
 ) -> None:
-    """GPM says what the GPU instance does, and not which of its compute instances."""
+    """GPM reports the activity of the GPU instance, but not of its compute instances."""
     node = new_rig(setup=["migmode 1", *MIG], **access)
     node.start(1, 0, 900_000, mig="MIG-3", gi=3)
     node.pods.claims["idle"] = Allocation("GPU-0", Holder(kind="pod", uid="idle"), "MIG-4")
@@ -141,7 +142,7 @@ def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
 
 
 class Standalone(Rig):
-    """A node without Kubernetes: its processes say who holds what."""
+    """A node without Kubernetes, where processes are the holders."""
 
     def open_source(self, *, restarted: bool = False) -> None:
         super().open_source(restarted=restarted)
@@ -220,7 +221,7 @@ def test_a_gpu_that_knows_no_graphics_processes_has_none(new_rig: NewRig, code: 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"])
 def test_beside_a_stranger_a_refusal_leaves_the_holder_unknown(new_rig: NewRig, function: str) -> None:
-    """Otherwise the holder of the whole GPU would be charged for what the stranger did."""
+    """Otherwise the holder of the whole GPU would be charged for the stranger's work."""
     node = new_rig()
     node.start(1, 0, 300_000)
     node.start(2, 0, 600_000, allocate=False)

@@ -1,7 +1,7 @@
-"""Against the truth: what the agent meters through NVML, beside how busy each process really was.
+"""Compares what the agent meters through NVML with the true busy time of each process.
 
-The fake's samples name one runner each, are rounded to whole percents and are lost where nobody fetches
-them, as a driver's are; `noise` lets chance pick the runner instead of the regular turns of time slicing."""
+Each sample of the fake names one running process, is rounded to whole percents, and is lost unless it is fetched in
+time, as with a real driver. `noise` picks the process at random instead of by the regular turns of time-slicing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_WRONG = 0.02
 
 
 def sums_are_right(rig: Rig, first: DeviceReading, last: DeviceReading) -> None:
-    """Rows of every set add up to its span, and in all to the device's own busy time and energy."""
+    """Check that the rows of every set add up to its span, and all rows to the device's busy time and energy."""
     spans: dict[tuple[str, int, int], int] = defaultdict(int)
     for row in rig.rows():
         spans[row.gpu_uuid, row.start_ms, row.end_ms] += row.capacity_us
@@ -146,7 +146,7 @@ def test_a_process_between_two_readings_is_found_by_accounting(new_rig: NewRig) 
 
 
 def test_a_process_is_not_charged_for_samples_of_one_that_ended_before_it(new_rig: NewRig) -> None:
-    """A driver dates such samples before the process began, and names it."""
+    """A driver may name a process in samples from before its start."""
     rig = new_rig()
     for pod, load in ((1, 1_000_000), (2, 0), (3, 0)):
         rig.start(pod, 0, load, of=4)
@@ -184,7 +184,7 @@ def test_the_last_use_of_a_process_is_its_own(new_rig: NewRig, ended: int) -> No
 
 
 class ClockRig(Rig):
-    """A node whose system clock can be set. The meter's time goes on, as the agent's does."""
+    """A node whose system clock a test can set. The meter's time continues, as the agent's does."""
 
     def open_source(self, *, restarted: bool = False) -> None:
         self.clock = VirtualClock(T0)
@@ -204,7 +204,7 @@ class ClockRig(Rig):
 @pytest.mark.parametrize("by_ms", [-3_600_000, -60_000, -5_000, -600, 3_600_000])
 @pytest.mark.parametrize("idle_s", [0, 20], ids=["at-work", "idle"])
 def test_a_clock_that_is_set_does_not_stop_the_busy_time(new_rig: NewRig, by_ms: int, idle_s: int) -> None:
-    """idle_s: for how long before the clock is set the GPU does nothing."""
+    """idle_s: for how long the GPU is idle before the clock is set."""
     rig, loads = new_rig(ClockRig), {1: 600_000, 2: 300_000}
     for pod, ppm in loads.items():
         rig.start(pod, 0, ppm, of=2)

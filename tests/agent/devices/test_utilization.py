@@ -1,4 +1,4 @@
-"""Counters: utilisation samples integrated, energy over a wrap; and calls that do not return."""
+"""Integration of utilisation samples, of energy over a wrap, and calls that do not return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDED = json.loads((Path(__file__).parents[2] / "golden/nvml_h200_samples.jso
 @pytest.mark.parametrize("every_ms", [1_000, 2_000, 5_000])
 @pytest.mark.parametrize("load", RECORDED, ids=[load["load"] for load in RECORDED])
 def test_samples_of_a_real_gpu_give_the_time_of_the_kernels(load: dict[str, Any], every_ms: int) -> None:
-    """Recorded on an H200. Its samples are whole percents cut off, so that they read up to 2 % low."""
+    """Recorded on an H200. Its samples are truncated to whole percents, so they read up to 2 % low."""
     counter = BusyCounter()
     last_ms = load["samples"][-1][0]
     for at_ms in range(0, last_ms + every_ms, every_ms):
@@ -173,7 +173,7 @@ def test_a_decrease_no_wrap_can_explain_begins_anew() -> None:
 
 
 def test_what_no_gpu_can_have_drawn_is_nobodys() -> None:
-    """A counter that reads 0 once must not charge its whole former value to the next holder."""
+    """A counter that once reads 0 must not charge its whole former value to the next holder."""
     counter = EnergyCounter()
     counter.take(0, 900_000_000)
     assert not counter.take(2_000, 0)

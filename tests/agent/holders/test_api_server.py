@@ -1,6 +1,6 @@
-"""The pods of a node followed on a real kube-apiserver, and on the small one of the other tests: one suite for both.
+"""The watch of a node's pods, tested alike on a real kube-apiserver and on the fake.
 
-The rights are the chart's own ClusterRole, so that it is proven to be enough, and to be needed."""
+The rights are the chart's ClusterRole; the tests prove that they are sufficient and necessary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 class Backend(Protocol):
-    """Something the agent can follow, and a hand that changes it."""
+    """An API server that the agent watches, with methods that change it."""
 
     def api(self) -> ApiServer: ...
     def put(self, pod: Object) -> str:
@@ -127,7 +127,8 @@ class Real:
 
 @pytest.fixture(scope="module")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
-    """With the agent's rights given to the plain user, as the chart gives them to its account."""
+    """A real API server that gives its plain user the agent's rights, as the chart gives them to the service
+    account."""
     folder = tmp_path_factory.mktemp("controlplane")
     with api_server(folder) as running:
         real = Real(running, folder)

@@ -1,4 +1,4 @@
-"""Who holds which device: names of devices, the kubelet's list joined with the pods, claims, reservations."""
+"""Holders of devices: device names, the kubelet's list joined with the pods, claims, reservations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kubelet: calls over gRPC, its messages, what is remembered while it is away, which user may ask."""
+"""The kubelet client: gRPC calls, messages, the state kept while the kubelet is away, and access to its socket."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_kubelet_that_is_gone_is_said_in_one_line(kubelet: FakeKubelet, channe
 
 
 class Misbehaving:
-    """A server of one connection after the other; each is handled by `act`."""
+    """A server of one connection at a time; `act` handles each."""
 
     def __init__(self, path: Path, act: Callable[[socket.socket], None]) -> None:
         self.connections = 0
@@ -129,7 +129,7 @@ class Misbehaving:
 
 
 def serve(connection: socket.socket, answer: Callable[[h2.connection.H2Connection, int], None]) -> None:
-    """Speak HTTP/2 until the client hangs up; `answer` is asked once a request is complete."""
+    """Speak HTTP/2 until the client hangs up. `answer` is called for each complete request."""
     server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     server.initiate_connection()
     try:
@@ -174,7 +174,7 @@ def speaking(answer: Answer) -> Callable[[socket.socket], None]:
 
 @pytest.fixture
 def misbehave(tmp_path: Path, clock: VirtualClock) -> Iterator[Misbehave]:
-    """Starts a server that acts so, with a channel to it."""
+    """Return a function that starts a server with the behaviour `act` and returns a channel to it."""
     with contextlib.ExitStack() as after:
 
         def start(act: Callable[[socket.socket], None], timeout_s: float = 5) -> tuple[Misbehaving, UnaryChannel]:
@@ -216,7 +216,7 @@ def test_a_server_that_says_nothing_costs_the_timeout_and_no_more(misbehave: Mis
 
 
 def test_a_server_that_trickles_costs_the_timeout_too(misbehave: Misbehave, clock: VirtualClock) -> None:
-    """Each piece comes in time, the whole does not."""
+    """Each part arrives in time, but the whole does not."""
 
     def trickle(server: h2.connection.H2Connection, stream: int) -> None:
         clock.advance(6_000)
@@ -408,8 +408,8 @@ _VERSION = 0x20080522
 
 @pytest.fixture
 def restricted(tmp_path: Path) -> Iterator[FakeKubelet]:
-    """Its socket with the modes that a kubelet gives it: the folder is open to root and root's group, the socket may be
-    written by root alone."""
+    """A socket with the modes of a kubelet's: root and root's group may enter the folder, and only root may write to
+    the socket."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         inner = Path(folder) / "pod-resources"

@@ -1,4 +1,5 @@
-"""Who holds what on a Kubernetes node, from a kubelet and an API server that come, go and disagree; to exact rows."""
+"""Holders on a Kubernetes node, from a kubelet and an API server that fail, return and disagree, through to exact
+rows."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ GPUS = (gpu(0), gpu(1))
 
 
 class Cluster:
-    """One node whose stores and polls are moved by hand; its API server never answers."""
+    """A node whose pod store and kubelet polls the test drives; its API server never answers."""
 
     def __init__(self, kubelet: FakeKubelet, clock: VirtualClock, logs: Path) -> None:
         self.channel = UnaryChannel(kubelet.path, clock)
@@ -71,7 +72,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(kubelet: FakeKubelet, clock: VirtualClock, tmp_path: Path) -> Iterator[Cluster]:
-    """The kubelet gave GPU 0 to the pod that `pod_object` describes, until a test gives it another."""
+    """The kubelet has given GPU 0 to the pod of `pod_object`."""
     give(kubelet, A)
     made = Cluster(kubelet, clock, tmp_path / "logs")
     yield made
@@ -185,7 +186,7 @@ def test_replicas_are_shared_as_the_node_says(cluster: Cluster, kubelet: FakeKub
 def test_a_device_that_is_not_offered_for_a_while_stays_cut_as_it_was(
     cluster: Cluster, kubelet: FakeKubelet, meanwhile: list[str]
 ) -> None:
-    """The kubelet offers healthy devices only: none while their plugin restarts, not one that had an XID."""
+    """The kubelet offers healthy devices only: none while their plugin restarts, and none with a recent XID."""
     give(kubelet, f"{A}::3")
     cluster.list(pod_object())
     four, eight = ([f"{A}::{k}" for k in range(count)] for count in (4, 8))
@@ -202,7 +203,7 @@ def test_a_device_that_is_not_here_is_named(cluster: Cluster, kubelet: FakeKubel
 
 
 class FailingOnce:
-    """Stands for a kubelet client with a defect: following it raises once."""
+    """A defective kubelet client: its watch raises once."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -234,7 +235,7 @@ REPLICAS = [f"GPU-a::{k}" for k in range(4)]
 
 
 class Node:
-    """A cluster's node with its agent, moved second by second. processes: the host's, from level `process` up."""
+    """A cluster's node with its agent, advanced second by second. processes: the host's, from level `process` up."""
 
     def __init__(self, cluster: Cluster, nvml: FakeNvml, outbox: Outbox, processes: ProcessTable | None = None) -> None:
         self.clock, self.nvml, self.cluster, self.outbox = cluster.clock, nvml, cluster, outbox
@@ -257,7 +258,7 @@ class Node:
         return found.intervals, found.facts
 
     def held(self) -> list[UsageInterval]:
-        """The rows of the pod."""
+        """Return the pod's rows."""
         return [row for row in self.spooled()[0] if row.holder is not None and row.holder.uid == UID]
 
 
@@ -272,7 +273,7 @@ def node(kubelet: FakeKubelet, cluster: Cluster, nvml: FakeNvml, open_outbox: Ca
 def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_them(
     node: Node, kubelet: FakeKubelet
 ) -> None:
-    """Born and gone within a minute, with no accountant there: everything waits in the outbox."""
+    """The pod starts and ends within a minute without an accountant; its records wait in the outbox."""
     node.pass_(20)
     pod = pod_object(labels={"team": "vision", "kai.scheduler/queue": "research"})
     give(kubelet, "GPU-a")
@@ -296,7 +297,7 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
 def test_an_instance_that_only_the_kubelet_told_of_is_looked_for(
     node: Node, kubelet: FakeKubelet, nvml: FakeNvml
 ) -> None:
-    """Drivers report a new MIG layout by an event; where they do not, its pod must not wait for a minute."""
+    """Drivers usually report a new MIG layout by an event. Without one, its pod must not wait for a minute."""
     nvml.tell("machine", "fail nvmlEventSetCreate 3", "on 0", "migmode 1", f"mig MIG-1 1 0 3 3g.71gb {MIB} 0")
     node.pass_(30)
     nvml.tell("on 0", "migclear", f"mig MIG-2 2 0 7 7g.141gb {MIB} 0")
@@ -342,7 +343,7 @@ def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: No
 def test_with_the_hosts_processes_each_container_has_its_own_time(
     kubelet: FakeKubelet, cluster: Cluster, nvml: FakeNvml, open_outbox: Callable[..., Outbox], tmp_path: Path
 ) -> None:
-    """Two containers of a static pod on one GPU; its control group is called by a hash, its containers by ids."""
+    """Two containers of a static pod on one GPU; the pod's cgroup has a hash as its name, its containers have ids."""
     config_hash, ids = "c0ffee00" * 4, ["a" * 64, "b" * 64]
     proc = tmp_path / "proc"
     for pid, container_id in zip((10, 11), ids, strict=True):
@@ -370,7 +371,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Running:
-    """The source as `gputally agent run` makes it."""
+    """The source as `gputally agent run` builds it."""
 
     def __init__(self, source: NodeSource, gpus: Gpus) -> None:
         self.source = source

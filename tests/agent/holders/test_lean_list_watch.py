@@ -1,4 +1,4 @@
-"""Lists and watches against faults of every kind, and what the stores make of them."""
+"""Lists and watches with every kind of fault, and the resulting stores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def half() -> float:
 
 @pytest.fixture
 def seen(api: ApiServer, api_server: FakeApiServer, clock: VirtualClock) -> Iterator[Seen]:
-    """What is followed on this node."""
+    """The pod store of this node."""
     seen = Seen(clock)
     following = Following(Reflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
     yield seen
@@ -119,7 +119,7 @@ def test_a_long_list_comes_in_pages(api_server: FakeApiServer, api: ApiServer, c
 
 
 def scripted(*answers: bytes | ApiUnavailable) -> Any:
-    """An API whose lists are empty and whose watches say these, one after the other."""
+    """An API with empty lists and with watches that send these events, one watch after the other."""
 
     class Scripted:
         asked = 0
@@ -341,7 +341,7 @@ def bound(**changed: Any) -> bytes:
 
 
 class BoundStore(PodStore):
-    """Keeps what pods declared in a file of `folder`."""
+    """A store that keeps pods' declarations in a file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("node-1", (), VirtualClock(T0), bound=BoundPods(folder / BOUND_PODS_FILE))

@@ -35,14 +35,14 @@ NewSource = Callable[..., "Shown"]
 
 
 class Shown(NodeSource):
-    """A node whose GPUs are what the fake library shows."""
+    """A node with the fake library's GPUs."""
 
     def __init__(self, fake: FakeNvml, *parts: Any, **options: Any) -> None:
         super().__init__(Gpus(Driver()), *parts, **options)
         self.fake = fake
 
     def look(self, after_ms: int, *lines: str) -> Snapshot:
-        """lines: what the library shows from now on."""
+        """Take a snapshot. lines: commands for the fake library."""
         if lines:
             self.fake.show(*lines)
         return self.snapshot(T0 + after_ms)
@@ -65,7 +65,7 @@ def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
 
 
 class Fraction:
-    """A pod that was given a part of the GPU: of its memory, or of the GPU."""
+    """A pod that holds a part of a GPU or of its memory."""
 
     def __init__(self, ppm: int | None) -> None:
         holder = Holder(kind="pod", uid=UID, namespace="n", name="p", container="main")
@@ -116,7 +116,7 @@ def test_several_holders_share_equally_and_each_has_its_own_busy_time(source: Sh
 
 
 def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(source: Shown, proc: Proc) -> None:
-    """As an H200 shows it: the server and its clients compute, and every sample names the server."""
+    """As on an H200: server and clients are compute processes, and every sample names the server."""
     proc(9, comm="nvidia-cuda-mps", start=1)
     assert holders(source.look(0, *GPU, f"proc 9 {66 * MIB}")) == []
     for pid in (10, 11):

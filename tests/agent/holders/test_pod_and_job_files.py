@@ -1,4 +1,4 @@
-"""Pods and what they hold from a file, and the mapping folder of a batch system."""
+"""Pods and their GPUs from a file, and the job files of a batch system."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_gpus_whose_files_are_too_many_are_unknown(tmp_path: Path) -> None:
 def test_the_time_of_a_job_whose_file_cannot_be_read_is_not_booked_as_unallocated(
     fake_nvml: Any, tmp_path: Path
 ) -> None:
-    """GPU a has a job from the beginning, GPU b gets one while its file cannot be read."""
+    """GPU a has a job from the start; GPU b gets one while its file cannot be read."""
     folder = tmp_path / "jobs"
     folder.mkdir()
     (folder / "0").write_text("7\n")

@@ -1,4 +1,4 @@
-"""The meter on hand-written snapshots: where spans close, what is a gap, what is carried over a restart."""
+"""The meter on hand-written snapshots: the ends of spans, gaps, and the state carried over a restart."""
 
 from __future__ import annotations
 
@@ -215,7 +215,8 @@ def test_when_nobody_says_who_holds_what_the_last_known_holders_stay_with_a_gap(
 
 
 def test_while_the_holders_are_unknown_no_time_is_booked_as_unheld() -> None:
-    """A pod may have been given what was free before: that time is unknown, as is a GPU that appears meanwhile."""
+    """A GPU that was free may have been allocated meanwhile, so its time is unknown; so is the time of a GPU that
+    appears."""
     free = device(0, 0)
     new, shared = device(0, 0, gpu=make_gpu("GPU-new", 2, H100)), device(0, 0, gpu=make_gpu("GPU-shared", 3, H100))
     claim = replace(sliced("a"), gpu_uuid="GPU-shared")
@@ -275,7 +276,7 @@ def test_flush_closes_the_open_rest_and_what_was_not_read_is_a_gap() -> None:
 
 
 def test_idle_power_is_learned_only_while_the_device_does_nothing() -> None:
-    """60 J/min at rest (1 W), 600 J/min under load: with the idle power known, the unheld half pays 30 J."""
+    """60 J/min at rest (1 W), 600 J/min under load: once the idle power is known, the unheld half is charged 30 J."""
     metering, claim = meter(), sliced("a")
     run(metering, snapshot(0, [device(0, 0, used("a", 0), power_mw=9_000)], claim))
     for minute, (busy_s, energy_j, power_mw, booked) in enumerate(
@@ -363,7 +364,7 @@ def test_an_instance_has_its_own_activity_and_its_own_method() -> None:
 
 
 def test_activity_without_busy_time_is_nobodys_and_carries_no_energy() -> None:
-    """A driver may count activity in a stretch that its sampler calls idle."""
+    """A driver may count activity in a span that its sampler calls idle."""
     found = over_a_minute(device(0, 0, sm_active_us=0), device(0, 60, sm_active_us=1_000_000), claims=())
     assert [(row.holder, row.busy_us, row.sm_active_us, row.energy_uj) for row in found] == [
         (None, 0, 0, 60_000_000), (UNATTRIBUTED, 0, 1_000_000, 0),
@@ -377,7 +378,7 @@ def test_a_holder_whose_last_process_ended_did_nothing_since() -> None:
 
 
 def test_energy_goes_by_allocation_while_the_busy_time_of_a_holder_is_unknown() -> None:
-    """What the unread one spent on its work is not the other's."""
+    """The energy of the unread holder's work is not charged to the other."""
     unread = HolderReading(pod("b"), busy_us=UNREAD, memory_mib=UNREAD)
     first = device(0, 0, used("a", 0), unread, method="process")
     a, b, *_ = over_a_minute(first, device(30, 600, used("a", 10), unread, method="process"), claims=BOTH)
@@ -386,7 +387,7 @@ def test_energy_goes_by_allocation_while_the_busy_time_of_a_holder_is_unknown() 
 
 
 def stopped(*snapshots: Snapshot) -> bytes:
-    """The state of a meter that observed these and whose process was killed."""
+    """The state of a meter that observed these snapshots before its process was killed."""
     metering = meter()
     run(metering, *snapshots)
     return metering.state()

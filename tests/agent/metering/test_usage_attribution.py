@@ -1,4 +1,4 @@
-"""Layouts (who holds how much of a GPU) and the division of busy time and energy over them."""
+"""Layouts (the share of each holder in a GPU) and the division of busy time and energy among holders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exposition, byte for byte, its text format, the DCGM-compatible series and the HTTP server."""
+"""The metrics page, byte for byte, its text format, the DCGM-compatible series and the HTTP server."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Bench:
         self.metrics.observe(snapshot, self.meter.observe(snapshot))
 
     def minute(self) -> None:
-        """The first minute passes."""
+        """Let the first minute pass."""
         self.look(0)
         self.look(60_000)
 
@@ -85,7 +85,7 @@ class Bench:
         self.node.place(T0 + after_ms, allocation, 400_000, 2_048, facts)
 
     def scrape(self) -> dict[tuple[str, str], float]:
-        """By metric, and by pod or else GPU."""
+        """Return the values by metric, and by pod or else by GPU."""
         samples = [s for f in text_string_to_metric_families(self.metrics.exposition().decode()) for s in f.samples]
         return {
             (s.name.removeprefix("gputally_"), s.labels.get("pod", "") or s.labels.get("gpu_uuid", "")): s.value
@@ -164,7 +164,7 @@ LOOKS = st.sampled_from([(None, "device"), (None, "allocation"), ("time-slicing"
 @settings(deadline=None)
 @given(st.lists(LOOKS, min_size=2, max_size=12))
 def test_however_a_holder_is_read_and_shared_its_time_is_counted_once(looks: list[tuple[str | None, Method]]) -> None:
-    """As Prometheus adds up: each series' own growth from scrape to scrape; a new one has grown by nothing."""
+    """Added up as Prometheus does: the growth of each series between scrapes, with none for a new series."""
     metrics, snapshot = AgentMetrics("n1", "0"), Bench().node.snapshot(T0)
     holder = pod("train")
     snapshot = replace(snapshot, allocations=(Allocation("GPU-0", holder),))
@@ -225,7 +225,7 @@ def test_every_series_of_a_gone_holder_leaves_however_it_was_read(bench: Bench) 
 
 
 def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same(bench: Bench) -> None:
-    """Many clusters have no Prometheus: a node of short jobs would remember each of them for ever."""
+    """Many clusters have no Prometheus: otherwise a node of short jobs would remember each of them for ever."""
     for minute in range(120):
         bench.place(minute * 60_000, f"job-{minute}")
         bench.look(minute * 60_000)
@@ -337,7 +337,7 @@ Seen = dict[tuple[str, str, str, str], float]
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    """GPU-0 is shared by a (40 %) and b (20 %) with a stray (10 %); of GPU-1 one instance is held by c."""
+    """GPU-0 is shared by a (40 %) and b (20 %), and an unknown process uses 10 %; c holds an instance of GPU-1."""
     node = SimulatedNode("node-1", [make_gpu("GPU-0", 0, H100), MIG], start_ms=T0)
     for name, ppm in (("a", 400_000), ("b", 200_000)):
         node.place(T0, Allocation("GPU-0", pod(name), sharing="time-slicing", sharing_replicas=4), ppm, 2_048)
@@ -396,7 +396,7 @@ def serving(alive: Callable[[], bool]) -> Iterator[Exposition]:
 
 
 def asked(server: Exposition) -> http.client.HTTPConnection:
-    """A connection over which liveness was asked for."""
+    """A connection that has requested /livez."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("GET", "/livez")
     return connection

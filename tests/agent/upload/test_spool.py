@@ -1,4 +1,4 @@
-"""The durable spool: numbering, resending, room, damage, locking, and a model of the accountant."""
+"""The durable spool: numbering, resending, disk space, damage, locking, and a model of the accountant."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_when_the_oldest_is_too_old_new_time_is_refused(open_outbox: Open, clock
 
 @contextmanager
 def limited_files(size: int) -> Iterator[None]:
-    """The disk takes no file beyond so many bytes."""
+    """Let the disk accept no file larger than `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -250,7 +250,7 @@ def limited_files(size: int) -> Iterator[None]:
 
 
 def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(open_outbox: Open, tmp_path: Path) -> None:
-    """A file where the spool's folder should be is a mistake to be told at once; a full disk passes."""
+    """A file in place of the spool's folder is a mistake, reported at once; a full disk is temporary."""
     with limited_files(0):
         with pytest.raises(SpoolNotWritable):
             open_outbox("a/outbox.sqlite")
@@ -380,7 +380,7 @@ def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, tmp_p
 
 
 def in_a_process(path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
-    """Runs these lines, for which `box` is the outbox and `row` an interval."""
+    """Run these lines in a process in which `box` is the outbox and `row` an interval."""
     script = (
         "import os, sys; from pathlib import Path\n"
         "from gputally.base.clock import VirtualClock; from agent.metering.meter import ClosedSet\n"
@@ -405,7 +405,8 @@ def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, ope
 def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
     outbox: Outbox, open_outbox: Open, tmp_path: Path, lost: int
 ) -> None:
-    """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
+    """Power fails while SQLite's log is written, and its end is missing. The remaining records are complete and in
+    order."""
     for number in range(40):
         outbox.append([make_set(rows=2)], [], f"after {number}".encode())
     (tmp_path / "crashed").mkdir()
@@ -423,7 +424,7 @@ def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 KiB of its own."""
+    """A file system of 400 KiB."""
     place = tmp_path / "small"
     place.mkdir()
     done = subprocess.run(
@@ -438,7 +439,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(outbox: Outbox) -> int:
-    """How many sets of eight rows it took until it took no more."""
+    """Append sets of eight rows until the outbox refuses one; return their number."""
     for number in range(10_000):
         try:
             outbox.append([make_set(rows=8)], [], b"state" * 100)
@@ -481,7 +482,7 @@ def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
 
 
 def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) -> None:
-    """A log's index in a mapped file ends the process by SIGBUS."""
+    """A log index in a mapped file would end the process by SIGBUS."""
     done = in_a_process(
         tmp_path / "outbox.sqlite",
         "box.append([ClosedSet((row,))], [], None)",
@@ -495,7 +496,7 @@ Record = UsageInterval | PodFacts | Skipped
 
 
 class Protocol(RuleBasedStateMachine):
-    """One node's outbox and a ledger that may forget what it had not yet made safe."""
+    """A node's outbox, and a ledger that may lose what is not durable yet."""
 
     @initialize(archive=st.booleans())
     def begin(self, archive: bool) -> None:
@@ -575,7 +576,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def ledger_restored(self) -> None:
-        """Whatever the ledger forgets, the outbox gives every number that was not safe, unchanged."""
+        """Whatever the ledger loses, the outbox sends every number that was not safe, unchanged."""
         self.ledger = dict(self.safe)
         self.answer()
         pending = self.outbox.pending(10_000, 100_000_000)

@@ -1,4 +1,4 @@
-"""At-least-once upload to a real HTTP server that answers what a test scripts; tokens and certificates."""
+"""At-least-once upload to a real HTTP server with scripted answers; tokens and certificates."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_token_that_is_none_is_never_sent_nor_shown(
 
 
 def issue(by: trustme.CA, folder: Path, name: str = "server") -> tuple[Path, Path]:
-    """A certificate for `localhost` and its key, in files of that name."""
+    """Write a certificate for `localhost` and its key to files of that name."""
     issued = by.issue_cert("localhost", common_name="agents-of-lab")
     certificate, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     issued.private_key_pem.write_to_path(str(key))

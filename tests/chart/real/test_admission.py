@@ -1,4 +1,4 @@
-"""Every example, as a real API server sees it: strict server-side dry-run, and the Pod Security Standards."""
+"""Every example on a real API server: strict server-side dry-run, and the Pod Security Standards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRIVILEGED = {"agent"}
 def strict(
     recorder: Recorder, group: str, plural: str, kind: str, schema: Manifest, *, namespaced: bool = True
 ) -> None:
-    """A kind by the fields that its project documents, and no others."""
+    """Define a kind with the fields that its project documents, and no others."""
     recorder.server.define(group, "v1", plural, kind, schema, namespaced=namespaced)
     until(lambda: recorder.server.serves(f"/apis/{group}/v1", plural), lambda: f"{kind} is not served")
 
@@ -39,7 +39,7 @@ def several(**properties: Any) -> Manifest:
 
 @pytest.fixture(scope="session")
 def foreign(recorder: Recorder) -> None:
-    """The kinds of OpenShift, cert-manager and the Gateway API that the chart makes, by their documented fields."""
+    """The kinds of OpenShift, cert-manager and the Gateway API that the chart uses, with their documented fields."""
     names = ("HostDirVolumePlugin", "HostIPC", "HostNetwork", "HostPID", "HostPorts", "PrivilegedContainer")
     constraints = {f"allow{name}": SWITCH for name in names}
     constraints |= {"allowPrivilegeEscalation": SWITCH, "readOnlyRootFilesystem": SWITCH}
@@ -64,7 +64,7 @@ def foreign(recorder: Recorder) -> None:
 
 
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Component and pod of every workload, as its controller would make it."""
+    """Return component and pod of every workload, as its controller would create it."""
     for manifest in copy.deepcopy(manifests):
         component = manifest["metadata"]["labels"][COMPONENT]
         spec = manifest.get("spec", {})
@@ -86,7 +86,7 @@ def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
 def test_every_object_of_every_variation_example_and_preset_is_taken(
     recorder: Recorder, render: Any, name: str
 ) -> None:
-    """A field that Kubernetes does not know is refused (strict validation)."""
+    """Strict validation refuses fields that Kubernetes does not know."""
     spaces = {space["metadata"]["name"] for space in recorder.send("GET", "/api/v1/namespaces")["items"]}
     manifests = render(EVERY[name])
     assert name in VARIATIONS or len(manifests) > 10

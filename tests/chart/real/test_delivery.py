@@ -1,5 +1,5 @@
-"""Agents deliver with projected tokens over HTTPS: the chart's accounts, roles, callers file and certificate, the real
-programs, and the reviews of a real API server."""
+"""Agents deliver with projected tokens over HTTPS: with the chart's accounts, roles, callers file and certificate, the
+real programs, and token reviews of a real API server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Installed:
     tokens: dict[str, Path]
 
     def get(self, path: str) -> Any:
-        """An answer, asked for by the controller's token and the chart's authority."""
+        """Send a request with the controller's token and the chart's certificate authority."""
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         token = self.tokens["fairshare"].read_text()
         request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {token}"})
@@ -47,7 +47,7 @@ class Installed:
 
     @contextlib.contextmanager
     def agent(self, name: str, token: str, node: str) -> Iterator[Path]:
-        """An agent that says it is of `node`; yields its log."""
+        """Run an agent that reports as `node`. Yields its log."""
         (port,) = free_ports(1)
         log = self.folder / f"{name}.log"
         words = (
@@ -112,7 +112,7 @@ def installed(recorder: Recorder, render: Any, tmp_path_factory: pytest.TempPath
 
 
 def owners(installed: Installed) -> set[str]:
-    """Nodes that have, had or claim a GPU."""
+    """Return the nodes that have, had or claim a GPU."""
     found = installed.get("/v1/gpus/owners")["gpus"]
     return {one["node"] for gpu in found for one in (*gpu["owners"], *gpu["claims"])}
 

@@ -1,4 +1,4 @@
-"""Helm itself, with a cluster to ask: what the chart finds there by itself, alone and as a part of another chart."""
+"""Helm with a cluster: what the chart's lookups find, as a chart of its own and as a dependency."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chart of charts."""
+    """A chart with this chart as a dependency."""
     return chart_of_charts(tmp_path_factory.mktemp("parent") / "platform")
 
 
 def planned(recorder: Recorder, chart: Path) -> Rendered:
-    """What `helm install --dry-run=server` would make of a chart's defaults."""
+    """Return the manifests of `helm install --dry-run=server` with a chart's defaults."""
     manifests = yaml.safe_load_all(installed(recorder, chart)["manifest"])
     return Rendered(Manifest(manifest) for manifest in manifests if manifest)
 
 
 def installed(recorder: Recorder, chart: Path, *more: str, kubeconfig: Path | None = None) -> dict[str, Any]:
-    """The release that it would be. more: further arguments. kubeconfig: of another person than the administrator."""
+    """Return the release that would be installed. more: further arguments. kubeconfig: of a user other than the
+    administrator."""
     program = str(built("clients.sh") / "helm")
     words = ("install", "gputally", str(chart), "--dry-run=server", "--namespace", SPACE, "--output", "json")
     who = ("--kubeconfig", str(kubeconfig or recorder.server.kubeconfig))

@@ -1,7 +1,7 @@
-"""The three programs against a real API server, each with exactly the roles of the chart; and what they used of them.
+"""The three programs on a real API server, each with exactly the chart's roles, and the rights that they used.
 
-The server's audit log says who asked for what. No request may be refused, and no right may lie idle without a reason.
-"""
+The server's audit log names the user of each request. No request may be refused, and no right may be unused without a
+reason."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def granted(manifests: Rendered, component: str) -> set[Right]:
 
 
 def used(recorder: Recorder, user: str) -> set[Right]:
-    """Rights a user has made use of. Fails where one was refused."""
+    """Return the rights that a user has used. Fails if a request was refused."""
     found: set[Right] = set()
     for entry in recorder.entries(user):
         ref = entry.get("objectRef")
@@ -91,13 +91,13 @@ def used(recorder: Recorder, user: str) -> set[Right]:
 
 @pytest.fixture(scope="module")
 def manifests(render: Callable[[Values], Rendered]) -> Rendered:
-    """Of the chart, with all three programs asking the API server."""
+    """The chart's manifests, with all three programs using the API server."""
     return render({"accountant": {"kubernetesApi": True}})
 
 
 @pytest.fixture(scope="module")
 def kinds(recorder: Recorder, manifests: Rendered) -> dict[tuple[str, str], Kind]:
-    """Every kind that a role names and the server does not bring: (group, plural) -> (apiVersion, kind)."""
+    """Every kind that a role names and the server lacks: (group, plural) -> (apiVersion, kind)."""
     wanted = {
         (right.group, right.resource) for name in ("accountant", "fairshare") for right in granted(manifests, name)
     }
@@ -119,7 +119,7 @@ def kinds(recorder: Recorder, manifests: Rendered) -> dict[tuple[str, str], Kind
 
 @pytest.fixture(scope="module")
 def accounts(recorder: Recorder, manifests: Rendered, tmp_path_factory: Any) -> dict[str, tuple[str, Path]]:
-    """The chart's accounts and roles, made; component -> (its user, a file with its token)."""
+    """The chart's accounts and roles: component -> (its user, a file with its token)."""
     for manifest in manifests.of("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
         recorder.apply(manifest, dry_run=False)
     found = {}
@@ -132,7 +132,7 @@ def accounts(recorder: Recorder, manifests: Rendered, tmp_path_factory: Any) -> 
 
 @pytest.fixture(scope="module")
 def owners(recorder: Recorder, kinds: dict[tuple[str, str], Kind]) -> list[Kind]:
-    """A cluster with a node, queues, and GPU pods that belong to many owners of every kind; these kinds."""
+    """A cluster with a node, queues, and GPU pods with owners of every kind; returns these kinds."""
     for space in (WORK, "kueue-system", "volcano-system"):
         recorder.make_namespace(space)
     recorder.send("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"nvidia.com/gpu.product": "H100"}}})
@@ -166,7 +166,7 @@ def owners(recorder: Recorder, kinds: dict[tuple[str, str], Kind]) -> list[Kind]
 
 
 def work(recorder: Recorder, owners: Sequence[Kind], numbers: Iterable[int]) -> None:
-    """GPU pods, one for each number and kind of owner."""
+    """Create GPU pods, one for each number and kind of owner."""
     pods = [
         {
             "metadata": {
@@ -195,7 +195,7 @@ def command(*words: object) -> list[str]:
 
 @contextlib.contextmanager
 def program(folder: Path, name: str, words: list[str], **environment: str) -> Iterator[Path]:
-    """A program in a process of its own; its log."""
+    """Run a program as a process. Yields its log."""
     log = folder / f"{name}.log"
     with running(words, log, {**os.environ, **environment}) as process:
         yield log
@@ -292,7 +292,7 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
 
 
 def answers(url: str, token: str = "") -> int | None:
-    """The status of an answer, None without one."""
+    """Return the status of an answer, or None without one."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         with urllib.request.urlopen(request, timeout=2) as answer:

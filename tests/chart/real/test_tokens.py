@@ -1,4 +1,4 @@
-"""`gputally install` on a real API server: with the rights of the chart's hook job and no other, once and again."""
+"""`gputally install` on a real API server with only the rights of the chart's hook job, run twice."""
 
 from __future__ import annotations
 

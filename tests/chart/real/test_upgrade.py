@@ -1,4 +1,4 @@
-"""Helm itself installs and upgrades the chart: what it makes at random is made once."""
+"""Helm installs and upgrades the chart: random values are generated once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MADE = ("gputally-accountant-tls", "gputally-metrics-token")
 
 @pytest.fixture
 def helm(recorder: Recorder) -> Iterator[Any]:
-    """Runs helm in the release's namespace; what it installed goes afterwards."""
+    """Run helm in the release's namespace; the release is removed afterwards."""
     for plural, kind in (("servicemonitors", "ServiceMonitor"), ("podmonitors", "PodMonitor")):
         recorder.server.define(GROUP, "v1", plural, kind)
         until(

@@ -1,4 +1,5 @@
-"""OpenCost's questions about a day to a real Prometheus 3: what its rule makes of the answers is what our page says."""
+"""OpenCost's rule on the answers of a real Prometheus 3 to its queries over a day gives the figures on the
+documentation's page."""
 
 from __future__ import annotations
 

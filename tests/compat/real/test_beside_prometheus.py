@@ -1,4 +1,4 @@
-"""Beside a real Prometheus 3 that holds the same history: KAI's own query text, the same answer within its sampling."""
+"""KAI's own query text on a real Prometheus 3 with the same history gives the same answer, within its sampling."""
 
 from __future__ import annotations
 
