@@ -325,7 +325,7 @@ class LedgerCollector(Collector):
         reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
         yield _figure(
             "gputally_ledger_watermark_timestamp_seconds",
-            "Latest instant up to which at least 98 % of the last day is metered.",
+            "Latest instant up to which at least 98 % of the GPUs in service have records.",
             None if reached is None else reached / MS_PER_SECOND,
         )
         yield _figure(
