@@ -1,4 +1,4 @@
-"""The unreliable wire loses exactly what it is told to lose."""
+"""The demo's unreliable network loses exactly the requests that it should lose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gputally.demo.accountant_process import Receive, Send, UnreliableWire
 
 
 class Accountant:
-    """Counts what reaches it and answers 200."""
+    """Counts the requests that reach it and answers 200."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -1,4 +1,4 @@
-"""The whole chain for one day: its books equal the simulated truth, and a second run says the same."""
+"""The whole chain for one day: the ledger equals the simulated truth, and a second run gives the same output."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The same history gives the same weights: through agents, ledger and API server as in the simulator's own loop.
+"""The same history gives the same weights, through agents, ledger and API server as in the simulator's own loop.
 
-One engine, twice. Once what it does is metered by agents, booked by the accountant, fetched by the
-controller and written to Queue objects; once its usage goes straight into the replay's feedback. Faults
-are left out: what they do to the books the demo's own tests say."""
+The scheduler engine runs twice. In one run agents meter it, the accountant books it, and the controller writes its
+weights to Queue objects; in the other its usage goes directly into the replay's feedback. There are no faults; the
+demo's own tests cover their effect on the ledger."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _policy() -> Policy:
 
 
 def _scenario() -> Scenario:
-    """Two nodes, more work than fits; the heaviest queue comes late."""
+    """Two nodes with more work than fits; the heaviest queue starts late."""
     chance = Random(4)
     nodes = tuple(
         NodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{g}", H100.name) for g in range(8)), "h100") for n in (1, 2)
@@ -59,7 +59,7 @@ def _scenario() -> Scenario:
 
 
 class _Published(Pipeline):
-    """Notes what stands in the cluster after every cycle."""
+    """Records the weights in the cluster after every cycle."""
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         super().__init__(scenario, folder)
@@ -72,7 +72,7 @@ class _Published(Pipeline):
 
 
 class _Held:
-    """GPU-milliseconds every team had, from the engine's events."""
+    """The GPU-milliseconds of every team, from the engine's events."""
 
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
@@ -88,7 +88,7 @@ class _Held:
                 self._used[event.job.queue] += (event.at_ms - self._since.pop(event.job.id)) * event.job.gpus
 
     def until(self, at_ms: int) -> list[int]:
-        """GPU-seconds."""
+        """Return GPU-seconds."""
         used = dict(self._used)
         for name, job in self._running.items():
             used[job.queue] += (at_ms - self._since[name]) * job.gpus
@@ -96,7 +96,7 @@ class _Held:
 
 
 def _in_process(scenario: Scenario) -> list[Mapping[str, float]]:
-    """The loop of a replay over the demo's engine, at the demo's pace: weights act an hour after they are known."""
+    """The replay's loop over the demo's engine at the demo's pace: weights apply an hour after they are known."""
     engine, held, gpus = scenario.engine(), _Held(), 16
     feedback = Feedback(scenario.policy, static_parts(scenario.policy, float(gpus)))
     held.see(engine.events_until(START_MS))

@@ -1,4 +1,4 @@
-"""Parts and machines in processes of their own: they answer, they say what failed, and they are missed."""
+"""Parts of the demo in processes of their own: they answer, they report errors, and their loss is noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOUSE)}
 
 
 class Part:
-    """Something to ask. Leaves a note when it is closed."""
+    """A part with methods to call. It writes a note when it is closed."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():

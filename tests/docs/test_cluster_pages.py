@@ -1,5 +1,5 @@
-"""The commands that need a cluster, typed as the pages have them: the real kubectl and helm, a real API server and, for
-latencies, a real Prometheus. What needs a node that runs pods is marked `kubelet` and not typed."""
+"""The pages' commands that need a cluster, run as written: with kubectl and helm, a real API server and, for latencies,
+a real Prometheus. Commands that need a node with running pods are marked `kubelet` and do not run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def latencies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def desk(shell: Shell, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """A shell whose kubectl, helm and gputally ask that API server, and no other that the machine may know."""
+    """A shell whose kubectl, helm and gputally use that API server and no other."""
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(server.kubeconfig))
     clients = built("clients.sh")
     shell.environ |= {
@@ -54,7 +54,7 @@ def desk(shell: Shell, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 
 def typed(desk: Shell, *words: str) -> None:
-    """What a page takes to be done already."""
+    """Run the commands that a page presupposes."""
     environ = {**os.environ, **desk.environ}
     done = subprocess.run(words, cwd=desk.folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Every block says what it holds, every command is run or marked, and nothing that is a command hides as text."""
+"""Every code block states its kind, every command runs or is marked, and no command hides in a block that is only
+shown."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_the_questions_to_prometheus_are_ones(blocks: list[CodeBlock]) -> None:
 
 
 def test_an_upgrade_takes_the_new_charts_defaults(blocks: list[CodeBlock]) -> None:
-    """With the former ones, what they do not know yet is a nil pointer in the templates."""
+    """With the former values, a new key would be a nil pointer in the templates."""
     upgrades = [
         line for block in blocks for line in block.text.splitlines() if line.lstrip().startswith("helm upgrade")
     ]

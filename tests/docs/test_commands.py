@@ -1,4 +1,4 @@
-"""Commands that people are told to type, and that the chart gives to its containers, exist with every flag."""
+"""Commands in the pages, and in the chart's containers, exist with every flag."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RICHEST = GOLDEN.with_name("on-prem.yaml")
 
 
 def lines(page: Path, text: str) -> list[str]:
-    """The commands of all blocks of a page, continued lines joined, comments dropped."""
+    """Return the commands of all blocks of a page, with continued lines joined and comments dropped."""
     found = [step for block in code_blocks_of(page, text) if block.language in COMMANDS_IN for step in steps(block)]
     return [step.command.replace("\\\n", " ").split("  #")[0].strip() for step in found]
 
 
 def ours(commands: list[str]) -> list[list[str]]:
-    """Those that call `gputally`, as arguments."""
+    """Return the commands that call `gputally`, as arguments."""
     split = [shlex.split(command, comments=True) for command in commands if "<<" not in command]
     return [words[1:] for words in split if words and words[0].rsplit("/", 1)[-1] == "gputally"]
 
@@ -41,7 +41,7 @@ def commands_of_pages(pages: dict[Path, str], root: Path) -> list[list[str]]:
 
 @pytest.fixture
 def contained() -> list[list[str]]:
-    """Arguments of the chart's containers."""
+    """The arguments of the chart's containers."""
     specs = [m.get("spec", {}) for file in (GOLDEN, RICHEST) for m in yaml.safe_load_all(file.read_text("utf-8"))]
     specs = [spec.get("jobTemplate", {}).get("spec", spec) for spec in specs]
     return [c["args"] for spec in specs if "template" in spec for c in spec["template"]["spec"]["containers"]]
@@ -49,7 +49,7 @@ def contained() -> list[list[str]]:
 
 @functools.cache
 def help_of(*path: str) -> str:
-    """What a command says of itself, on lines long enough for its flags."""
+    """Return the help of a command, in lines wide enough for its flags."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):  # argparse leaves, typer's main returns
         main([*path, "--help"])
@@ -57,7 +57,7 @@ def help_of(*path: str) -> str:
 
 
 def unknown(arguments: list[str]) -> list[str]:
-    """Flags of a call that the help of its command does not name."""
+    """Return the flags of a call that the command's help does not name."""
     if arguments[0] in COMPLETION:
         return []
     assert arguments[0] in COMMANDS, arguments
@@ -80,7 +80,7 @@ def test_make_targets_exist(pages: dict[Path, str], root: Path) -> None:
 
 
 def test_what_is_left_to_the_pipeline_is_a_step_of_it(pages: dict[Path, str], root: Path) -> None:
-    """`ci` stands on commands that no test may call, because they call all tests, or need the whole machine."""
+    """`ci` marks commands that no test may call, because they run all tests or need the whole machine."""
     pipeline = (root / ".ci" / "run").read_text("utf-8")
     left = [
         step for page, text in pages.items() for f in code_blocks_of(page, text) if f.mark == "ci" for step in steps(f)
@@ -111,7 +111,7 @@ def test_containers_are_given_flags_that_exist(contained: list[list[str]]) -> No
 def test_containers_are_given_values_that_are_accepted(
     program: str, contained: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The settings that a container would start with, as the program itself prints them."""
+    """The settings of a container, as the program itself prints them."""
     arguments = next(a for a in contained if a[0] == program)
     assert main([*arguments, "--print-config"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -137,7 +137,7 @@ def test_the_first_screen_has_one_figure_and_two_commands(root: Path) -> None:
 
 
 def test_every_figure_of_the_first_screen_stands_in_the_page_it_names(root: Path) -> None:
-    """Measured rows only: others' figures and ours, in the page where it is said how they were taken."""
+    """Measured rows only: this project's and others' figures, on the page that states how they were measured."""
     first = (root / "README.md").read_text("utf-8").split("## ")[0]
     rows = [line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 5

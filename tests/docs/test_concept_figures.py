@@ -1,4 +1,4 @@
-"""The figures of the concepts are what the code says today."""
+"""The figures on the concepts page equal those that the code computes."""
 
 from __future__ import annotations
 

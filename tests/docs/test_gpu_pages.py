@@ -1,7 +1,7 @@
-"""The commands that need a GPU, on the simulated driver: each as a process, stopped by Ctrl-C where it would go on.
+"""The pages' commands that need a GPU, on the simulated driver: each as a process, stopped by Ctrl-C if it would
+continue.
 
-What they show is the business of the agent's own tests; here they are taken as they stand in the pages, and end well.
-"""
+The agent's own tests check the output; these check that the commands run as written and end with status 0."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a machine with the simulated driver and CUDA."""
+    """The environment of a machine with the simulated driver and CUDA."""
     folder = tmp_path_factory.mktemp("driver")
     nvml, cuda = compiled(build_nvml, folder), compiled(build_cuda, folder)
     (folder / "gpus").write_text(GPU)
@@ -55,7 +55,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def metrics(environ: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """Of another agent."""
+    """The metrics page of another agent."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "gputally", "agent", "run", "--standalone", f"--port={port}"]
     own = {**environ, "GPUTALLY_AGENT_SPOOL": str(tmp_path / "theirs")}

@@ -1,8 +1,8 @@
 """The commands of the install page, all of them in order, on a real API server, timed.
 
-They are typed from the top until the accountant's page has true figures, and then one file for each later step. Two
-nodes are names with the labels of real ones. tests/real/pods.py plays their kubelet; the agent's GPUs are its simulated
-source. All else is what the chart installs: arguments, files, accounts, roles, tokens, certificates."""
+They run from the top until the accountant's page has true figures, and then one file for each later step. Two nodes are
+names with the labels of real ones. tests/real/pods.py plays their kubelet; the agent's GPUs are its simulated source.
+Everything else comes from the chart: arguments, files, accounts, roles, tokens, certificates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ events:
 
 
 class Reader:
-    """Types the page, and plays the nodes where the page leaves something to them."""
+    """Runs the page's commands, and plays the nodes where they are needed."""
 
     def __init__(self, server: ApiServer, folder: Path, nodes: contextlib.ExitStack) -> None:
         self.server, self.folder, self.nodes = server, folder, nodes
@@ -65,7 +65,7 @@ class Reader:
         self.log: Path | None = None
 
     def section(self, title: str) -> None:
-        """Type everything under a heading."""
+        """Run every command under a heading."""
         for block in _blocks(title):
             put(self.folder, block)
             if block.language in COMMANDS:
@@ -73,7 +73,7 @@ class Reader:
                     self.type(step.command)
 
     def type(self, command: str) -> None:
-        """A command of the page. What a node would do is done here instead."""
+        """Run a command of the page. A command for a node is carried out here instead."""
         if any(words in command for words in ("rollout status", "helm test", "port-forward")):
             return  # the accountant listens on this machine already
         command = command.replace("REGISTRY", "registry.example").replace("127.0.0.1:8080", f"127.0.0.1:{self.port}")
@@ -86,7 +86,7 @@ class Reader:
         self.said[command.split(" --")[0]] = done.printed
 
     def start(self) -> None:
-        """What the scheduler and the kubelets do with what was installed."""
+        """Do the work of the scheduler and the kubelets for the installed workloads."""
         for node, labels in NODES.items():
             self.server.request("POST", "/api/v1/nodes", {"metadata": {"name": node, "labels": labels}})
             offered = {"cpu": "64", "memory": "512Gi", "pods": "110", **({} if node == "cpu" else {GPU: "2"})}
@@ -116,7 +116,7 @@ class Reader:
             self.nodes.enter_context(agent.run())
 
     def start_accountant(self, name: str) -> None:
-        """A pod of the StatefulSet as it is now."""
+        """Start a pod of the StatefulSet as it is now."""
         path = f"/apis/apps/v1/namespaces/{SPACE}/statefulsets/gputally-accountant"
         workload = self.server.request("GET", path)
         ledger = {"name": "ledger", "emptyDir": {}}  # of the claim that its controller makes
@@ -130,12 +130,12 @@ class Reader:
         self.log = self.ended.enter_context(pod.run())
 
     def restart_accountant(self) -> None:
-        """As the StatefulSet's controller does after an upgrade, here with an empty ledger."""
+        """Restart the accountant as the StatefulSet's controller does after an upgrade, with an empty ledger."""
         self.ended.close()
         self.start_accountant("gputally-accountant-0-upgraded")
 
     def accepted(self, file: str) -> int:
-        """The status of a question with this file's token; 0 where nothing answers."""
+        """Return the status of a request with this file's token; 0 if there is no answer."""
         try:
             self._ask("/v1/periods", "Bearer " + (self.folder / file).read_text().strip())
             return 200
@@ -145,7 +145,7 @@ class Reader:
             return 0
 
     def pages(self, path: str) -> str:
-        """A page as a browser asks for it, with the token for a password."""
+        """Request a page as a browser does, with the token as password."""
         token = (self.folder / "me.token").read_text().strip()
         return self._ask(path, "Basic " + b64encode(f"me:{token}".encode()).decode())
 
@@ -157,14 +157,14 @@ class Reader:
             return str(answer.read().decode())
 
     def usage(self) -> list[dict[str, Any]]:
-        """The page's own question, as JSON; nothing while the accountant is not up or has no record."""
+        """Send the page's own query; returns nothing while the accountant is down or has no record."""
         words = "gputally accountant usage --by gpu_model,namespace --token-file me.token --output json"
         done = self.shell.run(words)
         return list(json.loads(done.printed)["lines"]) if done.code == 0 and done.printed.startswith("{") else []
 
 
 def _blocks(title: str) -> Iterator[CodeBlock]:
-    """The blocks of a section of the page."""
+    """Return the blocks of a section of the page."""
     lines = (ROOT / PAGE).read_text("utf-8").splitlines()
     begin = lines.index(f"## {title}") + 1
     end = next((n for n, line in enumerate(lines[begin:], begin + 1) if line.startswith("## ")), len(lines) + 1)

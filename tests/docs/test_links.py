@@ -1,4 +1,4 @@
-"""Links and pictures lead somewhere; nothing names the machine it was written on."""
+"""Links and pictures have a target, and no text names the machine on which it was written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def anchors(text: str) -> set[str]:
-    """The fragments that a page offers, as GitHub makes them of its headings."""
+    """Return the fragments that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

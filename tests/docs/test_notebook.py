@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last against a real accountant, and is kept without outputs."""
+"""The notebook runs from its first cell to its last against a real accountant, and is committed without outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cells(root: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Two days of three GPUs: two teams and one that nobody holds."""
+    """Two days of three GPUs: two teams hold one each, and one is free."""
     facts = [
         pod_facts(
             f"pod-{i}", START_MS, namespace=f"ns{i}", queue_ref=f"kai:q{i}", workload=f"Job/train-{i}",

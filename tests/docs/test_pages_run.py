@@ -1,7 +1,6 @@
-"""Every command of the pages that needs no cluster and no GPU runs, in order, and prints what its page shows.
+"""Every command of the pages that needs no cluster and no GPU runs, in order, and prints the output on its page.
 
-`GPUTALLY_UPDATE=1` puts what is printed now into the pages, where they show it without an ellipsis. Read the
-difference."""
+`GPUTALLY_UPDATE=1` updates the outputs on the pages, except those with an ellipsis. Review the difference."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def test_the_commands_of_the_page_run(page: str, shell: Shell) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("page", with_commands("slow"))
 def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
-    """Each as a process of its own, as a reader would start it."""
+    """Each as a process, as a reader would start it."""
     for name in (*FOLDERS, "gputally", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
     otherwise = follow(page, ["slow"], Shell(tmp_path, {"COLUMNS": "120"}, in_process=False))
@@ -43,7 +42,8 @@ def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1_800)  # a month takes minutes where other tests run beside it
 @pytest.mark.parametrize("page", with_commands("demo"))
 def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path) -> None:
-    """Every page's commands for a second terminal, after a whole month: the demo's clock stands at the next one."""
+    """Every page's commands for a second terminal, after a whole month: the demo's clock is at the start of the
+    next."""
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     demo = build(Options())
     assert Month.spanning(demo.start_ms, demo.end_ms, ZoneInfo("UTC")) is not None

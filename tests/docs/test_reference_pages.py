@@ -1,4 +1,4 @@
-"""The pages that scripts.reference_pages writes say what the code says, and what they list is explained."""
+"""The pages that scripts.reference_pages writes agree with the code, and have an explanation for every entry."""
 
 from __future__ import annotations
 

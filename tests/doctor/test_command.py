@@ -1,4 +1,5 @@
-"""The command as a whole: over a cluster in memory and a real accountant; each check by itself; its forms and codes."""
+"""The command as a whole, over a cluster in memory and a real accountant: each check alone, output forms and exit
+codes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ POLICY = Policy.model_validate(
 
 
 def books() -> Batch:
-    """Six hours of three GPUs until 12:00: an idle notebook, a job, an L4 that has no price and is busy for nobody."""
+    """Six hours of three GPUs until 12:00: an idle notebook, a job, and a busy L4 without a price or a holder."""
     names = ("notebook", "train")
     begin_ms = NOW_MS - 6 * HOUR_MS
     facts = [pod_facts(name, begin_ms, namespace="work", queue_ref="kai:vision") for name in names]
@@ -63,7 +64,7 @@ def books() -> Batch:
 
 @pytest.fixture(scope="module")
 def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of an accountant with these books, policy and prices."""
+    """The address of an accountant with this usage, policy and prices."""
     book = tmp_path_factory.mktemp("prices") / "prices.yaml"
     book.write_text(PRICES)
     clock = VirtualClock(NOW_MS)
@@ -79,7 +80,7 @@ def queue(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def cluster() -> MemoryInspector:
-    """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps history itself."""
+    """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps its own history."""
     shard = shard_object(kValue=1.0, usageDBConfig={"clientType": "prometheus"})
     return MemoryInspector(
         [

@@ -1,4 +1,4 @@
-"""This machine on real interfaces (NVIDIA's binding over the fake driver, gRPC), and agents that are missing."""
+"""Checks of this machine on real interfaces (NVIDIA's binding over the fake driver, gRPC), and of missing agents."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A process table with one process, 4711, which belongs to no pod."""
+    """A process table with process 4711, which belongs to no pod."""
     return add_process(tmp_path / "proc", 4711)
 
 
 def looked(socket: Path, proc: Path) -> dict[str, Result]:
-    """The three checks as `gputally doctor` makes them, but for the clock."""
+    """Run the three checks as `gputally doctor` does, on the test's clock."""
     sources = real_sources(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
     return {result.check: result for result in run_checks(sources, ONLY)}
 
@@ -176,7 +176,7 @@ def daemon_set(wanted: int, made: int, ready: int) -> dict[str, Any]:
 
 
 def agent(on: str, reason: str = "", message: str = "") -> dict[str, Any]:
-    """An agent's pod; reason, message: why its container waits."""
+    """Build an agent's pod. reason, message: why its container waits."""
     state = {"waiting": {"reason": reason, "message": message}} if reason else {"running": {}}
     spec = {"nodeName": on, "containers": [{"name": "agent", "image": "none"}]}
     status = {"containerStatuses": [{"name": "agent", "state": state}]}
@@ -184,13 +184,13 @@ def agent(on: str, reason: str = "", message: str = "") -> dict[str, Any]:
 
 
 def refused(note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any]:
-    """The controller's event on the DaemonSet."""
+    """Build the controller's event on the DaemonSet."""
     return event("FailedCreate", note, at, kind="DaemonSet", namespace="gputally", name="gputally-agent")
 
 
 @pytest.fixture
 def checked(sources_of: Callable[..., Sources]) -> Callable[..., Result]:
-    """The check over objects of a cluster."""
+    """Return a function that runs the check over objects of a cluster."""
 
     def check(*objects: dict[str, Any]) -> Result:
         (found,) = run_checks(sources_of(MemoryInspector(objects)), ["agents"])

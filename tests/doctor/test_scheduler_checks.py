@@ -1,4 +1,5 @@
-"""What is promised twice, what can never be kept, what is published to nobody, and why pods wait."""
+"""Checks of schedulers: guarantees beyond the capacity or promised twice, publishing without a reader, and reasons of
+waiting pods."""
 
 from __future__ import annotations
 

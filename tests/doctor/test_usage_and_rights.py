@@ -1,4 +1,4 @@
-"""Rights, clocks, the accountant, and what its figures say: findings from facts."""
+"""Findings about rights, clocks, the accountant, and its figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR_US = 3_600_000_000
 
 
 def test_the_rights_are_those_of_the_chart() -> None:
-    """Kinds, verbs and names, role by role; the chart's example grants preemption too."""
+    """Kinds, verbs and names, role by role; the chart's example also grants preemption."""
     roles: dict[str, set[AccessRight]] = {}
     for manifest in yaml.safe_load_all(CHART.read_text("utf-8")):
         if manifest["kind"] not in {"Role", "ClusterRole"}:

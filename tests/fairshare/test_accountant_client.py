@@ -1,4 +1,4 @@
-"""The accountant over HTTP: what is asked, and what every refusal becomes."""
+"""The controller's HTTP client of the accountant: its requests, and the error for every refusal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _client(answer: Answer, token_file: Path | None = None) -> AccountantApi:
 
 
 def _refused(answer: Answer, act: Callable[[AccountantApi], object], token_file: Path | None = None) -> Exception:
-    """What the client raises, told of no more than its own words."""
+    """Return the client's error, without the text of its causes."""
     with _client(answer, token_file) as client, pytest.raises(AccountantUnavailable) as told:
         act(client)
     return told.value
@@ -128,7 +128,7 @@ def test_policy_and_decisions_are_sent_whole() -> None:
 
 
 def test_large_decisions_are_sent_a_few_at_a_time() -> None:
-    """Of a cluster with twenty thousand pods the inputs of one preemption are ten megabytes."""
+    """In a cluster with twenty thousand pods the inputs of one preemption are ten megabytes."""
     sent: list[int] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

@@ -1,4 +1,4 @@
-"""The Kubernetes client against a loopback server that gives the few REST answers the controller needs."""
+"""The Kubernetes client on a loopback server with the few REST answers that the controller needs."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _node(name: str, allocatable: Mapping[str, object], capacity: Mapping[str, o
 
 @pytest.fixture
 def window(accountant: Any, clock: VirtualClock) -> UsageWindow:
-    """What the accountant answers a plain policy."""
+    """Return the accountant's answer to a plain policy."""
     policy = policy_of()
     return accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
 
@@ -146,7 +146,7 @@ def test_where_all_is_lost_the_past_does_not_stand_in(window: UsageWindow) -> No
 
 @pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
 def test_every_target_divides_what_works(target: str, either_of: Make, controller_of: Make, accountant: Any) -> None:
-    """And the record of the cycle holds what was left out, and computes again from it."""
+    """The cycle's record contains the excluded GPUs, and replaying it gives the same result."""
     kind, spec = {
         "kai": (kai.QUEUE, queue_object("a")["spec"]),
         "kueue": (kueue.CLUSTER_QUEUES[0], {"cohortName": "pool", "fairSharing": {"weight": "1"}}),
@@ -238,7 +238,7 @@ def test_nodes_on_which_a_gpu_does_not_count_alike_are_named() -> None:
 
 
 def test_what_is_owed_is_the_same_however_often_gpus_are_listed() -> None:
-    """A cluster in four replicas a GPU: every figure of GPUs is four times as large, and the hours are the same."""
+    """With four replicas for each GPU, every figure of GPUs is four times as large and the hours are the same."""
     policy = policy_of(law="deficit", window={"size": "7d"})
     usage = {"a": 500, "b": 250, "c": 250}
     hours = 168 * 3600 * 8_000
@@ -262,7 +262,8 @@ def _aged_node(name: str, gpus: int = 8, *, age_ms: int = 30 * SETTLED_MS, ready
 
 @pytest.fixture
 def cycles(accountant: Accountant, clock: VirtualClock, controller_of: Make) -> Make:
-    """The hold of each of so many cycles over these nodes, a minute apart."""
+    """Return a function that runs this number of cycles over the nodes, a minute apart, and returns each cycle's
+    hold."""
 
     def run(nodes: list[Object], count: int = 1) -> list[str | None]:
         cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [*map(queue_object, "abc"), *nodes])
@@ -311,7 +312,7 @@ def test_the_accountant_is_not_queried_once_all_nodes_are_known(cycles: Make, ac
 
 
 def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accountant) -> None:
-    """The window was told, and then nothing more."""
+    """The accountant answers the window, and nothing after it."""
     plain = accountant.metered_nodes
     accountant.metered_nodes = lambda *span: [setattr(accountant, "down", True), plain(*span)][1]
     assert cycles([_aged_node("n0")])[0].startswith("AccountantUnavailable: ")
@@ -332,7 +333,7 @@ def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accoun
 def test_a_cluster_without_gpus_is_told_from_a_ledger_without_any(
     cycles: Make, accountant: Accountant, trouble: dict[str, Any], nodes: list[Object], reason: str
 ) -> None:
-    """A cluster that was scaled to nothing for the weekend raises no alert."""
+    """A cluster that is scaled to nothing for the weekend raises no alert."""
     vars(accountant).update(trouble)
     assert cycles(nodes)[0].startswith(f"{reason}: ")
 

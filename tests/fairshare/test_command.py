@@ -30,7 +30,7 @@ VERSION = load(POLICY)[0].version()
 
 @contextmanager
 def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """A loopback accountant that counts by the sample policy; yields its address and what was asked of it."""
+    """Run an accountant that counts by the sample policy; yield its address and the list of requests."""
     asked: list[tuple[str, str]] = []
     window = window_of(usage, 64 * 3_600_000_000, VERSION)
     known = {"version": VERSION, "effective_ms": 0, "policy": {"queues": [{"name": "x"}]}}
@@ -167,7 +167,7 @@ def test_plan_says_why_it_holds(capsys: Capsys) -> None:
 
 
 def _changed(path: Path, name: str, change: Callable[[Any], None]) -> Path:
-    """The sample's objects with one of them changed."""
+    """Return the sample's objects with one of them changed."""
     objects = yaml.safe_load(CLUSTER.read_text())
     change(next(obj for obj in objects if obj["metadata"]["name"] == name))
     path.write_text(yaml.safe_dump({"kind": "List", "items": objects}))
@@ -224,7 +224,7 @@ def test_run_needs_a_policy_and_refuses_what_it_does_not_know(file: Make, capsys
 
 
 def test_run_serves_publishes_and_ends_on_sigterm() -> None:
-    """As a process: logs say where it listens, the first cycle makes it ready, SIGTERM ends it cleanly."""
+    """As a process: the log names its address, the first cycle makes it ready, SIGTERM ends it."""
     with _accountant(USED) as (url, asked):
         command = [
             sys.executable, "-m", "fairshare", "run", "--policy", str(POLICY), "--accountant", url,

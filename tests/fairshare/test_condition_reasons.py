@@ -1,5 +1,5 @@
-"""Every reason of a condition stands on docs/conditions.md and in a test with the objects that bring it about and that
-make it go."""
+"""Every reason of a condition is on docs/conditions.md and in a test with the objects that cause it and those that
+clear it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Reason = tuple[str, str, str, str]
 
 
 def _rows() -> Iterator[Reason]:
-    """The tables of the page."""
+    """Return the rows of the page's tables."""
     kind = ""
     for line in PAGE.splitlines():
         if line.startswith("## "):
@@ -68,7 +68,7 @@ REASONS = tuple(_rows())
 
 
 def _literals(path: Path) -> Iterator[tuple[str, str]]:
-    """Type and reason of every Condition that a module makes from literals."""
+    """Return type and reason of every Condition that a module creates with literals."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Condition":
             words = [each.value if isinstance(each, ast.Constant) else None for each in node.args[:3]]
@@ -88,9 +88,9 @@ def test_every_reason_of_the_code_is_on_the_page_and_every_one_of_the_page_is_in
 
 @dataclass(frozen=True)
 class Case:
-    """What a policy with one queue `a` finds: `reason` with the objects `wrong`, another one with `right`.
+    """The condition of a policy with one queue `a` has `reason` with the objects `wrong`, and another one with `right`.
 
-    ref: of the queue. target: the policy's settings of the target. queue: more of the policy's queue."""
+    ref: of the queue. target: the policy's settings of the target. queue: further keys of the policy's queue."""
 
     reason: Reason
     ref: str
@@ -243,7 +243,7 @@ AB = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
 
 @pytest.fixture
 def found(accountant: Accountant, controller_of: Make) -> Make:
-    """Status and reason of a condition of KAI after a cycle."""
+    """Return a function that returns status and reason of a KAI condition after a cycle."""
     accountant.spend(a=1.0)
     return lambda cluster, policy=AB, kind="Available": conditions_of(controller_of(policy, cluster).cycle())[
         f"kai.{kind}"

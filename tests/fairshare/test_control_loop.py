@@ -1,4 +1,4 @@
-"""Whole controller cycles: weights written or held, reports, decisions, and outages."""
+"""Whole cycles of the controller: weights written or held, reports, decisions, and outages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HERE = StatusObject("gputally", "gputally-fairshare")
 
 @pytest.fixture
 def queues(either_of: Make) -> Cluster:
-    """As `three`, in memory and on a real API server."""
+    """The queues of `three`, in memory and on a real API server."""
     return either_of([*map(queue_object, "abc"), queue_object("stranger", 5), shard_object(kValue=0)])
 
 
@@ -243,7 +243,7 @@ def test_a_silent_controller_sends_nothing(three: MemoryCluster, accountant: Any
 
 
 def test_usage_counted_by_another_policy_moves_nothing(queues: Cluster, accountant: Any, controller_of: Make) -> None:
-    """And ours is announced again."""
+    """The controller announces its own policy again."""
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
     controller.cycle()
@@ -331,7 +331,7 @@ def kai(accountant: Accountant, controller_of: Make) -> Make:
 
 
 def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
-    """Who gave way within the hour counts against the limits: a leader that does not know would go beyond them."""
+    """Recent preemptions count against the limits for an hour: a leader without them would exceed the limits."""
     cluster, first = kai(law="deficit")
     for _ in range(3):
         first.cycle()
@@ -355,7 +355,7 @@ def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: Virtua
 
 
 def test_an_event_that_is_refused_keeps_nothing_else_back(kai: Make) -> None:
-    """A namespace that is being deleted takes no new Event."""
+    """A namespace that is being deleted accepts no new Event."""
     cluster, controller = kai()
     for name in "ab":
         cluster.put(
@@ -385,7 +385,7 @@ def test_what_cannot_be_told_is_said_while_it_lasts(kai: Make, accountant: Accou
 
 
 def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
-    """The ledger's average would stand in for them: half of it, where half of the nodes have no agent yet."""
+    """Otherwise the ledger's average would replace them: half of it, if half of the nodes have no agent yet."""
     cluster, controller = kai()
     cluster.failing = frozenset({"list Node"})
     report = controller.cycle()
@@ -492,7 +492,7 @@ def test_conditions_of_many_strangers_fit_into_a_config_map(controller_of: Make)
 def test_the_log_says_what_turned_and_not_what_stays(
     kai: Make, accountant: Accountant, clock: VirtualClock, controller_of: Make
 ) -> None:
-    """A week of minutes in which a dry run plans the same and a field stays another manager's."""
+    """A week of cycles in which a dry run plans the same, and another manager keeps a field."""
     cluster, _ = kai()
     taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
     cluster.put(taken, field_manager="argocd")
@@ -516,7 +516,7 @@ def test_the_log_says_what_turned_and_not_what_stays(
 
 
 def test_two_controllers_do_not_take_turns_for_ever(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
-    """Each would act by the other's usage every other minute, and no alert would ever last long enough to fire."""
+    """Otherwise each would act on the other's usage every other minute, and no alert would last long enough to fire."""
     _, one = kai()
     _, other = kai(k=0.5)
     held = []

@@ -1,4 +1,4 @@
-"""The division against the results of KAI, its explanation, its input, and the command `divide`."""
+"""The division against KAI's results, its explanation, its input, and the command `divide`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check(text: str, count: int) -> None:
 
 @pytest.mark.parametrize(("vectors", "count"), [("golden_text", 275), ("upstream_text", 95)])
 def test_equals_the_scheduler(vectors: str, count: int, request: pytest.FixtureRequest) -> None:
-    """On scenarios of this project, and on its own test tables."""
+    """On scenarios of this project, and on KAI's own test tables."""
     _check(request.getfixturevalue(vectors), count)
 
 
@@ -202,7 +202,7 @@ TWO = {
 
 @pytest.fixture
 def divided(file: Make, capsys: Capsys) -> Make:
-    """What the command prints of these cases."""
+    """Return the command's output for these cases."""
 
     def run(cases: object, *options: str) -> str:
         assert main(["divide", "--input", str(file(json.dumps(cases))), *options]) == 0
@@ -217,7 +217,7 @@ def test_divide_prints_the_shares_as_json(divided: Make) -> None:
 
 
 def test_divide_computes_in_kais_order(divided: Make) -> None:
-    """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
+    """The smallest case in which exact sums and KAI's program differ: 0.3, 15.6, 0, 0.1, 0."""
     asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1, 1, 2, 3, 1)
     queues = [
         {"name": f"q{i}", "request": request, "deserved": quota, "overQuotaWeight": weight, "priority": priority}
@@ -286,7 +286,7 @@ def test_divide_answers_faults_with_one_line(text: str, line: str, file: Make, c
 
 
 def test_names_are_shown_as_they_are(divided: Make) -> None:
-    """What rich takes for markup or for an emoji is a queue's name here."""
+    """Text that rich takes for markup or an emoji can be a queue's name."""
     names = ["[/b]", "[red]a", "größe :warning:"]
     queues = [{"name": name, "request": 4} for name in names]
     out = divided({"total": 8, "queues": queues}, "--explain")

@@ -1,4 +1,4 @@
-"""Eviction of a victim, every recorded answer of the API server, and preemptions that are finished later."""
+"""Eviction of a victim, every recorded answer of the API server, and preemptions that a later cycle finishes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ANSWERS = {
 
 
 def _kept(vetting: EvictionCheck, victim: Victim) -> str | None:
-    """Why one stays that is not what was decided about."""
+    """Return the reason for keeping a victim that has changed since the decision."""
     veto = vetting.refusal(victim)
     assert veto is None or veto.kind == "changed"
     return veto.reason if veto is not None else None
@@ -77,7 +77,7 @@ def test_another_pod_of_the_same_name_is_never_touched() -> None:
 
 
 def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
-    """Each pod alone would be allowed: the API server's own dry run sees only one at a time."""
+    """Each pod alone would be allowed: the API server's dry run sees one at a time."""
     cluster = cluster_with(
         *(pod_object(name, labels={"app": "x"}) for name in "pqr"), budget_object("b", 1, {"app": "x"})
     )
@@ -122,7 +122,7 @@ def _reserved(status: str) -> dict[str, str]:
 
 
 def _uid(cluster: Cluster, kind: Kind) -> str:
-    """Of the object x: a real API server gives it."""
+    """Return the uid of object x, which a real API server assigns."""
     return str(cluster.get(kind, "x", "ns")["metadata"]["uid"])
 
 
@@ -186,7 +186,7 @@ SINCE = "2026-10-01T00:00:00Z"
 
 
 def _switched_off(version: Kind = WORKLOAD) -> Object:
-    """A Workload that gave way, and whose quota is free by now."""
+    """Build a preempted Workload whose quota is free by now."""
     template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
     intent = PreemptionIntent("d1", NOW_MS - 60_000)
     spec = {"active": False, "queueName": "a", "podSets": [{"name": "main", "count": 1, "template": template}]}
@@ -196,7 +196,7 @@ def _switched_off(version: Kind = WORKLOAD) -> Object:
 
 @pytest.fixture
 def kueue(controller_of: Make) -> Callable[..., tuple[Failing, Controller]]:
-    """A controller of Kueue and the Workload that an earlier one has switched off."""
+    """A Kueue controller and the Workload that an earlier one has deactivated."""
 
     def make(*, target: Any = None, version: Kind = WORKLOAD, **options: Any) -> tuple[Failing, Controller]:
         rules = options.pop("preemption", {"mode": "enforce"})
@@ -291,7 +291,7 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
 
 
 def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
-    """Without the Workloads there would seem to be no demand."""
+    """Without the Workloads the demand would seem to be zero."""
     cluster, controller = kueue()
     cluster.failing, cluster.error = frozenset({"list Workload"}), Refused("GET: 403: workloads is forbidden")
     (target,) = controller.cycle().targets

@@ -45,7 +45,7 @@ def _group(pod: str, queue: str, requested: int, allocated: int = 0) -> dict[str
 
 
 class Scene:
-    """Files and an accountant for one question."""
+    """The files and the accountant for one question."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ def scene(tmp_path: Path) -> Scene:
 
 @pytest.fixture
 def explain(scene: Scene, capsys: Capsys) -> Make:
-    """Runs `explain` for a queue or pod, and returns its JSON output."""
+    """Return a function that runs `explain` for a queue or pod and returns its JSON output."""
 
     def explain(subject: str) -> dict[str, Any]:
         assert scene.ask(subject, "--format", "json") == 0
@@ -85,7 +85,7 @@ def explain(scene: Scene, capsys: Capsys) -> Make:
 
 
 def _full(scene: Scene, waiting: int, held: int = 8) -> None:
-    """ops asks for all and holds what vision does not; vision waits for `waiting` GPUs."""
+    """Set up usage: ops requests everything and holds what vision does not; vision waits for `waiting` GPUs."""
     scene.objects += [
         _queue("dept", held + waiting, held), _queue("vision", held + waiting, held, "dept"),
         _queue("ops", 16, 16 - held),
@@ -122,7 +122,7 @@ def test_what_has_to_come_free_is_named(scene: Scene, explain: Make, gpus: int, 
 
 
 def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: Scene, explain: Make) -> None:
-    """The department is 2 GPUs short, the queue below it 8: two that end would not help it."""
+    """The department is 2 GPUs short, the queue below it 8: two freed GPUs would not help it."""
     _full(scene, 4)
     scene.policy["budgets"] = [{"name": "b", "queue": "vision", "limit": 10, "exhausted": "no-over-quota"}]
     scene.budgets = [budget_state("b", "vision", limit="10", spent="12", ratio=1.2)]
@@ -151,7 +151,7 @@ def test_what_has_no_unmet_demand_is_explained_so(scene: Scene, explain: Make, s
 
 
 def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene, explain: Make) -> None:
-    """A pod of no queue of the policy holds GPUs that its queues do not know of."""
+    """A pod outside the policy's queues holds GPUs that do not appear in their usage."""
     scene.objects += [
         _queue("dept", 4, 0), _queue("vision", 4, 0, "dept"), _queue("ops", 0, 0), _pod("train", 4),
         _group("train", "vision", 4), _pod("strange", 8, queue="else", node="n1"),

@@ -24,8 +24,8 @@ Level = float | np.longdouble
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A row of the account tree. shares None: the parent's own (a user then always comes first, an account
-    hands its children up). usage counts for users; an account's is its users'."""
+    """A row of the account tree. shares None: the parent's own (such a user comes first, and such an account passes its
+    children up). usage counts for users; an account's usage is its users'."""
 
     name: str
     parent: str
@@ -36,7 +36,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """level_fs: LF of every row. fairshare: of users, rank / number of users, 1 is first."""
+    """level_fs: LF of every row. fairshare: of users, rank / number of users; 1 is first."""
 
     level_fs: Mapping[str, float]
     fairshare: Mapping[str, float]
@@ -78,7 +78,7 @@ class _Tree:
         self._measure(ROOT)
 
     def _measure(self, account: str) -> float:
-        """Usage of the subtree; sets LF of everything below."""
+        """Return the usage of the subtree, and set LF of everything below."""
         rows = self._below.get(account, [])
         for row in rows:
             self._usage[row.name] = self._measure(row.name) if row.kind == "account" else row.usage
@@ -141,7 +141,7 @@ class Factor:
 
 
 def factors(rows: Sequence[Account], dampening: float = 1.0) -> dict[str, Factor]:
-    """Every association's factor. Usage on account rows is ignored: it is their users'.
+    """Return every association's factor. Usage on account rows is ignored, because it is their users'.
 
     Usage is weighed against the siblings': U_E = U + (U_E of the parent - U) · shares / siblings' shares, so that a
     quiet account pays for a busy parent. S is the product of normalised shares down the tree.
@@ -161,7 +161,7 @@ def factors(rows: Sequence[Account], dampening: float = 1.0) -> dict[str, Factor
     found: dict[str, Factor] = {}
 
     def level(name: str) -> list[Account]:
-        """Who competes below `name`: an account on its parent's shares hands its children up."""
+        """Return the competitors below `name`; an account on its parent's shares passes its children up."""
         rows = below.get(name, [])
         return rows + [own for row in rows if row.shares is None and row.kind == "account" for own in level(row.name)]
 
@@ -242,7 +242,7 @@ def test_kais_rule_in_figures() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=8))
 def test_the_laws_of_siblings_are_slurms_among_users_of_one_account(users: list[tuple[int, int]]) -> None:
-    """usage: whole numbers, so that equal ratios are equal."""
+    """usage: integers, so that equal ratios compare equal."""
     whole = sum(usage for _, usage in users) or 1
     rows = [Account(f"u{n}", ROOT, "user", shares, float(usage)) for n, (shares, usage) in enumerate(users)]
     members = [LawQueue(row.name, row.shares or 0, 1.0, row.usage / whole, 10, 0) for row in rows]

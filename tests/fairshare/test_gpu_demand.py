@@ -165,7 +165,7 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     ],
 )
 def test_a_queue_and_a_gang_count_only_where_their_scheduler_places(scheduler: str, ref: str, gang: str) -> None:
-    """Else a pod could use the share, or inflate the gang, of any other queue."""
+    """Otherwise a pod could use the share, or inflate the gang, of any other queue."""
     labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
     annotations = {
         "pod-group-name": "k", "scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v",
@@ -204,7 +204,7 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() 
 
 
 def test_a_terminating_pod_asks_for_nothing() -> None:
-    """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
+    """Otherwise a restarted gang would request twice, and a deleted job would cause preemptions."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
@@ -266,7 +266,7 @@ def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
 
 
 def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
-    """KAI keeps a whole GPU by a pod of its own and puts the workloads beside it."""
+    """KAI reserves a whole GPU by a pod of its own and places the workloads beside it."""
     keeper = _pod(gpu="1", node="n1", namespace="kai-resource-reservation")
     share = {"gpu-fraction": "0.5"}
     sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler=KAI) for _ in range(2)]

@@ -88,7 +88,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
 
 
 def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock: VirtualClock) -> None:
-    """A cycle that hangs, because the API server does, reports nothing: the Lease is lost all the same."""
+    """A cycle that hangs with the API server reports nothing, but the Lease is lost."""
     metrics, acting = Metrics(clock), {"now": True}
     metrics.watch(None, lambda: acting["now"])
     controller_of(policy_of(), cluster_of([queue_object(name) for name in "abc"]), observe=metrics.observe).cycle()
@@ -208,7 +208,8 @@ def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> Non
 
 
 def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant: Any, controller_of: Make) -> None:
-    """As the kubelet renews a mounted ConfigMap: a symlink to another folder, in one step. Next cycle, new policy."""
+    """As the kubelet updates a mounted ConfigMap: it swaps a symlink in one step. The next cycle uses the new
+    policy."""
     text = "k: {k}\ntargets: {{kai: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [kai:a]}}]\n"
     for name, weight in (("old", 1), ("new", 3)):
         (tmp_path / name).mkdir()
@@ -343,7 +344,7 @@ def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: M
     controller: Any = None
 
     def pods() -> tuple[()]:
-        """Asked in each cycle; of the first two a defect."""
+        """Called in each cycle; the first two calls raise."""
         if len(told) < 2:
             raise KeyError("spec")
         return ()
@@ -397,14 +398,14 @@ def test_work_that_ends_is_begun_again(clock: VirtualClock, raises: bool) -> Non
 
 
 class Instantly(threading.Event):
-    """Waits for nothing."""
+    """Waits without passing time."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()
 
 
 def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: VirtualClock) -> None:
-    """An API server that is away is answered by trying again; only a request that never ends is a fault."""
+    """An unreachable API server leads to a retry; only a request that never ends is a fault."""
     stop, asked = Instantly(), list[int]()
     task = BackgroundTasks(clock).add("pods", 285)
 
@@ -424,7 +425,7 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
 
 
 def test_a_signal_inside_the_event_that_it_sets_is_not_lost() -> None:
-    """A handler that sets the event itself waits for ever for the main thread that it interrupts."""
+    """A handler that sets the event itself would wait for ever for the main thread that it interrupts."""
     done = subprocess.run(
         [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=patience_s(), check=True
     )

@@ -50,7 +50,8 @@ def _use(pod: Pod, span_ms: int, busy: float, unknown: float = 0.0) -> PodUse:
 
 
 def _idleness(gangs: list[Gang], busy: Mapping[str, float] | None = None, **more: Any) -> Idleness:
-    """Every pod by its busy part over both spans; without one, idle all the time. All were warned long ago."""
+    """Build the idleness of every pod from its busy share over both spans; without one, always idle. All were warned
+    long ago."""
     pods = [pod for each in gangs for pod in each.pods]
     parts = {pod.uid: (busy or {}).get(pod.uid, 0.0) for pod in pods}
     fields: dict[str, Any] = {
@@ -74,7 +75,7 @@ def _notebook(hours: float = 1.0, **ready: Any) -> list[Gang]:
 
 
 def _law(few: int, many: int) -> Any:
-    """How many examples a law is tried on."""
+    """Return the number of examples for a law."""
     return settings(max_examples=examples(few, many), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -146,7 +147,7 @@ def test_it_counts_against_every_limit(options: dict[str, Any], limit: str) -> N
 
 
 def test_only_work_that_was_done_is_lost() -> None:
-    """Twenty hours of two GPUs are forty, but the ledger saw two of them busy: the limit is no matter."""
+    """Twenty hours of two GPUs are forty, but the ledger measured two of them busy: the limit does not apply."""
     rules = policy({"a": 16}, idle=RULE, lost_gpu_hours=5)
     gangs = _notebook(hours=20)
     assert _gone(gangs, _idleness(gangs), rules) == set()
@@ -162,7 +163,7 @@ def test_a_preempted_workload_is_not_reclaimed_as_idle_too() -> None:
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Gang], Idleness]:
-    """Some gangs, and whatever a ledger may say of their pods."""
+    """Generate some gangs, and any report of the ledger about their pods."""
     gangs = []
     for i in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 3))
@@ -187,7 +188,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Gang], Idleness]:
 @_law(20, 120)
 @given(lives(), st.sampled_from([0.01, 0.05, 0.5, 1.0]))
 def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], below: float) -> None:
-    """Each victim was warned, and measured idle for more than the rest of the time, over both spans."""
+    """Each victim was warned, and its measured idle time exceeds the rest over both spans."""
     gangs, idleness = case
     rules = policy({"a": 16}, idle=RULE | {"below": below})
     pods = {pod.uid: pod for each in gangs for pod in each.pods}
@@ -202,7 +203,7 @@ def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], bel
 @_law(20, 120)
 @given(lives(), st.data())
 def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> None:
-    """More busy or unknown time, a lower threshold, a longer grace: never more that go."""
+    """More busy or unknown time, a lower threshold, a longer grace: never more victims."""
     gangs, idleness = case
     before = _gone(gangs, idleness)
     uses = dict(data.draw(st.sampled_from([idleness.lasting, idleness.recent])))
@@ -258,7 +259,7 @@ def test_exemptions_by_what_the_owner_wrote(exempt: dict[str, Any], reason: str 
 
 
 def _pod(name: str, **metadata: Any) -> dict[str, Any]:
-    """Ready for a day."""
+    """Build a pod that has been ready for a day."""
     since = datetime.fromtimestamp(NOW_MS / 1000 - 86_400, UTC).isoformat()
     labels = {QUEUE_LABEL: "a", **metadata.pop("labels", {})}
     spec = {"nodeName": "n0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]}
@@ -268,8 +269,8 @@ def _pod(name: str, **metadata: Any) -> dict[str, Any]:
 
 
 class Lives:
-    """What the ledger measures of two-GPU pods: busy and unknown parts by name, since an instant where one is
-    given (before it a pod was idle)."""
+    """The ledger's measurements of two-GPU pods: busy and unknown shares by name, from an instant on if one is given
+    (before it the pod was idle)."""
 
     def __init__(self) -> None:
         self.busy: dict[str, tuple[int, float]] = {}
@@ -297,7 +298,7 @@ def lives_of(accountant: Accountant) -> Lives:
 
 @pytest.fixture
 def start(controller_of: Make) -> Make:
-    """A controller with the idle rule at queue a of n0."""
+    """Return a function that starts a controller with the idle rule at queue a of n0."""
 
     def make(cluster: MemoryCluster, rule: Mapping[str, Any] | None = None, **rules: Any) -> Controller:
         preemption = {"mode": "enforce", "min_runtime": 0, "idle": RULE | dict(rule or {}), **rules}
@@ -349,7 +350,8 @@ def test_warning_then_grace_then_reclaim(
 
 
 def test_who_works_again_during_the_grace_is_forgiven(start: Make, lives_of: Lives, clock: VirtualClock) -> None:
-    """Three minutes of work, 2.5 % of two hours: still below the threshold there, and forgiven all the same."""
+    """Three minutes of work, 2.5 % of two hours: still below the threshold there, and the warning is withdrawn all the
+    same."""
     cluster = _cluster(_pod("nb"))
     loop = start(cluster)
     loop.cycle()

@@ -1,4 +1,4 @@
-"""KAI: objects read into the model, weights written back, the history that it counts, and its scheduling shards."""
+"""KAI: its objects, weights written back, its own history, and its scheduling shards."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_queue_is_read_with_what_we_noted_on_it() -> None:
 
 
 def test_a_queue_holds_what_kai_notes_under_other_names_too() -> None:
-    """MIG instances by their slices, GPUs of ResourceClaims under their class."""
+    """MIG instances count by their slices, and GPUs of ResourceClaims by their device class."""
     obj = queue_object("a", requested="2", allocated="1")
     obj["status"]["allocated"] |= {"nvidia.com/mig-3g.40gb": "1", "gpu.nvidia.com": "2", "cpu": "8"}
     obj["status"]["requested"] |= {"nvidia.com/mig-3g.40gb": "2", "gpu.nvidia.com": "4"}
@@ -185,7 +185,7 @@ def test_several_shards_each_ask_for_their_own_nodes() -> None:
 
 
 def _config(**prometheus: Any) -> dict[str, Any]:
-    """KAI's own Config, as its operator reads it."""
+    """Build KAI's own Config, as its operator reads it."""
     spec = {"namespace": "kai", **({"prometheus": prometheus} if prometheus else {})}
     return object_of(CONFIG, "kai-config", spec)
 
@@ -257,7 +257,7 @@ def test_the_printed_remedy_makes_weights_the_only_history(either_of: Make, spec
 
 
 def _write(cluster: Any, remedy: str) -> None:
-    """What the lines of `kubectl patch` do."""
+    """Carry out the `kubectl patch` lines of a remedy."""
     for line in remedy.split("; "):
         words = shlex.split(line)
         assert words[:4] == ["kubectl", "patch", "schedulingshard", "default"]
@@ -324,7 +324,7 @@ def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:
 
 
 def _pod_group(**spec: Any) -> dict[str, Any]:
-    """As KAI's podgrouper writes it."""
+    """Build a PodGroup as KAI's podgrouper writes it."""
     return pod_group(requested=4, allocated=4, spec=spec, creationTimestamp="2026-10-01T00:00:00Z")
 
 
@@ -342,7 +342,7 @@ def _pod_group(**spec: Any) -> dict[str, Any]:
     ],
 )
 def test_priority_is_that_of_the_class(seen_of: Make, classes: list[Any], spec: dict[str, Any], expected: Any) -> None:
-    """The pods' own priority is 0: they name the class by label, `priorityClassName: gold`."""
+    """The pods' own priority is 0: they name the class by a label, `priorityClassName: gold`."""
     pod = Pod("u", "ns", "p", 4.0, "n", "kai:a", "PodGroup/ns/g", priority=0, held=True)
     (gang,) = seen_of(KaiAdapter(), A, [queue_object("a"), _pod_group(minMember=1, **spec), *classes], [pod]).gangs
     assert (gang.priority, gang.preemptible) == expected
@@ -465,13 +465,13 @@ BLUE = {"labels": {POOL_LABEL: "blue"}}
 
 
 def _queues(blue: str = "") -> list[dict[str, Any]]:
-    """Queues a, b and c. blue: those of that node pool."""
+    """Build queues a, b and c. blue: those in that node pool."""
     return [queue_object(name, **(BLUE if name in blue else {})) for name in "abc"]
 
 
 @pytest.fixture
 def due(either_of: Make, accountant: Any, controller_of: Make) -> Make:
-    """A cycle's report on KAI, and who is due how much."""
+    """Return a function that runs a cycle and returns its report on KAI with each queue's due share."""
 
     def make(objects: Sequence[Object], pods: Sequence[Object] = (), **policy: Any) -> Any:
         accountant.nodes = {"n1", "n2"}
@@ -487,7 +487,7 @@ TWO_POOLS = [_node("n1"), _node("n2", pool="blue"), _shard(), _shard("blue")]
 
 
 def test_every_shard_is_divided_by_itself(due: Make) -> None:
-    """As two real schedulers have it: 4 and 4 of the nodes without a label, 8 of the pool blue."""
+    """As two real schedulers divide: 4 and 4 of the nodes without a label, 8 of the pool blue."""
     target, gpus = due([*_queues("c"), *TWO_POOLS])
     assert gpus == {"a": 4.0, "b": 4.0, "c": 8.0}
     assert target.gpus == 16.0
@@ -502,7 +502,7 @@ def test_the_label_of_node_pools_is_the_one_that_kais_config_names(due: Make) ->
 
 
 def test_a_division_by_shards_is_computed_again_from_its_record(due: Make, accountant: Any) -> None:
-    """Usage is a part of the shard's own capacity: a used 0.3 of the cluster, 0.6 of its shard."""
+    """Usage is a share of the shard's own capacity: a used 0.3 of the cluster, 0.6 of its shard."""
     accountant.spend(a=0.3, b=0.1, c=0.5)
     target, gpus = due([*_queues("c"), *TWO_POOLS], k=1)
     assert gpus == {"a": 3.0, "b": 5.0, "c": 8.0}
@@ -536,7 +536,8 @@ def test_an_unlabelled_queue_does_not_exist_in_a_labelled_shard(due: Make) -> No
 
 
 def test_what_pods_of_other_schedulers_hold_is_not_kais_to_divide(due: Make) -> None:
-    """KAI has 12 of 16: 4 each. Its own pods, and the reservation pods of its shared GPUs, are its own."""
+    """KAI has 12 of 16: 4 for each queue. Its own pods, and the reservation pods of its shared GPUs, count as its
+    own."""
     theirs = pod_object("other", node="n1", gpus=4)
     own = pod_object("own", node="n2", gpus=4)
     own["spec"]["schedulerName"] = "kai-scheduler"
@@ -566,14 +567,14 @@ def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
 
 
 def _shared_node(gpus: int) -> dict[str, Any]:
-    """Lists each of its GPUs twice."""
+    """Build a node that lists each of its GPUs twice."""
     node = _node("n0", gpus)
     return {**node, "metadata": {"name": "n0", "labels": {"nvidia.com/gpu.replicas": "2"}}}
 
 
 def test_the_physical_gpus_behind_a_target_shrink_with_what_it_divides(accountant: Any) -> None:
-    """A node lists 16 GPUs, each twice: a target whose quotas hold 8 of them divides 4 physical ones, in the cycle and
-    by hand."""
+    """A node lists 16 GPUs, each twice. A target whose quotas hold 8 of them divides 4 physical ones, in the cycle and
+    by command."""
     serving = ServingNodes((_shared_node(16),))
     window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
     whole = target_capacity(serving, window, None, ())

@@ -1,4 +1,4 @@
-"""The JSON of the extender as the kube-scheduler writes and reads it, its limits, and its view of the cluster.
+"""The extender's JSON as the kube-scheduler writes and reads it, its limits, and its view of the cluster.
 
 Field names are Go's, capitalised: k8s.io/kube-scheduler/extender/v1 has no JSON tags."""
 
@@ -60,7 +60,7 @@ def _object(uid: str, gpus: int = 2) -> dict[str, Any]:
 
 
 def _args(uid: str = "new", gpus: int = 2, **more: Any) -> bytes:
-    """ExtenderArgs with nodeCacheCapable: true."""
+    """Build ExtenderArgs with nodeCacheCapable: true."""
     return json.dumps({"Pod": _object(uid, gpus), "Nodes": None, "NodeNames": list(NODES), **more}).encode()
 
 
@@ -132,7 +132,7 @@ def test_a_burst_counts_the_pods_placed_just_before(clock: VirtualClock) -> None
 
 
 def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None:
-    """nodeCacheCapable: false."""
+    """With nodeCacheCapable: false."""
     items = [{"metadata": {"name": n}, "status": {"allocatable": {GPU: "4"}}} for n in ("x", "y")]
     extender = Extender(lambda: _room(_pod("a", 2, node="x")), clock)
     body = json.dumps({"Pod": _object("new"), "Nodes": {"items": items}, "NodeNames": None}).encode()
@@ -165,7 +165,7 @@ def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) 
 
 
 def _bent(name: str, key: str, value: str) -> bytes:
-    """A pod with one number or text that no API server would send."""
+    """Build a pod with one number or text that no API server would send."""
     pod = _object(name)
     (pod["metadata"] if key == "uid" else pod["spec"])[key] = "bent"
     return json.dumps({"Pod": pod, "NodeNames": ["n"]}).replace('"bent"', value).encode()
@@ -352,7 +352,7 @@ def _pods(cluster: MemoryCluster) -> Sequence[Pod]:
 
 @pytest.fixture
 def seen(clock: VirtualClock, controller_of: Make) -> tuple[MemoryCluster, ExtenderViews]:
-    """a holds all 8 GPUs with a quota of 4; b asked for nothing when the last cycle looked."""
+    """Queue a holds all 8 GPUs with a quota of 4; b requested nothing in the last cycle."""
     cluster = cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"))
     policy = policy_of(QUEUES)
     view = ExtenderViews(lambda: _pods(cluster), clock)
@@ -372,7 +372,7 @@ def _asking(name: str, **fields: Any) -> Pod:
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_the_first_question_counts_its_own_demand(seen: tuple[MemoryCluster, ExtenderViews], watched: bool) -> None:
-    """b was due nothing, as it asked for nothing: what it asks for now is within its quota."""
+    """b had no share, because it requested nothing; its request now is within its quota."""
     cluster, view = seen
     if watched:  # the watch may have shown the pod already
         cluster.load([pod_object("b0", "b", node="")])

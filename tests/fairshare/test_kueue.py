@@ -1,4 +1,4 @@
-"""Kueue: objects read into the model, weights written back, its configuration, and trees of quotas."""
+"""Kueue: its objects, weights written back, its configuration, and trees of quotas."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _local(name: str, cluster_queue: str, status: dict[str, Any] | None = None, 
 
 
 def _quota(nominal: object, **more: object) -> dict[str, Any]:
-    """A ClusterQueue's, or a Cohort's, quota of GPUs, beside CPUs."""
+    """Build a quota of GPUs, beside CPUs, of a ClusterQueue or Cohort."""
     resources = [{"name": "cpu", "nominalQuota": "640"}, {"name": GPU, "nominalQuota": nominal, **more}]
     flavors = [{"name": "h200", "resources": resources}]
     return {"resourceGroups": [{"coveredResources": ["cpu", GPU], "flavors": flavors}]}
@@ -93,7 +93,7 @@ TREE = policy_of(
 
 
 def _enforced(names: Sequence[str], *, ref: str = "kueue:", options: Mapping[str, Any] = {}, **fields: Any) -> Policy:
-    """Queues of these names, and those of Kueue. options: of the policy. fields: of every queue."""
+    """Build a policy that enforces these Kueue queues. options: of the policy. fields: of every queue."""
     queues = [{"name": name, "refs": [f"{ref}{name}"], **fields} for name in names]
     return policy_of(queues, **{"targets": {"kueue": {"apply": "enforce"}}, **options})
 
@@ -195,7 +195,7 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     effective: tuple[str, str],
     controller_of: Make,
 ) -> None:
-    """Inside one ClusterQueue either Kueue remembers (and gets the configured weight) or it does not read weights."""
+    """Within one ClusterQueue Kueue either keeps history itself (and gets the configured weight) or ignores weights."""
     bounds = {"bounds": {"min_multiplier": 0.2, "max_step": 9}}
     policy = _enforced("xy", ref="kueue:ns/", options=bounds, weight=2)
     queue = _queue("a", admissionScope={"admissionMode": mode})
@@ -271,7 +271,7 @@ SCOPED = [
     ids=["root cohort", "a manager that has not come to all queues", "local queues alone"],
 )
 def test_whether_weights_act(seen_of: Make, policy: Policy, objects: list[Any], wanted: tuple[str, str]) -> None:
-    """Kueue reads the weights of LocalQueues by `admissionFairSharing`, whatever its `fairSharing` says."""
+    """Kueue reads the weights of LocalQueues by `admissionFairSharing`, whatever `fairSharing` is."""
     assert reasons_of(seen_of(KueueAdapter(), policy, objects))["Effective"] == wanted
 
 
@@ -285,7 +285,7 @@ def test_two_roots_beside_each_other_share_nothing(seen_of: Make) -> None:
 
 
 def test_a_configuration_that_is_not_ours_to_read_is_said(controller_of: Make) -> None:
-    """Another ConfigMap than the chart's role names: the API server answers 403, and the way out is named."""
+    """A ConfigMap that the chart's role does not name: the API server answers 403, and the message names the remedy."""
 
     class Refusing(MemoryCluster):
         def get(self, kind: Kind, name: str, namespace: str = "") -> Any:
@@ -318,7 +318,7 @@ def _gangs_of(observation: Any) -> dict[str, tuple[float, float, float]]:
 
 
 def _done(workload: dict[str, Any], pods: int) -> dict[str, Any]:
-    """So many of its pods have completed: Kueue has given their quota to others already."""
+    """Complete this many pods of the workload: Kueue has given their quota to others already."""
     workload["status"]["reclaimablePods"] = [{"name": "main", "count": pods}]
     return workload
 
@@ -328,7 +328,7 @@ def _noted(workload: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 def _placed(workload: dict[str, Any]) -> dict[str, Any]:
-    """As the manager of Kueue leaves it: two pods on two hosts of one rack."""
+    """Build an admitted Workload as Kueue's manager writes it: two pods on two hosts of one rack."""
     hosts = [{"individual": {"prefix": "n", "roots": ["2", "3"]}}]
     slices = [{"domainCount": 2, "podCounts": {"universal": 1}, "valuesPerLevel": hosts}]
     found = {"levels": ["kubernetes.io/hostname"], "slices": slices}
@@ -337,7 +337,7 @@ def _placed(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _admitted(workload: dict[str, Any], count: int, usage: dict[str, str]) -> dict[str, Any]:
-    """As Kueue notes it: `count` pods of the set, and what they use in its own terms."""
+    """Build an admission as Kueue writes it: `count` pods of the set, and their usage in Kueue's terms."""
     flavors = dict.fromkeys(usage, "h200")
     assignment = {"name": "main", "flavors": flavors, "resourceUsage": usage, "count": count}
     admitted = {**ACTIVE, "type": "Admitted", "reason": "Admitted", "message": "The workload is admitted"}
@@ -380,7 +380,7 @@ def test_a_workload_asks_for_and_holds_what_is_left_of_it(
 
 
 def test_gpus_that_kueue_transforms_into_credits_are_gpus(seen_of: Make) -> None:
-    """`resources.transformations` with `Replace`: the admission speaks of credits, pods of GPUs."""
+    """`resources.transformations` with `Replace`: the admission contains credits, the pods GPUs."""
     jobs = [_admitted(_workload(f"j{n}", "a", 1, 2), 1, {"example.com/credits": "20"}) for n in range(4)]
     found = seen_of(KueueAdapter(), ONE, [_queue("a"), _local("a", "a"), *jobs, _workload("next", "a", 1, 2)])
     assert (found.standings["a"].requested, found.standings["a"].allocated) == (10.0, 8.0)
@@ -402,7 +402,7 @@ def test_a_required_topology_is_known(seen_of: Make, asked: dict[str, Any], leve
 def test_multikueue_holds_quota_here_and_gpus_there(
     seen_of: Make, accountant: Any, either_of: Make, controller_of: Make
 ) -> None:
-    """As both managers leave it: each cluster counts it once, and the manager's has no node with GPUs."""
+    """As both managers write it: each cluster counts the Workload once, and the manager's has no node with GPUs."""
     sent = _admitted(_workload("far", "a", 2, 4), 2, {GPU: "8"})
     ready = {"lastTransitionTime": SINCE, "message": 'admitted on "w1"', "name": "mk", "state": "Ready"}
     sent["status"] |= {"admissionChecks": [ready], "clusterName": "w1"}
@@ -477,7 +477,7 @@ def test_siblings_of_the_policy_in_different_cohorts_share_nothing(seen_of: Make
 
 
 def test_an_unset_weight_is_1_for_kueue(either_of: Make, controller_of: Make) -> None:
-    """A weight of 0 has to be written where the field is unset; one of 1 stands already."""
+    """A weight of 0 has to be written to the unset field; a weight of 1 is in force already."""
     queues = [{"name": "a", "weight": 0, "refs": ["kueue:a"]}, {"name": "b", "weight": 1, "refs": ["kueue:b"]}]
     policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
     cluster = either_of([_queue("a"), _queue("b"), configured(CONFIGURATION)])
@@ -507,7 +507,7 @@ def test_release_leaves_another_policys_queues_alone(either_of: Make, accountant
 
 
 def _owned(workload: dict[str, Any], job: str) -> dict[str, Any]:
-    """Made by Kueue for a Job, under a name of its own."""
+    """Build a Workload that Kueue created for a Job, under a name of its own."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": f"uid-{job}", "controller": True}
     metadata = {**workload["metadata"], "ownerReferences": [owner], "creationTimestamp": "2026-09-30T00:00:00Z"}
     return {**workload, "metadata": metadata}
@@ -530,7 +530,7 @@ HALVES = _enforced(("p1", "p2"), deserved=8, options={"preemption": {"mode": "dr
 
 
 def test_room_on_nodes_is_no_room_in_the_quota(controller_of: Make) -> None:
-    """16 GPUs are free on nodes, none in the Cohort: p2 is within its quota, and p1 gives back what it borrows."""
+    """16 GPUs are free on nodes, none in the Cohort: p2 is within its quota, and p1 gives back its borrowed GPUs."""
     cluster = MemoryCluster(KINDS, _borrowed())
     (target,) = controller_of(HALVES, cluster).cycle().targets
     assert target.gpus == 16.0
@@ -547,7 +547,7 @@ def test_where_the_quota_has_room_nodes_decide(controller_of: Make) -> None:
 
 
 def test_a_quota_that_nothing_frees_is_named(controller_of: Make) -> None:
-    """Queues outside the policy hold the Cohort's quota: no workload can be stopped for it, and nodes do not help."""
+    """Queues outside the policy hold the Cohort's quota: no victim would free it, and free nodes do not help."""
     policy = _enforced(("p2",), deserved=8, options={"preemption": {"mode": "dry-run", "wait": 0}})
     (target,) = controller_of(policy, MemoryCluster(KINDS, _borrowed())).cycle().targets
     (verdict,) = target.preemption.verdicts
@@ -594,7 +594,7 @@ def _read(version: str, text: str) -> Configuration:
     ("v1beta1", "fairSharing: {enable: true, foo: 1}", _EXITS),
 ])  # fmt: skip
 def test_fair_sharing_is_on_where_kueue_starts_with_it(version: str, text: str, wanted: tuple[bool, bool]) -> None:
-    """What Kueue's own strict decoder, defaults, conversion (ff69552e79ad, apis/config) and validation said of it."""
+    """The results of Kueue's own strict decoder, defaults, conversion (ff69552e79ad, apis/config) and validation."""
     found = _read(version, text)
     assert (found.fair, bool(found.fault)) == wanted
     assert not found.admission

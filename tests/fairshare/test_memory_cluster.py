@@ -1,4 +1,4 @@
-"""The cluster interface: field ownership and versions; one suite for the in-memory and the real API server."""
+"""The cluster interface: field ownership and versions; the same tests in memory and on the real API server."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ WINDOW = {"size": "1h"}
 
 
 def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, int], node: str = "n1") -> None:
-    """What the agent of the one node says of the last minutes: so many GPUs held by each queue."""
+    """Report, as a node's agent, the last minutes: this number of GPUs held by each queue."""
     queues = [queue for queue, count in held.items() for _ in range(count)]
     now_ms = clock.wall_ms()
     facts = [pod_facts(f"pod-{queue}", now_ms, node=node, queue_ref=f"kai:{queue}") for queue in held]
@@ -62,7 +62,7 @@ BOTH = {"clusters": ["prod", "west"]}
 
 
 class Elsewhere(Accountant):
-    """The accountant of cluster `west`, which counts by the same policy. changed: of its windows."""
+    """The accountant of cluster `west`, with the same policy. changed: fields of its windows."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def kai_cluster(*more: Object) -> MemoryCluster:
 
 @pytest.fixture
 def fleet(accountant: Accountant, controller_of: Make) -> Make:
-    """Policy, the accountant of `west`, the cluster `prod`, and its controller, where a was used there and b here."""
+    """The policy, the accountant of `west`, the cluster `prod` and its controller; a used GPUs there, b here."""
 
     def make(**options: Any) -> tuple[Policy, Elsewhere, MemoryCluster, Controller]:
         policy, cluster = policy_of(usage=BOTH, **options), kai_cluster()
@@ -180,7 +180,7 @@ def test_a_decision_on_several_clusters_replays_bit_for_bit(fleet: Make, account
 
 
 def test_clusters_that_are_alike_repay_a_debt_once_together(fleet: Make) -> None:
-    """Each of two equal clusters decides as it would alone: were each to repay all of it, it would be repaid twice."""
+    """Each of two equal clusters decides as it would alone: if each repaid the whole debt, it would be repaid twice."""
     policy, _, _, controller = fleet(law="deficit")
     found = controller.cycle()
     assert isinstance(found.window, FleetWindow)
@@ -261,7 +261,7 @@ def test_policies_without_clusters_keep_their_version() -> None:
 
 @pytest.fixture
 def accountants(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
-    """Starts an accountant whose clusters held these GPUs, and returns it with its address."""
+    """Return a function that starts an accountant whose clusters held these GPUs."""
     clock.advance(-clock.wall_ms() % MINUTE_MS)
     with ExitStack() as open_:
 
@@ -349,7 +349,7 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
 
 @pytest.fixture
 def client_of(service: Service) -> Iterator[Make]:
-    """The controller's client of a cluster, in process."""
+    """Return a function that builds the controller's client of a cluster within the process."""
     with TestClient(service.app, base_url="http://127.0.0.1") as inside:
 
         def answer(request: httpx2.Request) -> httpx2.Response:
@@ -364,7 +364,8 @@ def client_of(service: Service) -> Iterator[Make]:
 
 @pytest.fixture
 def controller(client_of: Make, clock: VirtualClock) -> Make:
-    """The controller of a cluster with queues a, b and c of weight 1, and that cluster."""
+    """Return a function that builds the controller of a cluster with queues a, b and c of weight 1, with that
+    cluster."""
 
     def make(policy: Any, cluster: str) -> tuple[Controller, MemoryCluster]:
         there = kai_cluster()
@@ -375,7 +376,7 @@ def controller(client_of: Make, clock: VirtualClock) -> Make:
 
 @pytest.fixture
 def cycle(controller: Make) -> Make:
-    """A cycle of a new controller, and the weights then."""
+    """Run a cycle of a new controller and return the weights."""
 
     def run(policy: Any, cluster: str) -> tuple[CycleReport, dict[str, float]]:
         mine, there = controller(policy, cluster)
@@ -422,7 +423,7 @@ def test_decisions_stay_apart_and_replay(service: Service, clock: VirtualClock, 
 
 
 def test_policies_that_count_alike_do_not_contest(service: Service, clock: VirtualClock, controller: Make) -> None:
-    """One cluster only tries, with another k: both are counted by the same queues, and neither holds."""
+    """One cluster tries another k: both count usage by the same queues, and neither holds."""
     given = {"prod": {"k": 1.0}, "staging": {"k": 0.5, "apply": "dry-run"}}
     policies = {name: policy_of(window=WINDOW, min_coverage=0.5, **options) for name, options in given.items()}
     controllers = {name: controller(policy, name)[0] for name, policy in policies.items()}

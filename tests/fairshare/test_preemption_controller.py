@@ -1,4 +1,4 @@
-"""Preemption in whole cycles, by command, by a latency objective and by the schedulers themselves."""
+"""Preemption in whole cycles, by command, for a latency objective, and by the schedulers themselves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from tests.shared_files import shared
 
 @pytest.fixture
 def controller(controller_of: Make) -> Make:
-    """A controller of pods by label: a holds 8 of n0's GPUs with a quota of 4, b with a quota of 4 waits."""
+    """Return a controller of pods by label: a holds 8 of n0's GPUs with a quota of 4, and b with a quota of 4 waits."""
 
     def make(cluster: MemoryCluster, **rules: Any) -> Controller:
         queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
@@ -69,7 +69,7 @@ def controller(controller_of: Make) -> Make:
 
 
 def _keep_a0(cluster: Answering) -> Answering:
-    """With a disruption budget that a0 is held by."""
+    """Protect a0 by a disruption budget."""
     cluster.load([budget_object("b", 0, {"app": "kept"})])
     kept = cluster.get(POD, "a0", "ns")
     labels = {**kept["metadata"]["labels"], "app": "kept"}
@@ -151,7 +151,7 @@ def _condition(cluster: MemoryCluster) -> tuple[str, str, str]:
 def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
     answer: str | None, rules: dict[str, Any], reason: str, words: str, controller: Make, clock: VirtualClock
 ) -> None:
-    """And all of it ends where the cause does."""
+    """All of them clear together with the cause."""
     own = {
         "403": {"status": 403, "body": {"message": 'pods "a0" is forbidden: pods/eviction is forbidden'}},
         "webhook": {"status": 403, "body": {"message": 'admission webhook "policy.example" denied the request'}},
@@ -180,7 +180,7 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
 
 
 def test_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(controller: Make, clock: VirtualClock) -> None:
-    """Each looks cheaper than the one who may go, and has a budget of its own."""
+    """Each looks cheaper than the one that may be evicted, and has a disruption budget of its own."""
     kept = [
         pod_object(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})
         for i in range(12)
@@ -210,7 +210,7 @@ QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving"
 
 
 def _full() -> MemoryCluster:
-    """a borrows 4 of 8 GPUs; a server without a quota waits, above its share."""
+    """a borrows 4 of 8 GPUs; a server without a quota waits above its share."""
     return cluster_with(
         node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("chat", "serving", node="")
     )
@@ -234,7 +234,7 @@ def test_a_threshold_is_compared_with_what_is_measured(rules: Policy) -> None:
 
 @pytest.fixture
 def ask(accountant: Accountant, clock: VirtualClock) -> Make:
-    """The report of a preemption by hand."""
+    """Return a function that requests a preemption by command and returns its report."""
 
     def by_command(rules: Policy, cluster: MemoryCluster, mode: Any, job: str = "ns/chat") -> Any:
         call = PreemptionCall("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
@@ -261,7 +261,7 @@ def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, ask: Make, acco
 
 
 def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, clock: VirtualClock) -> None:
-    """By the next command, and by the controller that acts meanwhile, which leaves the note alone."""
+    """The next command counts it, and so does the controller that acts meanwhile, which keeps the note."""
     rules = policy_of(QUEUES, preemption={"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1})
     cluster, where = _full(), StatusObject()
     controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), status_object=where)
@@ -295,7 +295,7 @@ def test_old_usage_or_unknown_workloads_are_refused(rules: Policy, ask: Make, ac
 
 
 def test_the_controller_makes_room_for_a_latency(rules: Policy, controller_of: Make, clock: VirtualClock) -> None:
-    """Once it has lasted."""
+    """Once the excess has lasted."""
     cluster = _full()
     alarms, metrics = Alarms(lambda _query, _at: 0.08), Metrics(clock)
     metrics.watch(alarms)
@@ -332,7 +332,7 @@ def _slo_policy(**more: object) -> Policy:
 
 
 def _alarms(values: dict[int, float | None]) -> Alarms:
-    """Latency by minute; None: not known."""
+    """Build latency alarms by minute; None: unknown."""
 
     def latency(_query: str, at_ms: int) -> float:
         value = values[at_ms // MINUTE_MS]
@@ -344,7 +344,7 @@ def _alarms(values: dict[int, float | None]) -> Alarms:
 
 
 def _minutes(alarms: Alarms, policy: Policy, count: int) -> list[int]:
-    """The minutes in which it asked."""
+    """Return the minutes in which the alarm requested room."""
     return [minute for minute in range(count) if alarms(policy, minute * MINUTE_MS)]
 
 
@@ -419,7 +419,8 @@ def _event(name: str, reason: str, note: str, regarding: str, related: str = "")
 
 
 def test_kai_names_the_workload_it_makes_room_for() -> None:
-    """One of a gang's pods each; a preemption within the queue, a consolidation and a stranger's do not count."""
+    """One event for each pod of the gang. A preemption within the queue, a consolidation and another project's event do
+    not count."""
     groups = [pod_group(name, name[3], requested=4) for name in ("pg-b.v1", "pg-a", "pg-a2")]
     events = [
         _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b.v1"), "pg-a"),
@@ -462,7 +463,7 @@ def test_kueue_names_it_by_uid_and_by_path() -> None:
 
 
 def test_kueue_counts_what_happens_between_two_looks() -> None:
-    """The condition turns False when the victim is admitted again, ten seconds later; the count stays."""
+    """The condition turns False when the victim is admitted again, ten seconds later; the count remains."""
     said = _preempted("InCohortFairSharing", "uid-b0", "/ml/cq-b")
     again = {**said, "status": "False", "reason": "QuotaReserved", "message": f"Previously: {said['message']}"}
     within = {**again, "message": again["message"].replace("due to x", "due to prioritization in the ClusterQueue")}
@@ -519,7 +520,7 @@ def kai_cluster(either_of: Make) -> Cluster:
 
 
 def test_a_schedulers_reclaim_costs_weight(kai_cluster: Cluster, accountant: Accountant, controller_of: Make) -> None:
-    """From the Event through the standing, in the record, to the price of the law."""
+    """From the Event through the standing and the record to the law's price."""
     accountant.spend(a=0.5, b=0.5)
     loop = controller_of(_policy(), kai_cluster)
     loop.cycle()

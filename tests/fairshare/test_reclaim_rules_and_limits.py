@@ -1,4 +1,4 @@
-"""The rules of reclaim of KAI: every vector, and the victims of the simulator that they allow."""
+"""KAI's rules of reclaim: every vector, and the simulator's victims that they allow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.shared_files import shared
 
 
 def may_lose(asker: Claimant, victim: str, accounts: Mapping[str, Account]) -> bool:
-    """Whether KAI's filter passes the jobs of a leaf queue."""
+    """Return whether KAI's filter passes the jobs of a leaf queue."""
     mine, theirs = queues_to_compare(asker.queue, victim, accounts)
     stocks = accounts[theirs].stocks
     if not within_quota(asker, accounts[mine]):
@@ -51,7 +51,7 @@ def reclaimable(
     accounts: Mapping[str, Account],
     saturation: float = 1.0,
 ) -> bool:
-    """Whether these bundles, in this order, may all be taken for the asker. victims: by leaf queue."""
+    """Return whether these bundles, in this order, may all be reclaimed for `asker`. victims: by leaf queue."""
     taking = TakenBundles(asker, accounts)
     for queue, bundles in victims:
         for bundle in bundles:
@@ -127,7 +127,7 @@ Rows = dict[str, tuple[str, float, float, list[int]]]
 
 
 def _victims(rows: Rows, queue: str, gpus: int) -> list[tuple[str, int]]:
-    """(queue, GPUs) of those that the engine would stop for a gang, in the order in which they are taken."""
+    """Return (queue, GPUs) of the jobs that the engine would stop for a gang, in order."""
     tree = QueueTree([Claim(name, 0.0, row[1], parent=row[0] or None) for name, row in rows.items()])
     asking, debtors = tree.index[queue], []
     for q in tree.leaves:
@@ -152,7 +152,7 @@ def _flat(queues: Queues) -> Rows:
 
 @st.composite
 def pools(draw: st.DrawFn) -> tuple[Queues, int]:
-    """A full pool, and a gang with which the first queue stays within its share."""
+    """Generate a full pool, and a gang with which the first queue stays within its share."""
     queues: Queues = []
     for _ in range(draw(st.integers(2, 5))):
         gangs = draw(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=5))
@@ -184,7 +184,7 @@ def test_victims_are_lawful(case: tuple[Queues, int]) -> None:
 
 
 def test_vectors_of_the_rule_they_share() -> None:
-    """KAI's strategy that keeps fair shares, of the rows in which GPUs alone decide."""
+    """KAI's strategy that maintains fair shares, in the rows in which only GPUs decide."""
     rows = json.loads(shared("vectors/kai_reclaim.json").read_text())["strategy_vectors"]
     looked = 0
     for row in rows:
@@ -255,7 +255,7 @@ def test_a_department_above_its_share_takes_from_itself_and_from_no_emptier_one(
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Rows, str, int]:
-    """Departments of teams, and a gang with which one of the teams stays within its share."""
+    """Generate departments of teams, and a gang with which one of the teams stays within its share."""
     rows: Rows = {}
     shares = st.sampled_from([0.0, 1.0, 2.0, 4.0, 8.0])
     for department in "xyz"[: draw(st.integers(2, 3))]:

@@ -29,7 +29,7 @@ Recorded = tuple[Policy, list[Decision]]
 
 @pytest.fixture
 def decided(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Recorded:
-    """Three cycles recorded as the accountant keeps them."""
+    """Three recorded cycles, as the accountant keeps them."""
     policy: Policy = policy_of(k=1.0, bounds={"hold_down": 90})
     controller = controller_of(policy, cluster_of([queue_object(name) for name in "abc"]))
     for used in (0.7, 0.6, 0.2):
@@ -99,7 +99,7 @@ def test_nothing_to_replay_is_one_line(when: str, fault: str, decided: Recorded,
 
 @pytest.fixture
 def preempted(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Recorded:
-    """Two cycles of preemptions recorded: one that borrows gives way to b; then an idle one is warned and goes."""
+    """Two recorded cycles with preemptions: a borrower gives way to b; then an idle pod is warned and evicted."""
     cluster = cluster_with(node_object(), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node=""))
     since = "2026-09-30T00:00:00Z"
     for obj in cluster.list(POD)[:2]:
@@ -153,7 +153,7 @@ def test_a_preemption_that_comes_out_otherwise_is_printed(
 
 
 def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Capsys) -> None:
-    """The inputs are what counts: with a larger quota for a, nobody would have had to go."""
+    """With a larger quota for a in the inputs, no pod would have been preempted."""
     policy, decisions = preempted
     cycle = next(d for d in decisions if d.kind == "preemption" and d.subject == "*")
     situation: Any = json.loads(json.dumps(cycle.inputs["situation"]))
@@ -169,7 +169,7 @@ def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Caps
 
 
 def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preempted: Recorded, capsys: Capsys) -> None:
-    """A release whose policies have a further key hashes an old one otherwise; it is the same policy."""
+    """A release whose policies have a further key computes another hash of the same policy."""
     policy, decisions = preempted
     old = "0123456789abcdef"
     text = json.dumps([json.loads(d.model_dump_json()) for d in decisions])
@@ -181,7 +181,8 @@ def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preemp
 
 
 def _books(hours: int, now_h: int) -> dict[str, Answer]:
-    """16 GPUs: `a` holds all of them in 4-GPU jobs of six hours; `b` has an 8-GPU job a day for four hours."""
+    """Build usage of 16 GPUs: `a` holds all of them in 4-GPU jobs of six hours; `b` has an 8-GPU job a day for four
+    hours."""
     lines: list[tuple[str, str, int, int]] = []
     for hour in range(hours):
         b_runs = hour % 24 < 4

@@ -1,4 +1,4 @@
-"""Run:ai as a target, against a fake control plane: weights, bases, values of other clients, tokens, limits."""
+"""Run:ai as a target, on a fake control plane: weights, base weights, values of other clients, tokens, limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _policy(apply: str = "enforce", queues: list[dict[str, Any]] | None = None, 
 
 @pytest.fixture
 def there() -> StandIn:
-    """A department with two projects of weight 2, one of which has used most of late."""
+    """A department with two projects of weight 2, of which one has used most recently."""
     found = StandIn()
     found.unit("departments", "eng", 2)
     found.unit("projects", "a", 2, allocated=8, requested=12)
@@ -74,7 +74,7 @@ def runai(api: RunaiApi, cluster: MemoryCluster) -> RunaiCluster:
 
 @pytest.fixture
 def loop(accountant: Accountant, controller_of: Make, cluster: MemoryCluster, runai: RunaiCluster) -> Make:
-    """A controller; the department and a have used most of late."""
+    """A controller; the department and a have used most recently."""
     accountant.spend(eng=0.8, a=0.7, b=0.1)
     given = {"adapters": ADAPTERS, "clusters": {"runai": runai}, "status_object": WHERE}
     return lambda policy: controller_of(policy, cluster, **given)

@@ -48,7 +48,7 @@ def _one(
     shares: Mapping[str, float] | None = None,
     **more: Any,
 ) -> Verdict:
-    """The only verdict for these gangs."""
+    """Return the only verdict on these gangs."""
     (verdict,) = decide(rules, situation(rules, nodes, gangs, shares, **more))
     return verdict
 
@@ -62,7 +62,7 @@ def _why(verdict: Verdict, name: str) -> str:
 
 
 def test_the_table_of_the_sample_policy() -> None:
-    """A has 16 and borrows 8 of B's 8; B submits; A's borrowed pods go, those that lose least."""
+    """A has 16 and borrows B's 8. B submits, and A's borrowed pods are preempted, least loss first."""
     rules = policy({"a": 16, "b": 8})
     running = [gang(f"a{i}", "a", [(f"n{i}", 8)], hours=5, saved=saved) for i, saved in enumerate((4.0, 0.5, 2.0))]
     verdict = _one(rules, NODES, [*running, gang("b0", "b", waiting=[8])], {"a": 16, "b": 8})
@@ -94,7 +94,7 @@ def test_a_share_is_taken_back_above_a_share_only() -> None:
     ],
 )
 def test_the_order_of_victims(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Spot before all, then the lower class, then who loses least since the last checkpoint."""
+    """Spot first, then the lower class, then the least loss since the last checkpoint."""
     gangs = [gang("first", "a", [("n0", 4)], **one), gang("second", "a", [("n0", 4)], **other)]
     assert _stopped(_one(TAKES, {"n0": 8}, [*gangs, B0])) == ["first"]
 
@@ -108,7 +108,7 @@ def test_surplus_goes_before_any_core() -> None:
 
 
 def test_whole_nodes_are_freed_for_a_pod_that_needs_one() -> None:
-    """One on each node loses least, but only a node of its own helps an 8-GPU pod."""
+    """One victim on each node loses least, but only a whole node helps an 8-GPU pod."""
     gangs = [gang(f"a{n}{i}", "a", [(f"n{n}", 4)], hours=1 + i + n) for n in range(2) for i in range(2)]
     assert _stopped(_one(TAKES, {"n0": 8, "n1": 8}, [*gangs, gang("b0", "b", waiting=[8])])) == ["a00", "a01"]
 
@@ -144,7 +144,7 @@ def test_what_protects_a_victim(options: dict[str, Any], fields: dict[str, Any],
      (3.0, "4.0 GPU-hours of work since the start"), (None, "4.0 GPU-hours of work since the start")],
 )  # fmt: skip
 def test_only_a_checkpoint_of_this_start_saves_work(saved: float | None, words: str) -> None:
-    """One from the future is a mistake, one from before belongs to an earlier start."""
+    """A checkpoint from the future is a mistake, and one from before the start belongs to an earlier start."""
     running = gang("a0", "a", [("n0", 4)], hours=1, saved=saved)
     (victim,) = _one(TAKES, {"n0": 4}, [running, B0]).victims
     assert words in victim.reason
@@ -186,7 +186,7 @@ def test_no_more_is_taken_while_pods_are_leaving() -> None:
 
 
 def test_free_gpus_are_no_room_for_a_gang_that_requires_one_rack() -> None:
-    """Which GPUs share a rack is not read: neither that there is room is said, nor is a workload stopped for it."""
+    """The controller does not know which GPUs share a rack: it neither reports room nor preempts."""
     wanted = gang("b0", "b", waiting=[4, 4], topology="example.com/rack")
     running = [A0, gang("a1", "a", [("n1", 4)])]
     for gpus, gangs in ((8, running[:1]), (4, running)):
@@ -225,7 +225,7 @@ def test_two_claims_never_take_the_same_pod() -> None:
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[Policy, PreemptionInputs]:
-    """Some queues, two levels deep, with gangs on a few nodes, and some that wait."""
+    """Generate queues, two levels deep, with gangs on a few nodes and gangs that wait."""
     names = ["a", "b", "c", "d"]
     quota = st.sampled_from([4, 0, 2, 8, 6, 16])
     queues: dict[str, Any] = {"dept": draw(st.sampled_from([8, 16, 0, -1]))}
@@ -266,7 +266,7 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, PreemptionInputs]:
 @settings(max_examples=examples(30, 300), deadline=None)
 @given(clusters())
 def test_no_queue_falls_below_its_quota(case: tuple[Policy, PreemptionInputs]) -> None:
-    """Nor does any above it that is not the claimant's own: a department may move GPUs within itself."""
+    """Nor does any queue above it that is not the claimant's own: a department may move GPUs within itself."""
     rules, here = case
     queues = {queue.name: queue for queue in rules.queues}
     held = {name: account.stocks["gpu"].allocated for name, account in here.accounts.items()}
@@ -334,7 +334,7 @@ def test_order_of_the_list_is_no_input(case: tuple[Policy, PreemptionInputs], ch
 @settings(max_examples=examples(15, 100), deadline=None)
 @given(clusters())
 def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, PreemptionInputs]) -> None:
-    """From the record of the cycle as the accountant keeps it, and every number and sentence of it."""
+    """From the cycle's record as the accountant keeps it, with every number and sentence."""
     rules, here = case
     verdicts = decide(rules, here)
     would = EvictionResult("would-stop")
@@ -360,7 +360,8 @@ def test_every_running_gang_that_stays_has_a_reason(case: tuple[Policy, Preempti
 
 
 def test_who_finds_room_uses_up_his_queues_share() -> None:
-    """Else the second of two gangs takes what its queue may not have, and the others take it back at once."""
+    """Otherwise the second of two gangs would take GPUs beyond its queue's share, and the other queues would take them
+    back at once."""
     rules = policy({"a": 0, "b": 0})
     running = [gang(f"a{i}", "a", [("n0", 4)]) for i in range(2)]
     waiting = [gang("b0", "b", waiting=[4], hours=2), gang("b1", "b", waiting=[4])]
@@ -388,7 +389,7 @@ def test_room_is_not_reserved_for_a_claim_that_a_limit_blocks() -> None:
 
 
 def test_a_claim_that_can_never_run_does_not_block_later_claims() -> None:
-    """Of a higher priority, and more than one cycle looks for: refused outright, or searched for in vain."""
+    """It has a higher priority and exceeds one cycle's search: it is refused outright, or searched for in vain."""
     rules = policy({"a": 0, "b": 4, "c": 0})
     running = [gang("a0", "a", [("n0", 8)]), gang("a1", "a", [("n1", 8)], priority=200)]
     last = gang("b0", "b", waiting=[8], priority=1)
@@ -404,7 +405,7 @@ def test_a_claim_that_can_never_run_does_not_block_later_claims() -> None:
 
 
 def test_a_node_that_holds_more_than_it_lists_takes_no_room_from_others() -> None:
-    """Three of its GPUs were lost under the pods that hold them."""
+    """Three of its GPUs were lost while pods held them."""
     gangs = [gang("a0", "a", [("n0", 8)], preemptible=False), gang("a1", "a", [("n1", 4)]), B0]
     here = situation(TAKES, {"n0": 8, "n1": 4}, gangs)
     (verdict,) = decide(TAKES, replace(here, free={**here.free, "n0": -3.0}))
@@ -412,7 +413,7 @@ def test_a_node_that_holds_more_than_it_lists_takes_no_room_from_others() -> Non
 
 
 def test_words_at_the_edge_of_a_time() -> None:
-    """9 min 59 s are not "10 of the 10 min"; at the full ten it may go."""
+    """9 min 59 s are not written as "10 of the 10 min"; at the full ten the victim may be evicted."""
     rules = policy({"a": 0, "b": 8}, min_runtime=600, cool_down=90)
     for seconds, words in ((599, "it has run for 9 of the 10 min for which every start is protected"), (600, "")):
         gangs = [gang("a0", "a", [("n0", 4)], hours=seconds / 3600), B0]

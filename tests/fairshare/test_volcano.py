@@ -1,4 +1,4 @@
-"""Volcano queues read into the model; each mode writes what one plugin reads, and a condition says where none does."""
+"""Volcano: its queues, the value that each mode writes for its plugin, and the condition if no plugin reads it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _policy(mode: str, **options: Any) -> Any:
 
 @pytest.fixture
 def cycle(either_of: Make, accountant: Any, controller_of: Make) -> Make:
-    """A cluster with these objects after a cycle, and its report."""
+    """Return a function that runs a cycle over a cluster with these objects, and returns the cluster and the report."""
 
     def run(policy: Any, objects: list[dict[str, Any]]) -> tuple[Cluster, Any]:
         cluster = either_of(objects)
@@ -169,7 +169,7 @@ def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Mak
 
 
 def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
-    """Volcano's webhook: at every write, the children of a Queue deserve no more than it does, below the root.
+    """Check writes as Volcano's webhook does: below the root, a Queue's children may not deserve more than the Queue.
 
     Source: volcano pkg/webhooks/admission/queues/validate/validate_queue.go, ed72c7c815a9."""
 
@@ -189,7 +189,7 @@ def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
 
 
 def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(controller_of: Make) -> None:
-    """x grows and y shrinks by 6 GPUs, and within x its second child at the first one's cost."""
+    """x grows and y shrinks by 6 GPUs; within x the second child grows at the first one's cost."""
     tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
     objects = [_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()]
     objects += [volcano("capacity"), node_object("n", 16)]
@@ -223,7 +223,7 @@ def test_what_is_deferred_is_what_others_do_not_build_on() -> None:
 
 
 def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Make, controller_of: Make) -> None:
-    """`kubectl create` of a Queue without a weight: the API server fills in 1 and books it to the creator."""
+    """After `kubectl create` of a Queue without a weight, the API server sets 1 with the creator as its manager."""
     theirs = {"manager": "kubectl-create", "operation": "Update", "fieldsV1": {"f:spec": {"f:weight": {}}}}
     objects = [_queue("eng", weight=1), _queue("sci", weight=1), volcano("proportion"), node_object("n", 16)]
     for obj in objects[:2]:
@@ -303,7 +303,7 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make)
 
 
 def _job(name: str, queue: str, replicas: int, gpus: int, phase: str) -> dict[str, Any]:
-    """As Volcano has it: its controllers write the status."""
+    """Build a Volcano Job with the status that its controllers write."""
     container = {"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}
     template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
     tasks = [{"name": "t", "replicas": replicas, "template": template}]
@@ -354,7 +354,7 @@ def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(eit
 
 
 def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
-    """Run:ai's are of its API, not of the API server's."""
+    """Run:ai's kinds belong to its own API, not to the API server."""
     names = [found.name for found in walk_packages(fairshare.__path__, "fairshare.") if "__main__" not in found.name]
     named = {value for name in names for value in vars(import_module(name)).values() if isinstance(value, Kind)}
     assert named - set(KINDS) == {*UNITS, NODE_POOL}

@@ -1,4 +1,4 @@
-"""Weights from usage: the laws, the bounds on how fast weights move, what moved a weight, and the reach of gangs."""
+"""Weights from usage: the laws, limits of change, explanations of a change, and gangs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _all_ask(policy: Policy, **weights: float | None) -> dict[str, Standing]:
 
 
 def _weights(policy: Policy, window: UsageWindow, standings: dict[str, Standing]) -> dict[str, Weight]:
-    """Weights of a first cycle on 16 GPUs, by queue."""
+    """Return the weights of a first cycle on 16 GPUs by queue."""
     weighing = calculate_weights(WeightInputs(policy, window, standings, 16, 0))
     return {weight.queue: weight for weight in weighing.weights}
 
@@ -85,7 +85,7 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside() -> None
 
 @pytest.mark.parametrize("half_life", [None, "6h"])
 def test_what_is_owed_is_of_the_time_there_are_books_for(half_life: str | None) -> None:
-    """Two hours after the installation 16 GPUs can owe a queue no more than what they did in these two hours."""
+    """Two hours after the installation 16 GPUs can owe a queue at most their time in these two hours."""
     spec = {"size": "7d"} if half_life is None else {"size": "7d", "half_life": half_life}
     policy = policy_of(law="deficit", window=spec)
     gpu_hour = 3_600_000_000
@@ -213,8 +213,8 @@ DEPARTMENTS = [
 
 
 def test_every_department_has_its_own_turns() -> None:
-    """Two gangs are owed alike in one department while another has a turn: whose turn it is there stays so for
-    its time, and the departments without one go on."""
+    """Two gangs are owed alike in one department while another department has a turn. The turn stays there for its
+    time, and the departments without one go on."""
     policy = Policy.model_validate({"law": "deficit", "queues": DEPARTMENTS})
     running, waiting = Standing(16, 16, 1.0), Standing(16, 0, 1.0, gang=16)
     standings = {name: Standing(32, 16, 1.0) for name in "ABC"} | {
@@ -259,7 +259,7 @@ FIGURE = re.compile(r"[+-]\d+(?:\.\d+)?")
 
 @pytest.fixture
 def cycles(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Make:
-    """One cycle after another, five minutes apart, of a controller that enforces."""
+    """Return a function that runs cycles of an enforcing controller, five minutes apart."""
     cluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
     controller = controller_of(policy_of(k=1.0), cluster)
 

@@ -1,4 +1,4 @@
-"""Weight writes: owned fields, limits, a lost lease, the release, and what a policy leaves behind."""
+"""Weight writes: owned fields, limits, a lost lease, the release, and weights of queues that left the policy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
 
 
 def test_who_loses_the_lease_leaves_the_new_leaders_notes_alone(accountant: Any, controller_of: Make) -> None:
-    """He tells of the one weight that he has written, and no more."""
+    """It reports the one weight that it has written, and no more."""
     cluster = cluster_of([queue_object(name) for name in "abc"])
     noted = object_of(CONFIG_MAP, WHERE.name, namespace=WHERE.namespace)
     accountant.spend(a=0.8, b=0.1, c=0.1)
@@ -127,7 +127,8 @@ def test_a_new_policy_takes_the_momentum_along(
 def test_a_turn_goes_on_over_a_restart(
     either_of: Make, accountant: Any, clock: VirtualClock, controller_of: Make
 ) -> None:
-    """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
+    """A gang of 16 holds all 16 GPUs, and another waits in every queue: a new process takes over in the middle of a
+    turn."""
 
     def gang(queue: str, name: str, held: int) -> dict[str, Any]:
         return pod_group(name, queue, requested=16, allocated=held, namespace=queue)
@@ -179,7 +180,7 @@ def test_a_contested_field_keeps_no_queue_back(three: MemoryCluster, accountant:
 
 
 def test_a_reset_is_published_over(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
-    """And the base stays."""
+    """The base weight stays."""
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(bounds={"max_step": 100}), three)
     controller.cycle()
@@ -204,7 +205,7 @@ def test_an_operators_change_is_the_base(three: MemoryCluster, accountant: Any, 
 
 
 def _set_unowned(cluster: MemoryCluster, name: str, weight: float) -> None:
-    """Another client overwrote the weight and keeps no ownership: its entry is dropped afterwards."""
+    """Let another client overwrite the weight without keeping ownership; its entry is then dropped."""
     obj = cluster.get(QUEUE, name)
     obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = weight
     for entry in obj["metadata"]["managedFields"]:
@@ -296,7 +297,7 @@ def test_every_target_knows_what_it_left_behind(kind: Any, ref: str, spec: dict[
 
 
 def test_weights_of_another_named_policy_stay(either_of: Make, accountant: Accountant, controller_of: Make) -> None:
-    """Two policies publish to one cluster; the first lets go of a queue."""
+    """Two policies publish to one cluster; the first releases a queue."""
     cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
     accountant.spend(a=0.8, x=0.2)
     first, second = (policy_of([{"name": n, "refs": (f"kai:{n}",)} for n in names]) for names in ("ab", "xy"))

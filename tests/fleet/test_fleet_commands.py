@@ -1,4 +1,4 @@
-"""The commands of `gputally fleet`, as a person types them."""
+"""The commands of `gputally fleet`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet's answer is the sum of what its ledgers answer, to the microsecond and the cent."""
+"""A fleet's answer is the sum of its ledgers' answers, to the microsecond and the cent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_window_is_the_sum_of_the_ledgers_own(two: TwoLedgers, measure: Measur
 
 
 def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
-    """Inside an hour the lake does not tell when usage was: the figures differ by less than an hour's decay."""
+    """The lake has whole hours only: the figures differ by less than an hour's decay."""
     spec = WindowSpec(size=4 * 3_600, half_life=24 * 3_600)
     found = two.fleet.window(two.fleet.members(), spec, SPAN[1], "allocated")
     own = [one.ledger.window(spec, SPAN[1], "allocated", 0.5) for one in two.both]
@@ -111,7 +111,7 @@ def test_the_months_of_the_fleet_are_the_statements_of_its_ledgers(two: TwoLedge
 
 
 class NotedTables:
-    """An engine that notes which tables it is asked for."""
+    """An engine that records the tables it reads."""
 
     name = "noted"
 
@@ -124,7 +124,7 @@ class NotedTables:
         return self._engine.query(question, bounds)
 
     def close(self) -> None:
-        """The engine is closed by its owner."""
+        """Do nothing: the engine's owner closes it."""
 
 
 def test_a_month_is_read_from_its_statements_and_not_added_up_again(two: TwoLedgers) -> None:
@@ -140,7 +140,7 @@ def test_a_month_that_is_not_published_is_empty(two: TwoLedgers) -> None:
 
 
 def test_a_ledger_that_bills_shared_gpus_by_busy_time_has_its_month(tmp_path: Path) -> None:
-    """That time is not in the lake's hours, but in its statement."""
+    """The lake's hours lack that time, but its statement has it."""
     lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
     with published(f"{tmp_path}/lake", book=lent) as known:
         engine = DuckDbEngine(known.connect())

@@ -1,4 +1,5 @@
-"""`gputally fleet serve`: every ledger's pages and API as its own accountant has them, and those of all of them."""
+"""`gputally fleet serve`: every ledger's pages and API as its own accountant serves them, and those of the whole
+fleet."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ def _fails(failure: Exception) -> None:
 
 
 def _content(text: str) -> str:
-    """A page without its navigation; links as the ledger's own accountant writes them."""
+    """Return a page without its navigation, with links as the ledger's own accountant writes them."""
     text = re.sub(r'="/clusters/(north|south)/', '="/', text)
     return re.sub(r'<nav class="site".*?</nav>', "", text, flags=re.DOTALL)
 
@@ -148,7 +149,7 @@ def test_an_archive_has_every_ledgers_own_report(two: TwoLedgers, client: TestCl
 
 
 def _table(page: str) -> list[list[str]]:
-    """The cells of a page's table, without its head and foot."""
+    """Return the cells of a page's table, without head and foot."""
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("<tr>")[1:]]
     return [[re.sub(r"<[^>]*>", " ", cell).strip() for cell in row] for row in cells]
@@ -193,7 +194,7 @@ def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
 
 
 def test_pages_of_the_last_days_and_of_long_jobs_answer_for_whole_hours(tmp_path: Path) -> None:
-    """Whenever the ledger published: at 12 minutes past three, 33 days after the first record."""
+    """The ledger was published at an odd time: 03:12, 33 days after the first record."""
     with published(str(tmp_path / "lake"), publish=False) as known:
         known.clock.advance(33 * 24 * HOUR - 108 * MINUTE)
         late = known.clock.wall_ms()
@@ -222,7 +223,7 @@ def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: Te
 
 
 def test_jobs_held_and_cost_the_same(two: TwoLedgers, client: TestClient) -> None:
-    """When they held something, and how much at last, is known of whole hours only."""
+    """The times of holding, and the last number of GPUs, are known for whole hours only."""
     own = _accountant(two.south).get(f"/v1/jobs?{WITHIN}").json()["jobs"]
     found = client.get(f"/clusters/south/v1/jobs?{WITHIN}").json()["jobs"]
     whole_hours = {"held_from_ms", "held_until_ms", "gpus", "burn_per_hour"}
@@ -397,7 +398,7 @@ def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_p
 
 
 class _Once(VirtualClock):
-    """Lets the thread look once, and then wait until the service is over."""
+    """Lets the thread refresh once, then wait until the service ends."""
 
     def __init__(self, clock: VirtualClock, service: FleetService) -> None:
         super().__init__(clock.wall_ms())

@@ -1,4 +1,4 @@
-"""The commands against a real accountant: Slurm's hours to the second, and one line for what people get wrong."""
+"""The import commands against a real accountant: Slurm's hours to the second, and one line for a user's mistake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def line(cluster, number, account, start, end, nodes, gpus, job=""):
 
 @pytest.fixture
 def sacct(tmp_path):
-    """Two clusters, an array, a requeue, steps, jobs on several nodes, one without GPUs; what it holds in seconds."""
+    """Two clusters, an array, a requeue, steps, jobs on several nodes, one without GPUs; returns the held seconds."""
     lines = [HEADING]
     held = {"hpc": {}, "lab": {}}
     for number in range(60):

@@ -1,4 +1,4 @@
-"""Holds and figures cut into rows: every GPU's time once, whoever holds it, and unknown is not zero."""
+"""Holds and figures divided into rows: every GPU's time once, whoever holds it, and unknown is not zero."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hold(holder, start, end, part=0, slot=0):
 
 
 def made(gpu, holds, allowed=ALWAYS):
-    """(start minute, end minute, holder, capacity µs, busy µs) of each row."""
+    """Return (start minute, end minute, holder, capacity µs, busy µs) of each row."""
     return [
         (
             *((at - START) // MINUTE for at in (r.start_ms, r.end_ms)),
@@ -143,7 +143,7 @@ _DEMANDS = st.lists(
 @settings(max_examples=examples(13, 80), deadline=None)
 @given(_DEMANDS, st.integers(1, 3), st.integers(0, 5))
 def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
-    """No GPU has more than its time, no holder more than it asked for, and every set is one that the ledger takes."""
+    """No GPU exceeds its time, no holder its request, and the ledger accepts every set."""
     model = "NVIDIA A100-SXM4-80GB"
     instances = (GpuPart(mig_slice("3g.40gb", 1, model)), GpuPart(mig_slice("4g.40gb", 2, model), slots))
     layouts = [GpuLayout("g0", model, (GpuPart(None, slots),), ALWAYS), GpuLayout("g1", model, instances, ALWAYS)]

@@ -1,4 +1,4 @@
-"""Which chunks are left to do, how their records are numbered, and what reports say of imported history."""
+"""The chunks that are left to import, the numbers of their records, and the note about imports in reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was scraped of a cluster, read: labels of both generations, pods that came and went, devices."""
+"""Scraped data of a cluster: labels of both generations, pods that start and end, devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seen(*, nodes=("n1",), **changes):
 
 
 def held(observed, **options):
-    """Minutes by (pod, GPU), over all nodes; and capacity in all."""
+    """Return minutes by (pod, GPU) over all nodes, and the total capacity."""
     minutes, capacity = {}, 0
     for node in histories(observed, **options):
         for one in node.gpus:

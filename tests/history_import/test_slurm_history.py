@@ -1,4 +1,4 @@
-"""Slurm's accounting in both forms, as jobs, GPUs and holds: every GPU-second once, on its nodes."""
+"""Slurm's accounting in both forms: jobs, GPUs and holds; every GPU-second once, on its nodes."""
 
 from __future__ import annotations
 
@@ -186,13 +186,13 @@ CHUNK = Chunk(epoch("slurm", START_MS), START_MS, START_MS + DAY_MS)
 
 
 def job(number, nodes, gpus, start, end, **changes):
-    """Times are minutes after the start."""
+    """Build a job. Times are minutes after the start."""
     at = {"started_ms": START_MS + start * 60_000, "ended_ms": None if end is None else START_MS + end * 60_000}
     return Job(str(number), f"job-{number}", "vision", "ann", nodes=nodes, gpus=gpus, **(at | changes))
 
 
 def held(history, chunk=CHUNK):
-    """GPU-minutes by job, and capacity in all."""
+    """Return GPU-minutes by job, and the total capacity."""
     minutes, capacity = {}, 0
     for node in history.read(chunk):
         for gpu in node.gpus:

@@ -1,4 +1,4 @@
-"""Which callers each route lets pass, and what a team lead sees of a real ledger of two teams."""
+"""The callers that each route accepts, and the data that a team lead sees of a ledger with two teams."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def two_teams(tmp_path, clock) -> Iterator[TestClient]:
 
 
 def addresses(client: TestClient) -> list[str]:
-    """Every GET route with every value its parts can have here."""
+    """Return every GET route with every value that its parts can have."""
     teams = (OURS, THEIRS)
     found = []
     for method, path in sorted(routes(client.app) - PUBLIC_ROUTES):
@@ -355,7 +355,7 @@ def test_a_lead_never_sees_a_word_of_another_team(two_teams, role):
 
 
 def test_who_may_see_all_does(two_teams):
-    """The mark is there to be found: on most of what a lead may read too."""
+    """The marker is there to be found: it is on most pages that a lead may read too."""
     marked = [
         address
         for address in addresses(two_teams)

@@ -1,4 +1,4 @@
-"""Answers that take long are kept with their instant; pages of an answer are kept with it, found again, or refused."""
+"""The cache of slow answers with their instant, and pages of one answer: repeated, found again, or refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_BYTES = 256 * 2**20
 
 
 class Spent:
-    """CPU time that passes when somebody says so."""
+    """CPU time that a test lets pass."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -70,7 +70,7 @@ class Spent:
 
 
 class Finding:
-    """Finds 1, 2, 3 …, each at a price; `found` is set when somebody has."""
+    """Computes 1, 2, 3 …, each at a cost; `found` is set after each."""
 
     def __init__(self, spent: Spent, price: float) -> None:
         self.spent, self.price, self.times, self.found = spent, price, 0, threading.Event()
@@ -287,7 +287,7 @@ def line(number: int, busy: int = 1) -> UsageLine:
 
 
 def changed(page: str, **changes: Any) -> str:
-    """The cursor with other content, as somebody could make it up."""
+    """Return the cursor with other content, as a caller could forge it."""
     names = ("question", "start_ms", "end_ms", "at_ms", "answer", "shown")
     content = dict(zip(names, json.loads(base64.urlsafe_b64decode(page + "=" * (-len(page) % 4))), strict=True))
     return base64.urlsafe_b64encode(json.dumps(list((content | changes).values())).encode()).decode().rstrip("=")
@@ -317,7 +317,7 @@ def asked(page: str | None, now_ms: int = 5) -> PagedQuery:
 def test_pages_add_up_to_one_answer_or_are_refused(
     costs: list[int], limits: list[int], happens: list[str], room: int
 ) -> None:
-    """Whatever is booked, taken back or forgotten between two of them."""
+    """Whatever is booked, retracted or forgotten between two pages."""
     clock = VirtualClock(NOW_MS)
     kept, first, ledger = AnswerCache(clock, room), whole(costs), list(costs)
     forgotten = not room
@@ -364,7 +364,7 @@ def test_an_answer_of_one_page_is_not_kept() -> None:
 
 
 def test_more_than_fits_is_not_kept_and_what_is_turned_stays() -> None:
-    """Of three answers two fit: the one that nobody turned the pages of goes."""
+    """Of three answers two fit: the one whose pages were not requested is evicted."""
     one = AnswerCache(VirtualClock(0), PLENTY)
     one.page(asked(None), 1, lambda: whole([1, 2, 3]))
     kept = AnswerCache(VirtualClock(0), 2 * one.nbytes + one.nbytes // 2)
@@ -476,7 +476,7 @@ QUESTIONS = {
 
 
 def node(number: int, minutes: int, pods: int = 3) -> bytes:
-    """A batch of one node: pods of two teams, each on a GPU of its own; some of them still wait."""
+    """Build a batch of one node: pods of two teams, each on a GPU of its own; some of them still wait."""
     facts, rows = [], []
     for pod in range(pods):
         space, name, uid = ("vision", "nlp")[pod % 2], f"train-{number}-{pod}", f"u-{number}-{pod}"
@@ -568,7 +568,7 @@ def test_another_callers_cursor_opens_nothing(service: Service, path: str) -> No
 
 @pytest.mark.parametrize("path", QUESTIONS)
 def test_another_callers_answer_is_not_found_by_a_cursor_that_was_made_up(service: Service, path: str) -> None:
-    """Their own question with the name of an answer that others were given."""
+    """The caller's own query with the name of another caller's answer."""
     named = {"team": "vision"} if path.startswith("/v1/jobs") else {"where.team": "vision"}
     foreign = ask(service, "all", path, **QUESTIONS[path], limit=1).json()["next_page"]
     own = ask(service, "nlp", path, **QUESTIONS[path], limit=1).json()["next_page"]

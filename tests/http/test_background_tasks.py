@@ -1,4 +1,4 @@
-"""What the accountant does by itself, and what happens when a task fails: the others go on, and it is seen."""
+"""The accountant's background tasks, and a failure in one: the others continue, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
 
 
 def figure(service: Service, series: str) -> float | None:
-    """Of one series of the accountant's metrics; None where there is none."""
+    """Return one series of the accountant's metrics; None without it."""
     found = [line for line in service.metrics.exposition().decode().splitlines() if line.startswith(f"{series} ")]
     return float(found[0].rpartition(" ")[2]) if found else None
 
@@ -42,13 +42,13 @@ def failing(service: Service, task: str) -> float | None:
 
 
 def after(clock: VirtualClock, service: Service, span_ms: int) -> None:
-    """Maintains once, when the span has passed."""
+    """Run maintenance once, after the span has passed."""
     clock.advance(span_ms)
     service.maintain()
 
 
 def parts(settings: Settings) -> int:
-    """Of the archive."""
+    """Return the archive's settings."""
     return len(list(Path(settings.archive.to).glob("part-*")))
 
 
@@ -97,7 +97,7 @@ def test_a_refused_file_is_said_until_it_is_mended(archiving, clock, tmp_path, f
 
 
 class Inventory:
-    """Calls what it is given, and knows nothing."""
+    """An empty inventory that calls the given function."""
 
     def __init__(self) -> None:
         self.meanwhile = lambda: None
@@ -162,7 +162,7 @@ def test_a_routine_that_hangs_is_seen_within_a_minute(archiving, clock):
 
 
 def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
-    """Each pulse is real: it comes once a second."""
+    """Each task really runs: once a second."""
     inventory, twice = Inventory(), threading.Semaphore(0)
     with Service(archiving, clock, inventory) as service:
 
@@ -185,7 +185,7 @@ def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Switches the disk full, and back."""
+    """Return a function that switches a full disk on and off."""
     real = os.statvfs
 
     def switch(is_full: bool) -> None:
@@ -322,7 +322,7 @@ def publishing(archiving, tmp_path):
 
 
 def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(publishing, clock):
-    """An accountant that is started again every half an hour publishes, too."""
+    """An accountant that restarts every half an hour publishes, too."""
     with Service(publishing, clock) as service:
         service.ingest.submit_batch(pod_minutes(rows=3)).result()
         service.publish()

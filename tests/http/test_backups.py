@@ -1,4 +1,4 @@
-"""Backups of the ledger, on demand and at their time, and a lost volume rebuilt from backup and archive."""
+"""Backups of the ledger, on demand and on schedule, and a lost volume rebuilt from backup and archive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(archiving, clock):
 
 @pytest.fixture
 def folder(archiving):
-    """Where the backups are."""
+    """The folder of the backups."""
     return Path(archiving.backups_to)
 
 
@@ -76,7 +76,7 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(folder, place, 
 def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(
     folder, place, run_command, clock, archiving, tmp_path
 ):
-    """Usage agents send again; what people did to the books nobody could tell."""
+    """Agents send usage again; manual journal entries have no second source."""
     service, _ = place
     clock.advance(7_200_000)
     service.maintain()  # archive and backup
@@ -104,7 +104,7 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
 
 
 def test_what_a_killed_backup_left_is_removed_by_the_next(folder, place, clock):
-    """Killed while it copied, between its name and its note, and while the note was written."""
+    """Killed during the copy, between its name and its note, and during the note."""
     service, _ = place
     clock.advance(7_200_000)
     service.maintain()

@@ -1,4 +1,4 @@
-"""Closing, correcting, crediting and re-pricing over HTTP and by command, on a real ledger."""
+"""Closing, correcting, crediting and repricing over HTTP and by command, on a real ledger."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def asked(run_command, place):
 
 @pytest.fixture
 def read(place):
-    """The text of an address."""
+    """Return the text at an address."""
     return lambda path: client_of(place[0]).get(path).text
 
 
 @pytest.fixture
 def stated(read):
-    """The statement of a month, as its text."""
+    """Return the text of a month's statement."""
     return lambda month: read(f"/v1/statement?month={month}")
 
 
@@ -109,7 +109,7 @@ def test_a_credit(place, asked, stated):
 
 
 def test_a_failed_node_is_credited_once(place, asked, stated):
-    """Half of what its holder was billed: shown, then booked, then not again."""
+    """Half of its holder's bill: shown first, then booked, then refused a second time."""
     begin = NOW_MS - 3_600_000
     ask = ["credit", "node-1", "--start", begin, "--end", begin + 1_800_000, "--share", "0.5"]
     out = asked.shown(*ask)

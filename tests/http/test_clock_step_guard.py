@@ -1,4 +1,5 @@
-"""An accountant whose clock was set: noticed, nothing dated in it, said by readiness, and healed by command."""
+"""An accountant whose clock was set: it notices, books nothing with the wrong time, reports it by readiness, and a
+command repairs the ledger."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def sent(client, first, sent_ms=None, node="node-1"):
 def test_nothing_is_dated_while_the_clock_is_set_and_all_is_well_when_it_is_back(
     service, client, clock, settings, by_ms
 ):
-    """A year ahead for seconds kept a policy out of force, and everyone else out, for a year."""
+    """Without the guard, a clock a year ahead for some seconds blocks policies and agents for a year."""
     assert sent(client, 1).status_code == 200
     clock.step_wall(by_ms)
     settings.policy.write_text(OTHER)
@@ -72,7 +73,7 @@ def test_nothing_is_dated_while_the_clock_is_set_and_all_is_well_when_it_is_back
 
 
 def test_a_correction_is_taken_over_when_the_agents_agree_with_it(client, clock):
-    """The machine began with a wrong clock, and its time service set it right."""
+    """The machine started with a wrong clock, and its time service corrected it."""
     clock.step_wall(MS_PER_DAY)
     assert sent(client, 1, clock.wall_ms(), "node-1").status_code == 503
     assert sent(client, 1, clock.wall_ms() + AGREE_MS // 2, "node-2").status_code == 200
@@ -131,7 +132,7 @@ def test_an_answer_tells_the_agent_what_time_it_is(client, clock):
 
 
 def test_a_restart_within_one_boot_notices_the_jump_and_says_it(tmp_path, settings):
-    """What a file says at the start is dated once the time is known."""
+    """Entries from files at the start are dated once the time is known."""
     machine = VirtualClock(NOW_MS)
     GuardedClock(machine, tmp_path / "clock.json", "boot-1").keep()
     machine.advance(MS_PER_HOUR)
@@ -150,7 +151,7 @@ def test_a_restart_within_one_boot_notices_the_jump_and_says_it(tmp_path, settin
 
 @pytest.fixture
 def asked(settings, clock, run_command):
-    """`gputally accountant …` of an accountant whose ledger was written a year ahead before this release noticed it."""
+    """Return a function that runs `gputally accountant …` on a ledger written a year ahead by an earlier release."""
     ahead = VirtualClock(clock.wall_ms() + YEAR_MS)
     ledger = open_ledger(settings.ledger_file, ahead)
     policy = Policy.model_validate({"schema": 1, "queues": [{"name": "vision", "deserved": 2}]})

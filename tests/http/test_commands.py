@@ -1,4 +1,4 @@
-"""The accountant's commands: answers as tables, faults as one line, processes that end as they should."""
+"""The accountant's commands: answers as tables, faults as one line, exit codes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRICES = price_book_text(H100="2.4")
 
 @pytest.fixture
 def stopped(tmp_path, clock):
-    """A ledger with half an hour of one GPU in it, and a price book beside it."""
+    """A ledger with half an hour of one GPU, and a price book beside it."""
     (tmp_path / "prices.yaml").write_text(PRICES)
     with Service(settings_in(tmp_path), clock) as service:
         service.ingest.submit_batch(pod_minutes(rows=30)).result()

@@ -1,4 +1,4 @@
-"""Connections that only take up room: half-open, half-sent, trickling, unread. The others are served."""
+"""Connections that occupy room: half-open, half-sent, slow, unread. Other clients are still served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOON = ConnectionLimits(connections=40, connections_by_address=20, header_second
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers what it was sent; /early does not wait for it, /large has much to say."""
+    """An app that echoes the body; /early answers before it arrives, /large has a long answer."""
     if scope["path"] == "/large":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 50_000_000})
@@ -48,7 +48,7 @@ def address(url: str) -> tuple[str, int]:
 
 
 def ended(connection: socket.socket, within: float = 5.0) -> bool:
-    """Whether the server closes the connection; what it says before does not count."""
+    """Return whether the server closes the connection, whatever it sends before."""
     connection.settimeout(within)
     try:
         while connection.recv(65536):
@@ -150,7 +150,7 @@ def test_an_answer_that_is_not_read_is_given_up():
 
 @pytest.fixture
 def identified(tmp_path: Path) -> tuple[Identity, ssl.SSLContext]:
-    """A server's certificate and key, and what trusts it."""
+    """A server's certificate and key, and a context that trusts it."""
     authority, trusted = trustme.CA(), ssl.create_default_context()
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
@@ -188,7 +188,7 @@ def test_a_tls_client_that_does_not_answer_the_end_of_its_connection_holds_up_no
 
 
 def test_a_defect_while_a_connection_is_opened_gives_its_place_back(identified):
-    """Two places: the third connection would be refused if the first two kept theirs."""
+    """Two places: if the first two connections kept theirs, the third would be refused."""
 
     class Broken(Tls):
         failures = 2
@@ -235,7 +235,7 @@ def test_a_listener_whose_loop_is_held_up_is_a_fault_of_its_task() -> None:
 
 
 class RaisesOnce(int):
-    """A bound with a defect: the first comparison with it fails."""
+    """A limit with a defect: the first comparison raises."""
 
     raised = False
 

@@ -1,4 +1,4 @@
-"""The pages of decisions: from the overview in two clicks to who used what, what it cost and why a weight changed."""
+"""The pages of decisions: from the overview in two clicks to usage, cost and the reason of a weight."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def weights() -> list[Decision]:
 
 
 def preemptions() -> list[Decision]:
-    """Somebody waits for a guaranteed share, somebody else gives way, and a third is spared."""
+    """One pod waits for a guaranteed share, one is preempted, and a third is protected."""
     rules = preempting_policy({"vision": 8, "nlp": 8}, mode="enforce")
     at = NOW_MS - 4_000
     early = (THEIR_NOW_MS - at) / HOUR_MS
@@ -109,7 +109,7 @@ def words(client, path):
 
 
 def test_two_clicks_answer_who_what_and_why(client):
-    """The overview, the pages that it links to, and those that these link to."""
+    """The overview, the pages that it links to, and the pages that these link to."""
     first = links(client, "/")
     pages = dict.fromkeys(first, 1) | {"/": 0}
     for path in sorted(first):

@@ -1,4 +1,4 @@
-"""Owners of GPUs and their moves, retirement, reported pods, waits and the trail: by API, command and page."""
+"""Owners of GPUs and their moves, retirement, reported pods, waits and the journal: by API, command and page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GPU = "GPU-node-1"
 
 
 def claim(first=1):
-    """node-2 reports node-1's GPU."""
+    """Let node-2 report node-1's GPU."""
     return pod_minutes(first=first, rows=1, node="node-2", intervals=claimed(first))
 
 
@@ -40,7 +40,7 @@ def claimed(first):
 
 
 def claimed_gpu(service):
-    """Books ten minutes of node-1's GPU, and node-2's claim to it."""
+    """Book ten minutes of node-1's GPU, and node-2's claim to it."""
     for one in (pod_minutes(rows=10), claim()):
         service.ingest.submit_batch(one).result()
     return service
@@ -181,7 +181,7 @@ def test_the_command_lists_and_moves(without_tokens, run_command):
 
 @pytest.fixture
 def asked(tmp_path, clock, run_command):
-    """`gputally accountant …` of an accountant two days after its only GPU's last record."""
+    """Return a function that runs `gputally accountant …` two days after the only GPU's last record."""
     settings = settings_in(tmp_path, timezone="Europe/Berlin")
     with running_accountant(settings, clock, pod_minutes(rows=60)) as (_, url):
         clock.advance(2 * MS_PER_DAY)
@@ -272,7 +272,7 @@ def test_the_trail_is_read_page_by_page(accountant):
 
 
 class Silent:
-    """An authority that does not answer."""
+    """A certificate authority that does not answer."""
 
     async def authenticate(self, token, address=""):
         raise AuthorityUnavailable("the API server cannot be reached: timed out")

@@ -1,4 +1,4 @@
-"""Usage, bodies and imports: what is taken, what is refused, and that a refusal stores nothing."""
+"""Usage, bodies and imports: accepted and refused ones; a refused request stores nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GZIP = {"Content-Encoding": "gzip"}
 
 
 def post(running, one, **options):
-    """Sends a batch."""
+    """Send a batch."""
     return running.client.post("/v1/usage", content=encoded(one), **options)
 
 
@@ -184,7 +184,7 @@ LIMITS = Limits(body_bytes=64 * KIB, decoded_bytes=64 * KIB, inflight_bytes=512 
 
 
 def body_request(caller: str, *pieces: bytes, ends: bool = True, **headers: str) -> Request:
-    """ends: False: after the pieces nothing comes any more."""
+    """Return a function that sends a body in pieces. ends: False: the connection stays open after the pieces."""
     left = list(pieces)
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The pages of jobs and nodes, on a real ledger: what they show adds up, and names are only text."""
+"""The pages of jobs and nodes on a real ledger: figures add up, and names are only text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = {"Accept": "text/html"}
 
 @pytest.fixture
 def client(request, start_service):
-    """Half an hour of one GPU held by a job with an evil name, and a pod that waits. param: the price of its hour."""
+    """Half an hour of one GPU held by a job with a hostile name, and a pod that waits. param: the price of its hour."""
     begin = NOW_MS - 40 * MINUTE_MS
     price = getattr(request, "param", "2.40")
     holder = pod_holder(EVIL, EVIL, "pod-1", "main")
@@ -87,7 +87,7 @@ def test_what_is_in_no_queue_is_called_so(client, page):
 
 
 def test_a_preemption_of_the_job_is_on_its_page_and_no_other(client):
-    """Also where names begin alike."""
+    """Also for names with a common beginning."""
     subjects = {
         f"Job/{EVIL}/{EVIL}": "its very own", f"Job/other/{EVIL}": "of another namespace",
         f"Job/{EVIL}/{EVIL}ing": "of a longer name", f"PodGroup/{EVIL}/{EVIL}-2": "of a sibling",
@@ -140,7 +140,7 @@ def test_what_is_not_there_is_said(client, path, status):
 
 
 class Hours:
-    """Usage of some GPUs by the hour: what timeline asks."""
+    """Usage of some GPUs by the hour, in the form that timeline queries."""
 
     def __init__(self, lines: Sequence[tuple[str, int, Accounts]]) -> None:
         self.lines = lines

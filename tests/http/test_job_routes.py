@@ -43,7 +43,7 @@ def fact(uid: str, space: str, name: str, **changes: Any) -> PodFacts:
 
 @pytest.fixture
 def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
-    """Job vision/train holds one H100 for an hour and goes on; pod nlp/eval has ended; nlp/later waits."""
+    """Job vision/train holds one H100 for an hour and continues; pod nlp/eval has ended; nlp/later waits."""
     leads = "".join(token_entry(team, "read, progress", f", teams: [{team}]") for team in ("nlp", "vision"))
     chosen = settings_in(
         tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY,
@@ -63,7 +63,7 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
 
 
 class Caller:
-    """Asks in somebody's name."""
+    """Sends requests as a given caller."""
 
     def __init__(self, service: Service, name: str) -> None:
         self._client = client_of(service, headers=bearer(name))

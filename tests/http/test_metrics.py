@@ -1,4 +1,4 @@
-"""The accountant's metrics: names, the last settled quarter, the month, and the costs of jobs."""
+"""The accountant's metrics: names, the last settled quarter-hour, the month, and the costs of jobs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_names_are_those_that_dashboards_and_alerts_were_written_for(account
 
 
 def test_the_naming_rules_of_prometheus_are_kept(accountant, scrape):
-    """Source: prometheus.io/docs/practices/naming, as `promtool check metrics` holds them."""
+    """Source: prometheus.io/docs/practices/naming, as `promtool check metrics` applies them."""
     for name, family in scrape(accountant()).items():
         assert re.fullmatch(r"gputally_[a-z]+(_[a-z]+)*", name), name
         assert family.documentation.endswith("."), name
@@ -128,8 +128,8 @@ def test_a_scrape_reads_the_ledger_at_most_once_in_a_while(accountant, ledger, s
 
 
 def test_the_month_is_what_the_ledger_says_of_it_now(accountant, ledger, scrape):
-    """Late rows take time out of `unmetered`. As counters these would stay high until a restart, and then fall: to
-    Prometheus a second month on top of the first."""
+    """Late rows reduce `unmetered`. A counter would stay high until a restart and then fall, which Prometheus would
+    count as a second month."""
     running = accountant()
     name = "gputally_month_account_gpu_seconds"
     assert value(scrape(running)[name], account="unmetered", gpu_model=H100) == 3600

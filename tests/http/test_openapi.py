@@ -1,6 +1,7 @@
-"""The OpenAPI document: fresh, complete, and true of what is answered, also to requests made up from it.
+"""The OpenAPI document: fresh, complete, and true of the answers, also to generated requests.
 
-Those follow the document, or break it somewhere; they are drawn from a fixed seed. `-m real` draws many more."""
+Generated requests follow the document or break it somewhere; they come from a fixed seed. `-m real` generates many
+more."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def rendered(app):
 
 
 def test_the_snapshot_is_fresh(accountant):
-    """GPUTALLY_UPDATE=1 writes it anew: a change of it is a change of the contract."""
+    """GPUTALLY_UPDATE=1 rewrites it: a change of it is a change of the contract."""
     text = rendered(accountant().app)
     if os.environ.get("GPUTALLY_UPDATE"):
         SNAPSHOT.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +76,14 @@ if TYPE_CHECKING:  # a second to import, which only who runs these tests shall w
 
 @pytest.fixture
 def service(start_service) -> Service:
-    """With prices and a few booked minutes, and nothing else going on."""
+    """An accountant with prices and a few booked minutes, without background tasks."""
     running, _ = start_service(prices=price_book_text(H100="2.5"))
     running.ingest.submit(encoded(pod_minutes(rows=30))).result()
     return running
 
 
 def asked(service: Service, mode: str, examples: int) -> Counter[int]:
-    """Every operation, `examples` times; how often each status was answered. Fails with all that is wrong."""
+    """Call every operation `examples` times; return the number of answers by status. Fails with all faults found."""
     import schemathesis
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks

@@ -1,5 +1,5 @@
-"""The pages: well-formed, without scripts or anything from elsewhere, escaped, with totals that add up; those that were
-found a while ago say of when they are, and none asks the engine more often for a larger ledger."""
+"""The pages: well-formed, without scripts or external content, escaped, with totals that add up. A cached page states
+its instant, and no page reads the engine more often for a larger ledger."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAGES = (
 
 @pytest.fixture
 def full(accountant, ledger):
-    """A ledger whose every name tries to break out."""
+    """A ledger in which every name tries to inject markup."""
     key = dict.fromkeys(("team", "gpu_model", "namespace", "job", "node"), EVIL)
     ledger.lines.append(UsageLine(key=key, accounts_gpu_us=Accounts(busy=HOUR_US)))
     evil = dict.fromkeys(("target", "subject", "reason", "policy_version"), EVIL)
@@ -190,7 +190,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 
 @pytest.fixture
 def slow(accountant: StartAccountant) -> Iterator[MemoryAccountant]:
-    """Where finding anything takes a second of processor time."""
+    """An accountant in which computing any answer takes a second of CPU time."""
     seconds = count()
     found = accountant(spent=lambda: float(next(seconds)))
     yield found
@@ -198,7 +198,7 @@ def slow(accountant: StartAccountant) -> Iterator[MemoryAccountant]:
 
 
 def of(slow: MemoryAccountant, path: str) -> tuple[set[str], str]:
-    """The instants that a page says it is of, and the page without them."""
+    """Return the instants that a page states, and the page without them."""
     answer = slow.client.get(path, headers={"Accept": "text/html"})
     assert answer.status_code == 200, answer.text
     return set(CHIP.findall(answer.text)), CHIP.sub("", answer.text)
@@ -237,7 +237,7 @@ def test_a_page_says_of_when_it_is(slow: MemoryAccountant, clock: VirtualClock, 
 
 
 def figures(page: str) -> list[str]:
-    """Every amount and number of hours on it."""
+    """Return every amount and number of hours on the page."""
     return re.findall(
         r"\d[\d,]*\.\d+", re.sub(r"<svg.*?</svg>|<style.*?</style>|<code>.*?</code>", "", page, flags=re.DOTALL)
     )
@@ -302,7 +302,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the engine since."""
+    """The SQL statements sent to the engine since."""
     statements: list[str] = []
     run = Cursor.run
 
@@ -365,7 +365,7 @@ def test_what_is_added_up_is_what_the_engine_says(
     finer: tuple[Dimension, ...],
     where: dict[Dimension, tuple[str, ...]],
 ) -> None:
-    """Also at an odd second, where rows are cut, and in every way a question may be told apart."""
+    """Also at an odd second, where rows are split, and for every breakdown."""
     _, ledger = site
     end = ledger.extent()[1] - 7_001
     for start in (end - 1_800_000, end - MS_PER_DAY - 1):
@@ -396,7 +396,7 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
 
 @pytest.mark.parametrize("site", SIZES[1:], indirect=True, ids=["6 nodes"])
 def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> None:
-    """Also where the span begins and ends at odd instants."""
+    """Also for spans that begin and end at odd instants."""
     _, ledger = site
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
     cuts = tuple(DIMENSIONS.values())

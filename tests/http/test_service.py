@@ -1,4 +1,4 @@
-"""The service on a real ledger: what it stores, what it refuses, what a changed file does."""
+"""The service on a real ledger: what it stores and refuses, and the effect of a changed file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.price_books import price_book_text
 
 
 def content(service):
-    """Everything the ledger holds that an answer can show."""
+    """Return everything in the ledger that an answer can show."""
     span = (NOW_MS - 86_400_000, NOW_MS)
     return (
         service.ledger.usage(*span, ("gpu", "pod", "namespace")),

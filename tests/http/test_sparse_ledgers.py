@@ -1,5 +1,5 @@
-"""Every page, answer, export and command on ledgers that say little: without a record, of one minute, stopped
-52 days ago, with a cluster that vanished, without prices. None shows a figure that was not measured, or old as new."""
+"""Every page, answer, export and command on sparse ledgers: without a record, of one minute, stopped 52 days ago, with
+a cluster that vanished, without prices. None shows an unmeasured figure, or an old one as current."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    """Of a ledger with half an hour of one pod."""
+    """A client of a ledger with half an hour of one pod."""
     client = client_of(service)
     assert client.post("/v1/usage", content=encoded(pod_minutes(rows=30))).status_code == 200
     return client
@@ -283,7 +283,7 @@ def standing(requested: float, allocated: float) -> dict[str, float]:
 
 
 def record(at_ms: int) -> dict[str, Any]:
-    """A cycle of the controller in which llm asks for more than it holds."""
+    """Record a cycle of the controller in which llm requests more than it holds."""
     window = {"start_ms": 0, "end_ms": at_ms, "usage": {"llm": 1, "vision": 1}, "capacity": 2, "unit": "gpu_us"}
     inputs = {"window": window, "standings": {"llm": standing(664, 16), "vision": standing(8, 8)}, "gpus": 24}
     return {

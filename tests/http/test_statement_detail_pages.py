@@ -1,4 +1,4 @@
-"""Every figure of a month's pages leads to lines that add up to it; an invoice adds up beside the books."""
+"""Every figure of a month's pages links to lines that add up to it; an invoice adds up beside the ledger's cost."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ TEAMS = {"vision": 3, "language": 4, EVIL: 5}
 
 @pytest.fixture(scope="module")
 def billed(tmp_path_factory):
-    """Twelve GPUs, each held by a pod of its own for another number of minutes; then the month is over and closed,
-    and a late node and a credit are booked in the next."""
+    """Twelve GPUs, each held by a pod of its own for a different number of minutes. The month is closed, and a late
+    node and a credit are booked in the next."""
     clock = VirtualClock(NOW_MS)
     settings = settings_in(
         tmp_path_factory.mktemp("lines"), correct_seconds=3600,
@@ -85,7 +85,7 @@ def billed(tmp_path_factory):
 
 
 def figures(client, path):
-    """Every (shown figure, address of its lines) of a page."""
+    """Return every (shown figure, address of its lines) of a page."""
     page = client.get(path)
     assert page.status_code == 200
     return [(text, unescape(to)) for to, text in re.findall(r'<a class="fig" href="([^"]+)">([^<]+)</a>', page.text)]
@@ -97,7 +97,7 @@ def number(text):
 
 @pytest.fixture(scope="module")
 def csv_of(billed):
-    """The rows of a figure's CSV, and the figure; asked once each."""
+    """Return the rows of a figure's CSV, and the figure. Each is requested once."""
     known = {}
 
     def get(to):
@@ -188,7 +188,7 @@ PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 
 @pytest.fixture(scope="module")
 def invoiced(tmp_path_factory):
-    """An hour of an H100 at 2.40 held, in November; December."""
+    """An hour of an H100 at 2.40 held in November; now it is December."""
     clock = VirtualClock(NOW_MS)
     folder = tmp_path_factory.mktemp("invoice")
     with Service(settings_in(folder, prices=price_book_text(H100="2.40"), tokens=token_list()), clock) as service:
@@ -211,7 +211,7 @@ def test_without_an_invoice_it_says_how_to_keep_one(invoiced):
 
 @pytest.fixture(scope="module")
 def kept(invoiced):
-    """Asked without `keep` it is not kept, and kept twice it is kept once."""
+    """Without `keep` the invoice is not stored; with it, once."""
     for query, acts in (("", 0), ("?keep=true&reason=november", 1), ("?keep=true", 1)):
         assert invoiced.post(f"/v1/reconciliation/2026-11{query}", json=INVOICE).status_code == 200
         acted = [act for act in invoiced.get("/v1/audit").json()["acts"] if act["kind"] == "invoiced"]

@@ -1,4 +1,4 @@
-"""`gputally install`: Secrets with bearer tokens, made once, kept, and replaced when they are deleted."""
+"""`gputally install`: Secrets with bearer tokens, created once, kept, and replaced after deletion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def content(cluster: MemoryCluster, name: str, key: str) -> str:
 
 
 def entries(cluster: MemoryCluster) -> dict[str, TokenEntry]:
-    """The token file as the accountant reads it, by name."""
+    """Return the token file's entries, as the accountant reads it, by name."""
     text = content(cluster, "accountant-tokens", "tokens.yaml")
     return {entry.name: entry for entry in validate(parse(text, "tokens.yaml"), TokenList).tokens}
 

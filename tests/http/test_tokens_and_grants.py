@@ -1,4 +1,4 @@
-"""The token file: hashed, compared whole, expiring, read again when it changes; and the commands that edit it."""
+"""The token file: hashed, compared whole, expiring, reread after a change; and the commands that edit it."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def made(capsys, *arguments):
 
 @pytest.fixture
 def listed(tmp_path, capsys):
-    """Two tokens between comments; their secrets by name."""
+    """Two tokens between comments; returns their secrets by name."""
     ann, first = made(capsys, "--name", "ann", "--scope", "read", "--team", "vision", "--expires", "2099-01-01")
     bot, second = made(
         capsys, "--name", "bot", "--scope", "ingest", "--scope", "read", "--cluster", "prod", "--node", "n1"

@@ -1,4 +1,4 @@
-"""Whatever is sent is answered or refused, never with a 500, and refused before it costs much."""
+"""Every input is answered or refused, never with a 500, and refused before it costs much."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_random_json_is_refused(client, value):
 
 
 def test_a_batch_with_one_thing_wrong_is_refused_or_quarantined_but_never_a_defect(client):
-    """Every field of every row replaced by every wrong kind of value."""
+    """Every field of every row is replaced by every wrong kind of value."""
     chance = random.Random(7)
     plain = json.loads(encoded(pod_minutes()))
     wrong = [None, -1, 2**70, 1.5, "", "x" * 5000, [], {}, True, "\u0000"]

@@ -1,5 +1,5 @@
-"""Names of pods, teams, jobs, users and queues are only text, in every form in which they are read; and each name
-that is accepted is drawn, exported, archived and restored."""
+"""Names of pods, teams, jobs, users and queues are only text in every output form; each accepted name is drawn,
+exported, archived and restored."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ HELD_MS = NOW_MS - 60 * MINUTE_MS
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """A GPU for each name, held by a pod, of a job, of a user, in a namespace, of a team and a queue that are called
-    like that; and a decision about it. A further pod of each waits."""
+    """A GPU for each name, held by a pod with a job, a user, a namespace, a team and a queue of that name; and a
+    decision about it. A further pod of each waits."""
     listed = [{"name": f"ns-{n}", "team": name} for n, name in enumerate(NAMES)]
     queues = [{"name": f"queue {name}", "team": name, "deserved": 1} for name in NAMES]
     budgets = [{"name": f"budget {name}", "team": name, "limit": 1} for name in NAMES]
@@ -121,7 +121,7 @@ PAGES = (
 
 
 def assert_no_script_may_run(answer):
-    """Whatever slipped through."""
+    """Check that no script could run, whatever the content."""
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "script-src" not in policy
@@ -169,7 +169,7 @@ def test_a_spreadsheet_executes_no_cell_of_a_csv(client, path):
 
 @pytest.fixture(scope="module")
 def letter(service):
-    """The month's report as it is sent about."""
+    """The month's report as an e-mail."""
     deps: Deps = service.app.state.deps
     start, end = Month(2026, 11).span(UTC)[0], NOW_MS
     report = report_builder.report(deps.ledger, deps.books, start, end, "UTC")
@@ -179,7 +179,7 @@ def letter(service):
 
 @pytest.fixture(scope="module")
 def mails(letter):
-    """A letter about each name as whoever receives the mail reads it."""
+    """An e-mail about each name, as its recipient reads it."""
     with mail_server() as server:
         smtp = {"server": server.address, "from": "a@example.com", "to": ["b@example.com"], "tls": "off"}
         for name in NAMES:

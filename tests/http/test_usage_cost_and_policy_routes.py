@@ -103,7 +103,7 @@ def test_cost_is_exact_and_its_total_is_that_of_all_pages(accountant):
 
 
 def test_no_amount_has_an_exponent_however_small():
-    """A page says a price of 1e-9 as files do, and so does the API."""
+    """Pages and files write a price of 1e-9 in digits, and so does the API."""
     line = CostLine(key={}, gpu_us=1, cost=Decimal("2.50000000E-10"))
     assert json.loads(line.model_dump_json())["cost"] == "0.000000000250000000"
     assert figure_formatting.price(Decimal("1E-9")) == "0.000000001"

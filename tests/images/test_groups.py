@@ -1,4 +1,4 @@
-"""Each program imports no library beyond those of its dependency group, which are all that its image holds."""
+"""Each program imports only the libraries of its dependency group, which are all that its image contains."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ for module in pkgutil.walk_packages(top.__path__, package + "."):
 
 
 def _installed(requirements: list[str]) -> Iterator[str]:
-    """The distributions that pip installs for these requirements, their own requirements included."""
+    """Return the distributions that pip installs for these requirements, with their own requirements."""
     waiting = [(Requirement(text), frozenset({""})) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -64,7 +64,7 @@ def test_the_wheel_depends_on_every_group_of_an_image() -> None:
 
 @pytest.mark.parametrize(("program", "optional"), [("agent", ()), ("accountant", ()), ("fairshare", ("matplotlib",))])
 def test_a_program_imports_only_what_its_group_installs(program: str, optional: tuple[str, ...]) -> None:
-    """optional: libraries that the modules that draw figures ask for by name."""
+    """optional: libraries that modules for charts import by name."""
     installed = set(_installed(GROUPS[program]))
     own = {"agent", "accountant", "fairshare", "dashboards", "gputally"}
     hidden = {

@@ -1,4 +1,4 @@
-"""What is in the images, what is not, how large they are, and that they run."""
+"""The content of the images, their size, and that they run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def megabytes(folder: Path) -> float:
 
 
 def answered(url: str, token: str = "", authority: Path | None = None) -> tuple[int, bytes] | None:
-    """Status and body; None where nobody answers."""
+    """Return status and body; None without an answer."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     trusted = ssl.create_default_context(cafile=authority) if authority else None
     try:
@@ -136,7 +136,7 @@ rows: [{id: h100, model: H100, price: 2.40, per: gpu-hour, basis: gpu-only, sour
 
 
 def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data: Path, tmp_path: Path) -> None:
-    """From a GPU to a report, a backup and a weight, each program in its image, over TLS as the chart sets it up."""
+    """From a GPU to a report, a backup and a weight: each program in its image, over TLS as the chart configures it."""
     books, meter, controller = free_ports(3)
     url, secret, authority = f"https://127.0.0.1:{books}", "everything", data / "ca.crt"
     issuer = trustme.CA()

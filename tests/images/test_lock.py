@@ -1,4 +1,4 @@
-"""What the images will hold, read off the lock file; and their bills of materials."""
+"""The content of the images by the lock file, and their bills of materials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in: issuers' keys and claims, grants, certificates, and the API server's reviews of tokens and rights."""
+"""Authentication: issuers' keys and claims, grants, certificates, and the API server's reviews of tokens and rights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bound(node: str = "n1") -> dict[str, Any]:
 
 
 class Keys:
-    """An issuer that counts how often it is asked, and can be out."""
+    """An issuer that counts the requests for its keys and can be down."""
 
     def __init__(self) -> None:
         self.content, self.asked, self.out = jwks(), 0, False
@@ -313,7 +313,7 @@ def test_an_agents_token_is_bound_to_its_node(server, clock):
 
 
 class BeforeNodesWereNamed(Reviewing):
-    """A server before Kubernetes 1.30: its reviews name the pod alone."""
+    """A server before Kubernetes 1.30: its reviews name only the pod."""
 
     pods: dict[tuple[str, str], tuple[str, str]]
     """(namespace, name) -> uid, node"""

@@ -1,4 +1,4 @@
-"""The inventory file: facts, the maintenance calendar, faults with their place, and several inventories as one."""
+"""The inventory file: facts, the maintenance calendar, faults with their place, and several inventories combined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ namespaces:
 
 @pytest.fixture
 def inventory(tmp_path):
-    """Writes the inventory file, each time with a later time of change, and returns an inventory that reads it."""
+    """Return a function that writes the inventory file with a later modification time and returns an inventory that
+    reads it."""
     path, times = tmp_path / "inventory.yaml", count(1)
     found = YamlInventory(path)
 

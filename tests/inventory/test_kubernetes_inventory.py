@@ -1,4 +1,4 @@
-"""The inventory over an API server: trimmed, paged, resumable, with the queues and cohorts that schedulers know."""
+"""The inventory over an API server: trimmed, paged, resumable, with the schedulers' queues and cohorts."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_an_owner_nobody_may_read_ends_the_chain(api, inventory, clock, kind):
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_owners_that_a_whole_list_does_not_name_are_gone_and_not_asked_for_one_by_one(api, inventory, clock, listed):
-    """Where the list is refused, each may still be asked for."""
+    """If the list is refused, each owner may still be requested by name."""
     api.put("CronJob", owner("CronJob", "nightly"))
     for number in range(3):
         api.put("Job", owner("Job", f"j-{number}", above=("batch/v1", "CronJob", "nightly")))
@@ -247,7 +247,7 @@ def test_an_answer_that_is_none_is_a_failure_not_a_defect(api, inventory, monkey
 
 @dataclass
 class Crowd(FakeApi):
-    """50,000 pods, of which a tenth use GPUs, under 500 jobs; written down only when they are asked for."""
+    """50,000 pods, of which a tenth use GPUs, in 500 jobs; encoded only when they are requested."""
 
     total: int = 50_000
 
@@ -294,7 +294,8 @@ def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock):
 
 
 def test_an_epoch_annotated_during_an_outage_is_dated_by_who_wrote_it(api, inventory, clock):
-    """Not by the restart, an hour later; what others wrote later says nothing of it."""
+    """By its writer's managedFields entry, not by the restart an hour later; later writes of other managers do not
+    count."""
     train = pod("train-0", gpus=4, annotations={"gputally.dev/epoch": "7"})
     train["metadata"]["managedFields"] = [
         {"manager": "kubelet", "operation": "Update", "time": "2026-10-01T00:50:00Z", "fieldsV1": {"f:status": {}}},
@@ -360,7 +361,7 @@ def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
 
 
 def test_a_pod_group_says_more_than_a_label(api, inventory, clock):
-    """It is what the scheduler goes by; on a pod of another scheduler it says nothing."""
+    """The scheduler uses it; on a pod of another scheduler it means nothing."""
     api.put("KaiGroup", thing("g", {"queue": "research"}))
     api.put("VolcanoGroup", thing("v", {"queue": "batch"}))
     grouped, older = {"pod-group-name": "g"}, {"scheduling.k8s.io/group-name": "v"}
@@ -394,7 +395,7 @@ def test_a_group_made_after_its_pod(api, inventory, clock):
 
 
 def test_where_a_local_queue_leads(api, inventory, clock):
-    """The Workload knows which ClusterQueue admitted it, and which queue a job without a label got."""
+    """The Workload names the ClusterQueue that admitted it, and the queue of a job without a label."""
     api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
     api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "other-cq"}))
     api.put("Job", owner("Job", "j"))
@@ -411,7 +412,7 @@ def test_where_a_local_queue_leads(api, inventory, clock):
 
 
 def test_the_cohorts_above_a_cluster_queue(api, inventory, clock):
-    """The nearest first; a change anywhere above tells the pods again, and one elsewhere tells nobody."""
+    """Nearest first. A change anywhere above reports the pods again; a change elsewhere reports none."""
     api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
     api.put("ClusterQueue", thing("cq", {"cohort": "vision"}))
     api.put("ClusterQueue", thing("free", {}))
@@ -489,7 +490,7 @@ ONE_PAGE = json.dumps(
 
 
 class Instantly(threading.Event):
-    """Waits for nothing."""
+    """Waits without passing time."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()

@@ -1,4 +1,4 @@
-"""Nodes by every cloud's labels, and the history of when they could not be used."""
+"""Nodes by every cloud's labels, and the history of the times when they could not be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service beside a cluster or after an outage: histories go on, and pods are billed to the right team."""
+"""The service with a cluster or after an outage: histories continue, and pods are billed to the right team."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("logs")
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
-    """In the place of the API server that the settings name."""
+    """An API server in place of the one that the settings name."""
     fake = FakeApi()
     monkeypatch.setattr(KubernetesApi, "connect", classmethod(lambda cls, kubeconfig: fake))
     return fake

@@ -1,4 +1,5 @@
-"""Who pays, and since when: queues, the namespace, a pod's label where it may, and dimensions that change."""
+"""The paying team and the start of its time: queues, the namespace, a pod's label where it is allowed, and dimensions
+that change."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def test_a_history_is_what_the_last_word_about_each_instant_was(changes):
 
 
 def by(ledger: DuckLedger, dimension: Any, **where: str) -> dict[str, int]:
-    """The allocated minutes of the hour before the clock."""
+    """Return the allocated minutes of the hour before the clock."""
     chosen: Any = {key: {value} for key, value in where.items()}
     lines = ledger.usage(START_MS, NOW_MS, (dimension,), chosen)
     found = {line.key[dimension]: line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
@@ -104,7 +105,7 @@ def by(ledger: DuckLedger, dimension: Any, **where: str) -> dict[str, int]:
 
 @pytest.fixture
 def booked(ledger: DuckLedger, send: Send, hand: Hand) -> DuckLedger:
-    """An hour that one pod of the namespace vision held."""
+    """An hour held by one pod of the namespace vision."""
     send(*(hand.row(number + 1, number, number + 1) for number in range(60)))
     return ledger
 

@@ -1,4 +1,4 @@
-"""HTTPS with our certificate, agents by client certificate, and files that are read again when they change."""
+"""HTTPS with the accountant's certificate, agents by client certificate, and files that are reread after a change."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_the_commands_trust_whom_they_are_told_to(ca, tmp_path, clock, capsys):
 
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[Path, WatchedFile[object], list[str]]:
-    """A good file of one number, and what is reported of it."""
+    """A valid file with one number, and the reports about it."""
     path, told = tmp_path / "file.yaml", list[str]()
     path.write_text("n: 1\n")
 

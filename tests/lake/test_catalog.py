@@ -1,4 +1,4 @@
-"""Writers commit side by side, and nothing is lost or doubled."""
+"""Writers commit concurrently, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_two_replicas_of_one_ledger_leave_its_rows_once(tmp_path):
 
 
 class _Unsure:
-    """A table whose commits happen, and whose answers are lost then."""
+    """A table whose commits succeed although their answers are lost."""
 
     def __init__(self, table: Table, failure: Exception) -> None:
         self._table, self._failure = table, failure

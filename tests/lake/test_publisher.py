@@ -1,4 +1,4 @@
-"""The lake equals the ledger, however often and in whatever state it is written."""
+"""The lake equals the ledger, however often it is published and whatever state it is in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def known() -> Iterator[PublishedLedger]:
 
 @pytest.fixture
 def unpublished() -> Iterator[PublishedLedger]:
-    """A ledger whose lake is empty still."""
+    """A ledger whose lake is still empty."""
     with published(publish=False) as found:
         yield found
 
@@ -50,7 +50,7 @@ def rows(known: PublishedLedger, table: tables.LakeTable) -> list[dict[str, Any]
 
 
 class Unplugged(Catalogue):
-    """Fails after so many writes, at each write of the refused table, or at each tag (`NAME tag`)."""
+    """Fails after a number of writes, at each write of the refused table, or at each tag (`NAME tag`)."""
 
     def __init__(self, known: PublishedLedger, *, left: int = 1_000, refused: str = "") -> None:
         good = known.connect()
@@ -72,7 +72,7 @@ class Unplugged(Catalogue):
 def another_process(
     known: PublishedLedger, lake: Catalogue | None = None, *, days_back: int | None = None
 ) -> Publisher:
-    """It writes to this catalogue, else to the good one, and looks at so many days every time."""
+    """A publisher that writes to this catalogue, else to the intact one, and checks this number of days each time."""
     settings = known.settings
     if days_back is not None:
         assert settings.lake is not None
@@ -86,7 +86,7 @@ def close_october(known: PublishedLedger) -> None:
 
 
 def priced(known: PublishedLedger, book: PriceBook, *by: Dimension) -> Decimal:
-    """What the one day of the lake costs by the ledger."""
+    """Return the ledger's cost of the one day in the lake."""
     (total,) = rows(known, tables.DAYS)
     found = cost(known.ledger, book, total["start_ms"], total["end_ms"], by)
     return sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
@@ -163,7 +163,7 @@ def test_a_day_costs_the_same_by_the_books_that_need_more_than_a_place(book):
 
 
 def test_days_that_a_failed_first_run_left_are_written_by_the_next(unpublished):
-    """Also where they are older than the days that are looked at every time."""
+    """Also those older than the days that are checked each time."""
     unpublished.clock.advance(6 * 24 * HOUR)
     broken = Unplugged(unpublished, left=0)
     publisher = another_process(unpublished, broken, days_back=2)
@@ -367,7 +367,7 @@ def test_records_that_came_after_the_publication_are_no_difference(known):
 
 
 def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process(known):
-    """So an operator has a day that differs written again: the accountant itself repairs nothing."""
+    """With this an operator has a differing day rewritten: the accountant repairs nothing by itself."""
     before = rows(known, tables.USAGE_HOURLY)
     known.connect().open(tables.DAYS).delete("ledger = 'prod' and day = '2026-10-01'")
     found = known.publisher.compare()

@@ -44,7 +44,7 @@ def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported:
 
 
 def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
-    """The facts of the node of the first cluster. The other cluster has a node of the same name."""
+    """Report the facts of the node of the first cluster. The other cluster has a node of the same name."""
     facts = fleet.nodes.get((CLUSTERS[0], node), NodeFacts(CLUSTERS[0], node))
     if deleted:
         facts = replace(facts, deleted_ms=at)

@@ -1,4 +1,4 @@
-"""Ledgers of every earlier schema are opened, migrated and tell the same; an upgrade and its rollback."""
+"""Ledgers of every earlier schema are opened, migrated and give the same answers; an upgrade and its rollback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def figures(line: UsageLine) -> list[int]:
 
 
 def told(ledger: DuckLedger) -> Mapping[str, Any]:
-    """The answers of a ledger to people and schedulers, as JSON."""
+    """Return the ledger's answers to users and schedulers, as JSON."""
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     spec = WindowSpec(size=10_800, half_life=3_600)
     window = ledger.window(spec, span[1], "allocated", 0.98)

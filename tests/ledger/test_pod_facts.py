@@ -19,7 +19,7 @@ from tests.ledger.conftest import Hand, booked
 
 
 class Said(NamedTuple):
-    """What the node, or the cluster's inventory, says of a pod some milliseconds after its creation."""
+    """A report of the node or the cluster's inventory about a pod, some milliseconds after its creation."""
 
     queue: str
     after_ms: int

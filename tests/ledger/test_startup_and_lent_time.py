@@ -210,7 +210,7 @@ BY_POD: tuple[Dimension, ...] = ("pod", "gpu", "hour")
 
 @dataclass(frozen=True)
 class Pod:
-    """Minutes after the start; running None: nobody reported a start. gang: pods of one begin together."""
+    """Times are minutes after the start. running None: no start was reported. gang: pods of one gang begin together."""
 
     bound: int
     running: int | None

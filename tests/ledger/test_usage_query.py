@@ -94,8 +94,8 @@ def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
 
 
 def test_history_goes_with_the_refs_of_a_queue_that_is_no_more(send, ledger, hand):
-    """Renamed, or given to another queue: who used much has used it still. What nobody took over stays under the old
-    name, and with the departments above it."""
+    """For a queue that is renamed or whose ref moves to another, its usage follows the ref. Usage without a new owner
+    stays under the old name, and with the departments above it."""
     rows = [hand.row(i + 1, i, i + 1, busy_us=0) for i in range(4)]
     send(*rows, hand.fact(5, queue_ref="kai:vision"))
     research, speech = QueuePolicy(name="research"), QueuePolicy(name="speech", parent="research", refs=("kai:speech",))
@@ -434,7 +434,7 @@ def test_the_sorts_of_idle_time_add_up(half_idle, hand):
 
 
 def test_a_guarantee_reserves_what_was_free_for_whom_it_was(half_idle, hand):
-    """Vision has 0.5 GPU unused and speech 1 GPU. The one free GPU is divided among them: a third and two thirds."""
+    """Vision has 0.5 GPU unused and speech 1 GPU. They divide the one free GPU: a third and two thirds."""
     found = breakdown(half_idle, hand, "queue")
     assert {key[0]: line.reserved_unused_us for key, line in found.items()} == {
         "__idle__": 0, "speech": 400_000_000, "vision": 200_000_000,

@@ -1,4 +1,4 @@
-"""Letters in every medium, and the ways they travel: a real socket each time."""
+"""Messages in every medium, sent over their real transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries from trigger to channel: what is due is sent once, whatever happens on the way."""
+"""Deliveries from trigger to channel: each due message is sent once, whatever happens on the way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRICES = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
 
 
 class Basket:
-    """Takes letters, or refuses as often as it is told to."""
+    """Accepts messages, or refuses as often as it should."""
 
     def __init__(self) -> None:
         self.letters: list[Message] = []
@@ -86,7 +86,7 @@ class Site:
         self.ledger.put_policy(Policy.model_validate(policy), since_ms)
 
     def run(self) -> list[str]:
-        """The subjects of what was sent now."""
+        """Return the subjects of the messages sent now."""
         before = len(self.basket.letters)
         self.dispatcher.run()
         return [letter.subject for letter in self.basket.letters[before:]]
@@ -235,7 +235,7 @@ def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
 
 
 def test_a_team_that_only_pays_gets_its_report_too(rows):
-    """For a guarantee that it left unused, or for what was booked by hand."""
+    """For its unused guarantee, or for a manual charge."""
     site = Site("reports:\n  - {each_team: true, forms: [csv], to: [disk]}\n", rows)
     site.ledger.add(unheld("2026-10-01", "2026-11-01"))
     site.ledger.put_policy(quota_policy(robotics=1), 0)
@@ -262,7 +262,7 @@ def test_an_odd_day_is_told_the_morning_after():
 
 
 def test_an_odd_day_is_told_though_its_records_came_late_or_nobody_was_there_that_morning():
-    """Agents keep their records while the accountant is away for a long weekend."""
+    """Agents keep their records while the accountant is down for a long weekend."""
     calm = held("2026-09-10", "2026-10-19", 2, team="vision")
     text = "notices:\n  - {about: [anomalies], to: [chat]}\n"
     site = Site(text, [calm], "2026-10-19T09:00")

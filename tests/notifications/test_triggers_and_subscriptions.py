@@ -1,4 +1,4 @@
-"""What is due, what is unusual, and what happens next to a delivery: decided without a clock or a network."""
+"""Due messages, unusual days, and the next step of a delivery: decided without a clock or a network."""
 
 from __future__ import annotations
 

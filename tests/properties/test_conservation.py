@@ -1,5 +1,5 @@
-"""Law 1 at its source: whatever happens on a node, the closed rows add up to the time, the busy time and
-the energy of every GPU, in exact integers, and agree with the simulated node's own truth."""
+"""Law 1 at its source: whatever happens on a node, the closed rows add up to the time, the busy time and the energy of
+every GPU, in exact integers, and agree with the simulated node's truth."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_node(per_holder: bool) -> SimulatedNode:
 
 @dataclass
 class History:
-    """A node, its meter, everything that was closed, and what the readings said in between."""
+    """A node, its meter, all closed sets, and the readings in between."""
 
     node: SimulatedNode
     interval_ms: int
@@ -130,7 +130,7 @@ class History:
             self.unknown_since_ms = None
 
     def was_unknown(self, start_ms: int, end_ms: int) -> bool:
-        """Whether nothing between these was known."""
+        """Return whether nothing in the span was known."""
         return any(since <= start_ms and end_ms <= until for since, until in self.unknown)
 
     def place(self, at_ms: int, which: int, utilisation_ppm: int) -> None:
@@ -229,8 +229,8 @@ def test_busy_time_and_energy_add_up_to_the_device(steps: Steps, interval_ms: in
 @settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_holders_get_what_the_node_knows_they_had(steps: Steps, interval_ms: int) -> None:
-    """Seen at every change, a holder's rows are the truth: to the microsecond where its share divides
-    the span, else less than one microsecond per row away from it."""
+    """If the node is read at every change, a holder's rows equal the truth: to the microsecond if its share divides the
+    span, else within one microsecond per row."""
     steps = [step for step in steps if step[1][0] not in ("restart", "holders")]
     history = play(steps, interval_ms, per_holder=True)
     assert history.last is not None
@@ -249,7 +249,7 @@ def test_holders_get_what_the_node_knows_they_had(steps: Steps, interval_ms: int
 @settings(max_examples=examples(26, 160), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_a_restart_never_adds_time(steps: Steps, interval_ms: int) -> None:
-    """With restarts a holder is booked at most what it had, and a lone holder that stays all of it."""
+    """With restarts a holder gets at most its true time, and a lone holder that stays gets all of it."""
     steps = [step for step in steps if step[1][0] != "holders"]
     history = play(steps, interval_ms, per_holder=True)
     assert history.last is not None

@@ -45,7 +45,7 @@ def claim_sets(draw: st.DrawFn) -> Claims:
 
 
 def most(claim: Claim) -> float:
-    """What a queue can use."""
+    """Return the most that a queue can use."""
     return claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
 
 
@@ -116,7 +116,7 @@ def test_without_k_usage_is_of_no_account(claims: Claims, total: float) -> None:
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    """A policy, usage that descendants are part of, and what the scheduler shows."""
+    """Generate a policy, usage that includes descendants, and the scheduler's state."""
     count = draw(st.integers(2, 7))
     names = [f"q{i}" for i in range(count)]
     queues = [

@@ -1,5 +1,4 @@
-"""What every feedback law keeps: order, scale, monotony, the static weights without history; and what
-turns may do."""
+"""Invariants of every feedback law: order, scale, monotonicity, static weights without history; and limits of turns."""
 
 from __future__ import annotations
 
@@ -161,7 +160,7 @@ def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: Law
 
 
 def _lumps(owed_to: str, limit: float = -1.0) -> LawQueues:
-    """16 GPUs that a gang of `holder` holds, while every queue waits with another gang."""
+    """16 GPUs held by a gang of `holder`, while every queue waits with another gang."""
     usage = {"holder": 0.5, "second": 0.33, "third": 0.17}
     if owed_to == "second":
         usage = {"holder": 0.7, "second": 0.05, "third": 0.25}
@@ -240,7 +239,8 @@ def test_the_quiet_zone_is_wider_for_small_queues() -> None:
 
 
 def test_what_moves_all_alike_moves_nobody() -> None:
-    """A price that everybody pays is none: without gain, weights follow only who has others preempted more."""
+    """A price that every queue pays has no effect: without gain, weights follow only which queue has others preempted
+    more."""
     law = Deficit(DeficitPolicy(gain=0.0, quiet=0.0), NO_TURNS)
     members = tuple(LawQueue(n, 1.0, 0.5, 0.5, 64.0, 32.0, weight_now=1.0, reclaims=8.0) for n in ("a", "b"))
     memory = {n: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for n in ("a", "b")}

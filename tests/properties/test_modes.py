@@ -1,8 +1,7 @@
-"""Conservation in every way a GPU can be shared, from what the driver says per process to the closed rows.
+"""Conservation in every sharing mode of a GPU, from the driver's figures per process to the closed rows.
 
-Whole, time-sliced, MPS, fractions, MIG, shared MIG and machines without Kubernetes; each process read by
-accounting, by samples or not at all, some by nobody that can be named. Readings are allowed to contradict the
-device: the rows may not."""
+Whole, time-sliced, MPS, fractions, MIG, shared MIG and machines without Kubernetes. Each process is read by accounting,
+by samples or not at all, and some have no known owner. Readings may contradict the device; the rows may not."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def process_holder(number: int) -> Holder:
 
 @dataclass(frozen=True)
 class Ran:
-    """A process in one second: whose, where, how long it says it was busy in ppm, and how it is read."""
+    """A process in one second: its holder, its place, its reported busy ppm, and how it is read."""
 
     number: int
     ppm: int
@@ -74,7 +73,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Second:
-    """One reading of the device. busy: of each part in ppm, None where it is not to be had."""
+    """One reading of the device. busy: of each part in ppm, None if unavailable."""
 
     present: frozenset[int]
     ran: tuple[Ran, ...]
@@ -116,7 +115,7 @@ class Node:
         return MIG if self.mode.startswith("mig") else WHOLE
 
     def place(self, number: int) -> str:
-        """The instance a process or claim of that number is on."""
+        """Return the instance of the process or claim with that number."""
         return self.gpu.mig[number % 3].uuid if self.gpu.mig else ""
 
     def claims(self, present: frozenset[int]) -> list[Allocation]:
@@ -198,7 +197,7 @@ def play(mode: str, story: list[Second], interval_ms: int) -> tuple[list[ClosedS
 
 
 def known_sum(snapshots: list[Snapshot], name: str) -> int:
-    """What the counters of the device, or of its instances, rose by where both ends of a step were read."""
+    """Return the growth of the counters of the device, or of its instances, over steps whose both ends were read."""
     total = 0
     for before, after in pairwise(snapshots):
         first, last = before.devices[0], after.devices[0]
@@ -246,7 +245,7 @@ def test_rows_add_up_to_the_device_in_every_mode(mode: str, story: list[Second],
 @settings(max_examples=25, deadline=None)
 @given(modes.filter(lambda mode: not mode.startswith("mig")), stories)
 def test_without_a_process_in_sight_all_busy_time_of_a_shared_gpu_is_nobodys(mode: str, story: list[Second]) -> None:
-    """The level `allocation`: the pods' busy time is unknown, never zero, unless the device did nothing."""
+    """The level `allocation`: the pods' busy time is unknown, never zero, unless the device was idle."""
     story = [replace(second, ran=(), busy_known=True, present=story[0].present) for second in story]
     closed, snapshots = play(mode, story, 60_000)
     rows = [row for one in closed for row in one.rows]
@@ -273,7 +272,7 @@ def test_a_sole_holder_has_what_the_device_did_less_what_strangers_did(story: li
 
 
 def batches(sets: list[ClosedSet]) -> list[Batch]:
-    """Each set a batch, numbered as an outbox would."""
+    """Return one batch for each set, numbered as an outbox would."""
     made: list[Batch] = []
     outbox = {"cluster": "c", "node": "n", "boot_id": "b", "epoch": "01990000-0000-7000-8000-000000000000"}
     seq = 1
@@ -288,7 +287,7 @@ def batches(sets: list[ClosedSet]) -> list[Batch]:
 @settings(max_examples=examples(3, 20), deadline=None)
 @given(modes, stories, st.integers(0, 2**16))
 def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: list[Second], seed: int) -> None:
-    """Each batch arrives twice and out of order; what the ledger holds is what the rows said."""
+    """Each batch arrives twice and out of order; the ledger holds exactly the rows' content."""
     closed, snapshots = play(mode, story, 1_000)
     sent = [batch for batch in batches(closed) for _ in range(2)]
     Random(seed).shuffle(sent)

@@ -47,7 +47,7 @@ _holders = st.none() | st.builds(
 
 @st.composite
 def _rows(draw: st.DrawFn) -> dict[str, Any]:
-    """One set: a victim's GPU or its own; now, earlier in the month, or in the month before."""
+    """Generate one set: a victim's GPU or its own; now, earlier in the month, or in the month before."""
     start = draw(st.integers(0, 58))
     back = draw(st.sampled_from((0, 0, MONTH_MS)))
     gpu = draw(st.sampled_from(("gpu-n1", "gpu-n2", "gpu-a")))
@@ -83,7 +83,7 @@ def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], fac
 
 
 def _honest(minute: int, node: str) -> Batch:
-    """Two minutes of the node's own GPU and pod; the facts come with the first of them, and once more later."""
+    """Build two minutes of the node's own GPU and pod; facts come with the first, and once more later."""
     seq = 10 * minute + 11
     team = TEAMS[VICTIMS.index(node)]
     pod = Holder(kind="pod", uid=f"pod-{node}", namespace=team, name="train-0")
@@ -95,7 +95,7 @@ def _honest(minute: int, node: str) -> Batch:
 
 
 def _honest_past(node: str) -> Batch:
-    """The records of the node in the month that was closed later."""
+    """Build the records of the node in the month that was closed later."""
     pod = Holder(kind="pod", uid=f"old-{node}", namespace=TEAMS[VICTIMS.index(node)], name="train-0")
     row = HAND.row(1, -MONTH_MS / MINUTE, 30 - MONTH_MS / MINUTE, f"gpu-{node}", holder=pod)
     return HAND.batch(row, node=node, epoch=f"0192-{node}", first_seq=1, oldest_seq=1)
@@ -103,9 +103,9 @@ def _honest_past(node: str) -> Batch:
 
 @dataclass(frozen=True)
 class Found:
-    """books, bills: of every node but the sender, of both months. kept: the bytes of the closed month, and what is
-    booked in the open one about it. acts: their numbers and kinds. stated: the whole statement of the open month, and
-    what waits for the closed one."""
+    """books, bills: of every node but the sender, in both months. kept: the bytes of the closed month, and the entries
+    about it in the open one. acts: their numbers and kinds. stated: the whole statement of the open month, and the
+    proposals for the closed one."""
 
     books: list[str]
     bills: list[Any]
@@ -146,7 +146,7 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
 def test_a_nodes_batches_change_no_other_nodes_books(
     attacks: list[tuple[int, tuple[str, int, list[dict[str, Any]], list[dict[str, Any]]]]], by_api: bool
 ) -> None:
-    """attacks: after which of the honest batches each is sent. by_api: whether the accountant sees the API server."""
+    """attacks: the honest batch after which each is sent. by_api: whether the accountant sees the API server."""
     found = []
     for attacked in (False, True):
         with tempfile.TemporaryDirectory() as folder:

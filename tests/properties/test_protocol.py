@@ -1,9 +1,9 @@
 """The protocol between outbox and ledger, as a state machine against an oracle in plain Python.
 
-Nodes close sets on a grid of half minutes and send them over a network that loses answers, repeats and
-reorders batches; both sides restart, outboxes get lost, two agents claim the same GPU, the ledger is put
-back to an older copy. Whatever happens: what the ledger books is what the oracle says, everything else of
-a GPU's life is `unmetered`, nothing is counted twice."""
+Nodes close sets on a grid of half minutes and send them over a network that loses answers, repeats and reorders
+batches. Both sides restart, outboxes are lost, two agents claim the same GPU, and the ledger is restored from an older
+copy. In every case the ledger's booked time equals the oracle's, the rest of a GPU's life is `unmetered`, and nothing
+is counted twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PODS = ("a", "b", "c")
 
 @dataclass(frozen=True)
 class Part:
-    """A row of a set, per cell of the grid: µs of capacity, pod or nobody, µs busy or unknown."""
+    """A row of a set, per cell of the grid: µs of capacity, pod or none, µs busy or unknown."""
 
     capacity: int
     pod: str | None

@@ -63,7 +63,7 @@ TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_
 
 
 def few(quick: int, long: int) -> settings:
-    """So many examples of hundreds of rows, which nobody gains by shrinking."""
+    """Return settings with few examples of hundreds of rows, without shrinking, which does not help with them."""
     phases = [Phase.explicit, Phase.reuse, Phase.generate]
     return settings(TRUSTED, max_examples=examples(quick, long), phases=phases)
 

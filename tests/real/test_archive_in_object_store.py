@@ -64,7 +64,7 @@ def ledger(tmp_path: Path, store: FileStore) -> Iterator[DuckLedger]:
 
 
 def rebuilt(folder: Path, store: FileStore) -> object:
-    """What a ledger says that there was nothing of but the archive."""
+    """Return the answers of a ledger that was restored from the archive alone."""
     folder.mkdir()
     found = open_ledger(folder / "ledger.duckdb", VirtualClock(NOW_MS), archive=store)
     try:

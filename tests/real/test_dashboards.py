@@ -1,4 +1,4 @@
-"""Every query of every dashboard on a real Prometheus 3 that holds what a demo's programs showed, and the ten most
+"""Every query of every dashboard on a real Prometheus 3 with the metrics of a demo's programs, and the ten most
 important panels against the ledger itself."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ US_PER_HOUR = MS_PER_HOUR * US_PER_MS
 
 @dataclass(frozen=True)
 class Filled:
-    """A Prometheus with the demo's history, and the demo whose ledger knows what happened."""
+    """A Prometheus with the demo's history, and the demo with its ledger."""
 
     server: Prometheus
     demo: Pipeline
@@ -52,17 +52,17 @@ class Filled:
         return self.demo.scenario.end_ms / 1000
 
     def now(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
-        """The series of a panel's query at the end, with these choices and everything else of the demo's cluster."""
+        """Return the series of a panel's query at the end, with these variables and otherwise the demo's cluster."""
         expr = PANELS[panel]["targets"][query]["expr"]
         return self.server.instant(sent(expr, DAYS, cluster="demo", **chosen), self.end_s)
 
     def figure(self, panel: str, query: int = 0, **chosen: str) -> float:
-        """The one value of a panel."""
+        """Return the only value of a panel."""
         (series,) = self.now(panel, query, **chosen)
         return float(series["value"][1])
 
     def by(self, label: str, panel: str, query: int = 0, **chosen: str) -> dict[str, float]:
-        """Value by a label."""
+        """Return the values by a label."""
         return {each["metric"][label]: float(each["value"][1]) for each in self.now(panel, query, **chosen)}
 
 
@@ -106,7 +106,7 @@ def test_every_panel_shows_something_with_the_labels_that_its_legend_names(fille
 
 
 def columns(panel: dict[str, Any]) -> set[str]:
-    """The labels that a table has columns of; an empty one is none, so a row may lack it."""
+    """Return the labels with columns in a table. An empty label does not exist, so a row may lack it."""
     if panel["type"] != "table":
         return set()
     renamed: dict[str, str] = panel["transformations"][1]["options"]["renameByName"]
@@ -147,7 +147,7 @@ def test_grafanas_own_panels_draw_every_dashboard(filled: Filled, tmp_path: Path
 
 @dataclass(frozen=True)
 class Truth:
-    """Questions to a copy of the ledger about the demo's month so far, up to where its figures are settled."""
+    """Queries a copy of the ledger about the demo's month, up to the time until which figures are settled."""
 
     demo: Pipeline
     ledger: DuckLedger
@@ -158,14 +158,14 @@ class Truth:
         return self.demo.scenario.end_ms - SETTLE_MS
 
     def by(self, *dimensions: Dimension, start_ms: int | None = None, end_ms: int | None = None) -> dict[Any, Accounts]:
-        """Accounts by the values of one dimension, or of several as a tuple."""
+        """Return the accounts by the values of one dimension, or of several as a tuple."""
         start = self.demo.scenario.start_ms if start_ms is None else start_ms
         lines = self.ledger.usage(start, end_ms or self.settled_ms, dimensions)
         keys = [tuple(line.key[name] for name in dimensions) for line in lines]
         return {key[0] if len(key) == 1 else key: line.accounts_gpu_us for key, line in zip(keys, lines, strict=True)}
 
     def cost(self, start_ms: int) -> dict[str, float]:
-        """By team."""
+        """Return the cost by team."""
         answer = usage_pricing.cost(self.ledger, self.book, start_ms, self.settled_ms, ("team",))
         return {line.key["team"]: float(line.cost or 0) for line in answer.lines}
 
@@ -239,7 +239,8 @@ def test_imbalance(filled: Filled, truth: Truth) -> None:
 
 @pytest.mark.parametrize(("panel", "account"), [("cluster/Allocated", "held"), ("cluster/Busy", "busy")])
 def test_live_shares_follow_the_ledger(filled: Filled, truth: Truth, panel: str, account: str) -> None:
-    """Agents count what they close: over the same hours it is what is booked, up to an interval at either end."""
+    """Agents count closed intervals: over the same hours they equal the booked time, up to an interval at either
+    end."""
     end = filled.demo.scenario.end_ms
     booked = list(truth.by("gpu_model", start_ms=end - RATE_HOURS * MS_PER_HOUR, end_ms=end).values())
     part = sum(held(each) for each in booked) if account == "held" else total(booked, "busy")
@@ -270,7 +271,7 @@ def test_gpu_hours_by_namespace(filled: Filled, truth: Truth) -> None:
 
 
 def test_actual_shares(filled: Filled, truth: Truth) -> None:
-    """What the controller says a queue used of the window is what the ledger answers for it."""
+    """A queue's usage of the window in the controller's metrics is the ledger's answer."""
     report = filled.demo.controller.last
     assert report is not None
     assert report.window is not None

@@ -1,4 +1,4 @@
-"""A demo that is stopped, in whatever way, leaves nothing in the memory of the machine."""
+"""A demo that is stopped in any way leaves no processes and no files in memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 @contextmanager
 def demo(out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One that runs long enough to be stopped in the middle."""
+    """Start a demo that runs long enough to be stopped in the middle."""
     command = [sys.executable, "-m", "gputally", "demo", "--once", "--quiet", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
@@ -34,7 +34,7 @@ def children(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def folder_of(process: subprocess.Popen[bytes]) -> tuple[Path, int] | None:
-    """Where it keeps its ledger, and who has it open."""
+    """Return the folder of its ledger, and the processes that have it open."""
     for child in children(process):
         for link in Path(f"/proc/{child}/fd").iterdir():
             with suppress(OSError):

@@ -1,4 +1,5 @@
-"""`gputally fleet report` over two clusters states what their two accountants state, to the cent, on every engine."""
+"""`gputally fleet report` over two clusters equals the statements of their two accountants, to the cent, on every
+engine."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class TwoClusters:
 
     @property
     def settings(self) -> Path:
-        """What `--lake` takes."""
+        """Return the value of `--lake`."""
         found = self.folder / "lake.yaml"
         found.write_text(yaml.safe_dump({"warehouse": f"file://{self.folder}", "catalog": {"name": self.catalog}}))
         return found
@@ -69,7 +70,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoClusters]:
 
 @contextmanager
 def address(engine: str, two: TwoClusters, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    """Of the engine, which knows the lake; empty for one that runs in the command itself."""
+    """Return the address of the engine, which knows the lake; empty for one that runs within the command."""
     if engine == "clickhouse":
         with clickhouse_server() as url:
             yield url

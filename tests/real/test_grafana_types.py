@@ -1,7 +1,7 @@
-"""The dashboards are what Grafana 13 says a dashboard is: compiled by TypeScript against its own published types.
+"""The dashboards conform to Grafana 13's types: TypeScript compiles them against the published definitions.
 
-`Wire` is a type as it stands in JSON: an enum of texts is one of its texts. Everything is an object literal, so that a
-field which the type does not know is an error too."""
+`Wire` is a type in its JSON form: an enum of texts is one of its texts. Everything is an object literal, so an unknown
+field is an error too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Dashboard = dict[str, Any]
 
 
 def source(dashboard: Dashboard) -> str:
-    """TypeScript that compiles if the dashboard and every panel's options are what their types say."""
+    """Return TypeScript that compiles if the dashboard and every panel's options conform to their types."""
     lines = ['import type { Dashboard } from "@grafana/schema";']
     lines += [
         f'import type * as {kind} from "{TYPES}/{kind}/panelcfg/x/{name}PanelCfg_types.gen";'
@@ -51,7 +51,7 @@ def source(dashboard: Dashboard) -> str:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Dashboard]], str]:
-    """What the compiler says of dashboards; nothing where all is well."""
+    """Return the compiler's messages about dashboards; empty if there are none."""
     modules = built("grafana-types.sh") / "node_modules"
     folder: Path = tmp_path_factory.mktemp("types")
     (folder / "node_modules").symlink_to(modules)

@@ -1,5 +1,5 @@
-"""A lake whose catalog is a REST server, AWS Glue or a Hive metastore gives the same answers and takes the same commits
-as one with a SQL catalog."""
+"""A lake whose catalog is a REST server, AWS Glue or a Hive metastore gives the same answers and accepts the same
+commits as one with a SQL catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 
 @dataclass(frozen=True)
 class Place:
-    """Where a lake is kept."""
+    """The location of a lake."""
 
     warehouse: str
     catalog: LakeCatalog
@@ -70,7 +70,7 @@ def test_writers_side_by_side_lose_and_double_nothing(place: Place) -> None:
 
 
 def commits(known: PublishedLedger) -> set[str]:
-    """The ids of all commits to the control totals; one leaves several snapshots where it replaces rows."""
+    """Return the ids of all commits to the control totals; a commit that replaces rows leaves several snapshots."""
     snapshots = known.connect().open(DAYS).snapshots()
     return {snapshot.summary[BATCH] for snapshot in snapshots if snapshot.summary is not None}
 

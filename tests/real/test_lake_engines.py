@@ -1,4 +1,4 @@
-"""Every engine answers every question about the lake as the ledger does, whatever keeps its catalog and its files."""
+"""Every engine answers every query of the lake as the ledger does, with every catalog and file store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STEPS = (r"/data/.*\.parquet", r"/metadata/[^/]*-m\d+\.avro", r"/metadata/snap-"
 
 @pytest.fixture(scope="module")
 def name() -> str:
-    """Of the catalog: Java's engines keep what they know of one for as long as they run."""
+    """Return a new catalog name, because Java's engines cache a catalog for as long as they run."""
     return f"books{uuid.uuid4().hex}"
 
 
@@ -57,7 +57,7 @@ def known(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publi
 
 
 def jdbc(known: PublishedLedger) -> tuple[str, str]:
-    """The catalog and the warehouse as Java's engines name them."""
+    """Return catalog and warehouse in the form for Java's engines."""
     assert known.settings.lake is not None
     warehouse = known.settings.lake.warehouse
     return f"jdbc:sqlite:{warehouse.removeprefix('file://')}/catalog.db", warehouse
@@ -77,7 +77,7 @@ def test_clickhouse_by_its_http_protocol(known: PublishedLedger) -> None:
 
 
 def test_clickhouse_reads_no_version_whose_commit_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer ends between the metadata's file and the swap of the catalog's pointer."""
+    """The writer ends between the metadata file and the swap of the catalog's pointer."""
     with published(str(tmp_path)) as known:
         write_metadata = MetastoreCatalog._write_metadata
 
@@ -132,7 +132,7 @@ def test_eight_writers_on_postgresql_lose_and_double_nothing(postgres: Postgres,
 def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
     fault: Fault, object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """The writer is a process, killed while it repeats the upload of a step. The next writer replaces the rows once."""
+    """The writer process is killed while it repeats the upload of a step. The next writer replaces the rows once."""
     place = {"warehouse": object_store.bucket(f"killed{uuid.uuid4().hex}")}
     lakes = []
     for name, store in (("direct", object_store), ("spoilt", object_store.behind(store_proxy.url))):
@@ -166,7 +166,8 @@ def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
 def test_a_spoilt_request_at_any_step_of_publishing_loses_and_doubles_nothing(
     fault: Fault, times: int, object_store: ObjectStore, store_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    """Of the data, of a manifest, of the list of manifests, and of the metadata that the catalog then points at."""
+    """At the upload of data, of a manifest, of the manifest list, and of the metadata to which the catalog then
+    points."""
     secrets = object_store.behind(store_proxy.url).write_secrets(tmp_path / "lake.yaml")
     catalog = LakeCatalog(uri=f"sqlite:///{tmp_path}/catalog.db")
     bucket = object_store.bucket(f"spoilt{uuid.uuid4().hex}")

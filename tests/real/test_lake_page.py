@@ -1,4 +1,4 @@
-"""The question that docs/lake.md shows has the ledger's answer on every engine that the page names."""
+"""The query on docs/lake.md gives the ledger's answer on every engine that the page names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def over_rest(
 
 
 def block(language: str, *words: str, holding: str = "") -> str:
-    """The one block of the page with this fence."""
+    """Return the page's only block in this language."""
     text = LAKE_PAGE.read_text(encoding="utf-8")
     found: list[Fence] = [
         one
@@ -62,8 +62,8 @@ def settings(text: str, separator: str | None) -> dict[str, str]:
 
 
 def as_the_ledger_says(known: PublishedLedger, answer: Answer) -> bool:
-    """Hours exactly; costs, of which the rows hold nine decimals, within a millionth. Time without a price costs
-    nothing here."""
+    """Compare hours exactly, and costs, which the rows store with nine decimals, within a millionth. Time without a
+    price costs nothing here."""
     hours = {line.key["team"]: line.accounts_gpu_us.allocated / 3.6e9 for line in known.ledger.usage(*SPAN, ("team",))}
     priced = {
         line.key["team"]: line.cost
@@ -98,7 +98,7 @@ def test_clickhouse(known: PublishedLedger) -> None:
 
 
 def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
-    """The page's question, of one ledger: others publish through the same server."""
+    """Return the page's query limited to one ledger, because others publish through the same server."""
     return sql.replace("lake.gputally", f"{catalog}.gputally").replace(
         "GROUP BY", f"AND ledger = '{known.publisher.name}' GROUP BY"
     )

@@ -1,7 +1,7 @@
-"""Live panels on a real Prometheus that scrapes agents as in a cluster: every 30 s, intervals of 60 s, an agent that is
-replaced, and a second cluster whose nodes and queues have the same names.
+"""Live panels on a real Prometheus that scrapes agents as in a cluster: every 30 s, with intervals of 60 s, an agent
+that is replaced, and a second cluster whose nodes and queues have the same names.
 
-What the agent counts moves by a whole interval at once; wherever a window's edges fall, a GPU is one GPU."""
+An agent's counters grow by a whole interval at once; wherever a window's edges fall, a GPU counts as one GPU."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PANELS = {
 
 
 def metered(recorder: Recorder, cluster: str, first_scrape_ms: int) -> None:
-    """A node with four GPUs: two whole ones held by one pod that uses a half, one cut in four of which one part is
-    held, one free."""
+    """Record a node with four GPUs: one pod holds two and uses half, one GPU has four parts of which one is held, and
+    one is free."""
     gpus = [make_gpu(f"GPU-{i}", i, H100) for i in range(4)]
     node = SimulatedNode("n1", gpus, start_ms=T)
 
@@ -73,7 +73,7 @@ gputally_queue_info{queue="nlp",parent="",team="nlp"} 1
 
 
 def controlled(recorder: Recorder, cluster: str) -> None:
-    """Two replicas, of which one looks and shows the same."""
+    """Record two replicas, of which one leads; both show the same."""
     for at_ms in range(0, MINUTES * 60_000, SCRAPE_MS):
         for replica in ("a", "b"):
             recorder.take(QUEUES, T + at_ms, cluster=cluster, job="gputally-fairshare", instance=replica)
@@ -92,14 +92,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def sent(panel: str, query: int = 0, cluster: str = ".*") -> str:
-    """A panel's query as Grafana sends it for the least step; all that is not chosen is All."""
+    """Return a panel's query as Grafana sends it for the smallest step, with every variable that is not given set to
+    All."""
     chosen = {"__rate_interval": "4m", "cluster": cluster}
     expr = PANELS[panel]["targets"][query]["expr"]
     return re.sub(r"\$(\w+)", lambda name: chosen.get(name[1], ".*"), expr)
 
 
 def seen(server: Prometheus, panel: str, query: int = 0, cluster: str = ".*") -> list[float]:
-    """The panel's values at odd instants of the first agent's life and, once its window is full, of the second's."""
+    """Return the panel's values at odd instants of the first agent's life and, once its window is full, of the
+    second's."""
     expr = sent(panel, query, cluster)
     spans = ((300, 1_190), (1_560, MINUTES * 60 - 30))
     found = [server.range(expr, T / 1000 + start, T / 1000 + end, 37) for start, end in spans]

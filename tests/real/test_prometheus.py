@@ -1,4 +1,5 @@
-"""The Prometheus that other suites measure against is a real one: it back-fills, scrapes nothing, and computes."""
+"""The Prometheus with which other suites compare is a real one: it back-fills, scrapes nothing, and evaluates
+queries."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def test_backfilled_history_is_integrated_as_prometheus_does(tmp_path: Path) -> 
 
 
 def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_path: Path) -> None:
-    """Of a GPU shared by two, one is busier than its half and the other idle: half a GPU is held and idle. A third
-    pod's use is not known."""
+    """Two pods share a GPU: one uses more than its half and the other is idle, so half a GPU is held and idle. The use
+    of a third pod is unknown."""
     (recipe,) = re.findall(r"```promql\n(.*?)```", FROM_DCGM.read_text(encoding="utf-8"), re.DOTALL)
     rates = {
         "allocated": {"a": 0.5, "b": 0.5, "c": 1.0},
@@ -58,7 +59,7 @@ def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_pat
 
 
 def test_promtool_finds_no_fault_in_any_metric() -> None:
-    """Every family that docs/metrics.md lists, as `promtool check metrics` sees it scraped."""
+    """Every family in docs/metrics.md, as scraped, passes `promtool check metrics`."""
     programs = [list(agent_families()), *families_by_program().values()]
     families = {family.series: family for program in programs for family in program}
     assert len(families) > 50
@@ -71,7 +72,7 @@ def test_promtool_finds_no_fault_in_any_metric() -> None:
 
 
 def exposed(family: Family) -> str:
-    """One series of the family as text."""
+    """Return one series of the family as text."""
     name, labels = family.series, [f'{label}="x"' for label in family.labels]
     head = f"# HELP {name} {family.text}\n# TYPE {name} {'gauge' if family.kind == 'info' else family.kind}\n"
     if family.kind != "histogram":

@@ -1,4 +1,4 @@
-"""Every engine reads the same values of an Iceberg table, whatever keeps its catalog and its files."""
+"""Every engine reads the same values of an Iceberg table, with every catalog and file store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ daylight-saving time in Europe and before the epoch."""
 
 
 def microseconds(at: datetime) -> int:
-    """Since the epoch."""
+    """Return microseconds since the epoch."""
     return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
@@ -44,7 +44,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("cost", pa.decimal128(38, 9)), ("moment"
 
 @dataclass(frozen=True)
 class Lake:
-    """A table `lake.usage` with ROWS, and how Java's engines reach its catalog. store: None for a folder."""
+    """A table `lake.usage` with ROWS, and its catalog in the form for Java's engines. store: None for a folder."""
 
     catalog: str
     table: Table
@@ -74,7 +74,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
 
 
 def written(catalog: SqlCatalog) -> Table:
-    """Two snapshots, so that readers have to take the newest; together ROWS."""
+    """Write two snapshots, so that readers have to use the newest; together they have ROWS."""
     catalog.create_namespace("lake")
     table = catalog.create_table("lake.usage", SCHEMA)
     for part in (ROWS[:1], ROWS[1:]):
@@ -118,7 +118,7 @@ def test_trino_reads_the_same(lake: Lake, trino: Trino) -> None:
 def test_a_spoilt_upload_loses_and_doubles_nothing(
     fault: Fault, tmp_path: Path, object_store: ObjectStore, store_proxy: FaultProxy
 ) -> None:
-    """A commit whose upload of data was spoilt once succeeds, as the S3 client sends it again, or fails as a whole."""
+    """A commit whose data upload failed once succeeds, because the S3 client repeats it, or fails as a whole."""
     bucket = object_store.bucket(f"spoilt{uuid.uuid4().hex}")
     uri = f"sqlite:///{tmp_path}/catalog.db"
     books = SqlCatalog("books", uri=uri, warehouse=bucket, **object_store.behind(store_proxy.url).iceberg)

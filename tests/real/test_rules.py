@@ -1,8 +1,8 @@
-"""Every alert on the real rule engine: it fires where it should, and keeps quiet where it should not.
+"""Every alert on the real rule engine: it fires where it should, and stays quiet where it should not.
 
-A case is the series that there are, one sample a minute, in promtool's notation ("0+60x30": from 0, thirty steps of
-60). After `at` the alert fires with these labels; with `quiet` in place of what makes it fire, it does not. A story is
-hours of several clusters, sampled every 30 s."""
+A case is a list of series with one sample a minute, in promtool's notation ("0+60x30": from 0, thirty steps of 60).
+After `at` the alert fires with these labels; with `quiet` in place of the cause, it does not. A story is hours of
+several clusters, sampled every 30 s."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HOURS = "x600"
 
 @dataclass(frozen=True)
 class Case:
-    """series: there in both. fires, quiet: what makes the difference. labels: of the alert, beside its severity."""
+    """series: common to both. fires, quiet: the differing series. labels: of the alert, besides its severity."""
 
     at: str
     fires: dict[str, str]
@@ -56,17 +56,17 @@ class Case:
 def level(
     name: str, high: object, low: object, at: str = "2h", *, series: Mapping[str, str] | None = None, **labels: str
 ) -> Case:
-    """An alert on one series that steps from `high`, or keeps it, and on the same with `low`."""
+    """An alert on one series that steps from `high` to `low`, or stays at `high`."""
     return Case(at, {name: f"{high}{HOURS}"}, {name: f"{low}{HOURS}"}, labels, dict(series or {}))
 
 
 def of_agent(name: str, high: object, low: object, **labels: str) -> Case:
-    """The same of an agent, whose node is named."""
+    """The same for an agent's series, with its node."""
     return level(name, high, low, series={AGENT: f"1{HOURS}"}, instance="a", node="n1", **labels)
 
 
 def of_gpu(name: str, high: object, low: object, **labels: str) -> Case:
-    """The same of a GPU, whose model and node are named."""
+    """The same for a GPU's series, with its model and node."""
     shown = {"gpu_uuid": "G", "gpu_model": "H100", "node": "n1", **labels}
     return level(name, high, low, "1h", series={INFO: f"1{HOURS}"}, **shown)
 
@@ -165,19 +165,19 @@ GONE = {
 
 
 def scenario(name: str, series: Mapping[str, str], checks: Sequence[Scenario], interval: str = "1m") -> Scenario:
-    """A test of promtool."""
+    """Build a promtool test."""
     given = [{"series": each, "values": values} for each, values in series.items()]
     return {"name": name, "interval": interval, "input_series": given, "promql_expr_test": list(checks)}
 
 
 def check(expr: str, at: str, samples: Mapping[str, float]) -> Scenario:
-    """samples: what the expression gives then, by its labels."""
+    """samples: the expression's values at `at`, by labels."""
     found = [{"labels": labels, "value": value} for labels, value in samples.items()]
     return {"expr": expr, "eval_time": at, "exp_samples": found}
 
 
 def proven(folder: Path, what: str, tests: Sequence[tuple[str, Scenario]]) -> None:
-    """Tests of promtool, each on its alert and the records alone: hours of all other rules would take minutes."""
+    """Run promtool tests, each on its alert and the recording rules alone: hours of all rules would take minutes."""
     files = []
     for alert in prometheus_rules.ALERTS:
         own = [test for name, test in tests if name == alert.name]
@@ -256,7 +256,7 @@ STEPS = " ".join(f"{i * 60} {i * 60}" for i in range(1, 800))
 
 @dataclass(frozen=True)
 class Story:
-    """Series sampled every 30 s, and which of an alert's clusters fire when: a cluster, or a node of one."""
+    """Series sampled every 30 s, and the times at which an alert fires for each cluster, or for a cluster's node."""
 
     alert: str
     series: dict[str, str]

@@ -1,7 +1,7 @@
-"""What the demo's pages, API and files say, pinned by digests: a change that is meant to change no output changes none.
+"""The output of the demo's pages, API and files, pinned by digests: a refactoring may not change any of them.
 
-`GPUTALLY_GOLDEN=update` writes the digests anew. An output that differs is kept in the test's folder, to be compared
-with that of another checkout."""
+`GPUTALLY_GOLDEN=update` rewrites the digests. A differing output is saved in the test's folder, for comparison with
+that of another checkout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PAGES = 60
 
 
 class Links(HTMLParser):
-    """The pages of the same server that a page leads to."""
+    """The links of a page to the same server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ def fetch(url: str) -> tuple[int, bytes]:
 
 
 def masked(text: str, url: str) -> str:
-    """Without what differs from run to run: the port, the checkout, how long the run took, and that an answer was kept
-    because it took long, which a page says."""
+    """Return the text without what differs from run to run: the port, the checkout, the run time, and the note that a
+    slow answer came from the cache."""
     text = re.sub(r'<span class="chip"><i></i>as of [^<]*; refreshed every [^<]*</span>', "", text)
     text = re.sub(r'("\w*seconds": )[0-9.]+', r"\1SECONDS", text)
     text = re.sub(r'("digest":")[0-9a-f]{64}', r"\1DIGEST", text)  # of acts, which name the checkout

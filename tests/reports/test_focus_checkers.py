@@ -1,6 +1,6 @@
-"""FOCUS exports before the checkers others use: the FinOps Foundation's validator for 1.2, focus-data-toolkit for 1.4.
+"""FOCUS exports in public checkers: the FinOps Foundation's validator for 1.2, focus-data-toolkit for 1.4.
 
-The programs come from scripts/focus.sh (a venv of their own), the drivers from the shared files."""
+scripts/focus.sh installs the programs in a venv of their own; the drivers come from the shared files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def python() -> Path:
 
 
 def checked(*command: str | Path) -> str:
-    """What a checker said. Fails with it where it found something."""
+    """Return a checker's output. Fails with it if the checker found something."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return done.stdout
@@ -55,7 +55,7 @@ def test_the_bundle_passes_and_the_check_would_catch_faults(python: Path, tmp_pa
 def test_the_toolkits_own_program_passes_the_files_of_the_bundle(
     python: Path, tmp_path: Path, team: str | None
 ) -> None:
-    """With explicit files it also compares each row with the invoice line it points at (FDT-CROSS-015)."""
+    """With explicit files it also compares each row with its invoice line (FDT-CROSS-015)."""
     files = unpack(RENDERINGS["focus"].render(replace(sample_month.charged(), team=team)))
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -70,7 +70,7 @@ def test_the_toolkits_own_program_passes_the_files_of_the_bundle(
 
 
 def test_the_projection_passes_with_one_row_of_every_kind(python: Path, tmp_path: Path) -> None:
-    """The validator takes a column's value where any row has a legal one, so a file of few rows asks for more."""
+    """The validator accepts a column if any row has a legal value, so a file of few rows needs one row of each kind."""
     whole, few = tmp_path / "whole.csv", tmp_path / "few.csv"
     report: Report = sample_month.charged()
     content = RENDERINGS["focus-1.2"].render(report)

@@ -1,4 +1,4 @@
-"""FOCUS exports: their charges add up to the statement to the last unit, and every cell says what the rules ask."""
+"""FOCUS exports: their charges add up to the statement to the last unit, and every cell conforms to the rules."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def number(text: str) -> Decimal:
 
 
 def check_sums(report: Report) -> None:
-    """Every law of an export."""
+    """Check every law of an export."""
     rows = read(report)
     month = Month.of(report.start_ms, report.tz)
     due: dict[str, Decimal] = defaultdict(Decimal)
@@ -175,7 +175,7 @@ def test_what_is_no_charge_is_named_in_the_notes() -> None:
 
 
 def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
-    """What came after the close divides the lines differently, and changes none of them."""
+    """Records after the close divide the lines differently, and change none of them."""
     first = sample_month.charged()
     closing = Closing(sample_month.END_MS + 5 * sample_month.DAY_MS, "ann", "all there", ())
     kept = replace(first.statement, status="closed", closing=closing)
@@ -252,7 +252,7 @@ def test_an_empty_month_has_its_headings() -> None:
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> ListLedger:
-    """A few holders of whole GPUs over odd spans of October in Berlin, whose clocks go back in it."""
+    """Generate a few holders of whole GPUs over odd spans of October in Berlin, in which summer time ends."""
     rows = []
     for number in range(draw(st.integers(1, 12))):
         begin = sample_month.START_MS + draw(st.integers(-HOUR_MS * 40, 31 * sample_month.DAY_MS))

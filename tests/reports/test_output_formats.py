@@ -1,4 +1,4 @@
-"""Every form of a report: read back, its lines add up; written twice, it is the same; a name stays a name."""
+"""Every form of a report: read back, its lines add up; written twice, it is the same; a name stays text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def line_total(report: Report) -> tuple[Decimal, Decimal]:
 
 
 def sheet_cells(content: bytes, title: str) -> list[dict[str, str | None]]:
-    """The texts of a sheet's XML by column letter: exactly what was written, with no float between."""
+    """Return the texts of a sheet's XML by column letter, exactly as written, without a conversion to float."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         book = ET.fromstring(archive.read("xl/workbook.xml"))
         names = [sheet.get("name") for sheet in book.iter(f"{NAMESPACE}sheet")]

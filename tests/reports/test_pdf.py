@@ -35,7 +35,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_captions_for_screen_readers_are_not_printed() -> None:
-    """On the page they are hidden; WeasyPrint draws what is clipped that way as specks and words beside the tables."""
+    """On the page they are hidden; WeasyPrint would draw clipped text as specks beside the tables."""
     page = html_and_pdf.render_html(sample_month.charged())
     hidden = re.findall(r'<caption class="quiet">([^<]+)</caption>', page)
     assert len(hidden) > 5

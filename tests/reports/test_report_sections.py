@@ -1,4 +1,4 @@
-"""What stands in a report beside the money: users, spot, waits, the rhythm of the day, budgets and the month's end."""
+"""The report's sections beside costs: users, spot, waits, hours of the day, budgets and the month's end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_users_share_what_was_held() -> None:
 
 
 class Starting(ListLedger):
-    """Ten GPU-hours of what is held are start-up."""
+    """Ten GPU-hours of the held time are start-up."""
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
@@ -71,7 +71,7 @@ class Starting(ListLedger):
 
 
 def cells(page: str, caption: str) -> dict[str, list[str]]:
-    """A table's rows by their first cell, as text."""
+    """Return a table's rows by their first cell, as text."""
     table = page.partition(caption)[2].partition("</table>")[0]
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)]
     return {first: rest for first, *rest in ([unescape(re.sub(r"<[^>]+>", "", c)) for c in row] for row in rows)}
@@ -244,7 +244,7 @@ def test_a_closed_month_says_when_later_records_differ() -> None:
 
 
 def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
-    """Not with what its records would cost by this month's prices."""
+    """Not with the cost of its records at this month's prices."""
     ledger = MomentLedger([held("2026-09-01", "2026-11-10")])
     keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
     keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "a", "", 0)
@@ -339,7 +339,7 @@ def test_what_an_epoch_cost_of_jobs_that_report_their_progress() -> None:
 
 @pytest.mark.parametrize("team", [None, "robotics"])
 def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None) -> None:
-    """Every figure of a budget and of the forecast is a link to lines; a job's link names its cluster."""
+    """Every figure of a budget and of the forecast links to lines; a job's link names its cluster."""
     jobs: list[tuple[str, str, str]] = []
 
     def job(row: html_and_pdf.JobNamed) -> str:
@@ -384,7 +384,7 @@ def test_a_job_of_two_clusters_is_a_candidate_in_each() -> None:
 
 
 def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None:
-    """A price times the allocated and unallocated hours of a row, but for its lines' rounding to cents."""
+    """A price times the allocated and unallocated hours of a row, except for the rounding of its lines to cents."""
     report = sample_month.charged()
     priced = [row for row in report.kinds if len(row.unit_prices) == 1 and not row.figures.unpriced_us]
     assert priced

@@ -1,4 +1,4 @@
-"""A checkout with nothing beside it: all of its tests can be collected, and the pipeline runs them there first."""
+"""A checkout without shared files: all tests can be collected, and the pipeline runs them there first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The one command: lazy, honest about what is missing, lean where it must be, and completed by shells through the
-protocol that their completion functions speak."""
+"""The command `gputally`: lazy imports, a clear message for a missing part, a lean client, and completion through the
+shells' own protocols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHOUT_CLUSTER = "accountant.composition, fairshare.composition, gputally.kuber
 
 
 def _called(statement: str, **environment: str) -> tuple[str, set[str]]:
-    """What a statement prints in a process of its own, and the packages that it loads."""
+    """Run a statement in a new process; return its output and the packages it loads."""
     loads = "print(*sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)"
     code = f"import sys; from gputally.__main__ import main; {statement}; {loads}"
     environ = {**os.environ, **environment}
@@ -177,7 +177,7 @@ def test_the_script_for_a_shell(
 
 
 def test_what_is_installed_completes_in_a_bash_that_starts_anew(tmp_path: Path) -> None:
-    """Written into the reader's own start file once, and bash then asks the program that is on its path."""
+    """The command writes once to the user's start file; a new bash then calls the program on its path."""
     environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     (tmp_path / ".bashrc").write_text("export MINE=1\n")
     for _ in range(2):

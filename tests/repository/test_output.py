@@ -1,4 +1,4 @@
-"""One way to print: tables, JSON and CSV of the same findings; and every command that prints a table has all three."""
+"""Output in one way: tables, JSON and CSV of the same findings, and all three for every command that prints a table."""
 
 from __future__ import annotations
 

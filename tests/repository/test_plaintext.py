@@ -1,4 +1,4 @@
-"""Text from outside in every medium: nothing steers a terminal, a spreadsheet or the reading direction."""
+"""Text from outside in every medium: it controls no terminal, no spreadsheet and no reading direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release is made of agrees, and the workflows that make it run only what is pinned."""
+"""The parts of a release agree, and its workflows run only pinned actions and tools."""
 
 from __future__ import annotations
 

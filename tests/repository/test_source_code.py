@@ -1,5 +1,5 @@
-"""What source code may not do: decode by a type that is learnt late, start a thread that nothing watches, name what is
-not there, or have a name that says nothing to a newcomer."""
+"""Rules for source code: no decoder built at call time, no unwatched thread, no reference to a missing name, no cryptic
+name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROGRAMS = {
 
 
 def _late(tree: ast.AST) -> list[int]:
-    """Lines that decode by a type, or make a decoder, when a function is called."""
+    """Return the lines that build a decoder, or decode by a type, within a function."""
     found = []
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or function.name == "__init__":
@@ -100,7 +100,7 @@ OTHER = {"agent.privilege"}
 
 
 def _texts(path: Path) -> Iterator[str]:
-    """Docstrings and comments."""
+    """Return docstrings and comments."""
     source = path.read_text("utf-8")
     if path.suffix == ".sql":
         yield from (line for line in source.splitlines() if line.lstrip().startswith("--"))

@@ -1,4 +1,5 @@
-"""No statement is composed from a value: in the whole tree, text of SQL is joined from names of our own alone."""
+"""No SQL statement is composed from a value: in the whole tree, SQL text is joined from this project's own names
+only."""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ statements of sql/, and two literals that no parameter can replace (ATTACH, the 
 
 
 def composed(tree: ast.AST) -> list[tuple[int, str]]:
-    """Line and expression of everything that is put into a text of SQL, or into what is executed."""
+    """Return line and expression of everything that is put into SQL text, or into an executed statement."""
     found: list[tuple[int, str]] = []
     executed = {
         id(call.args[0])

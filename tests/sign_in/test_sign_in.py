@@ -1,4 +1,4 @@
-"""People sign in with a provider, see what they may, and go; everything that is not quite right is turned away."""
+"""Users sign in with a provider, see what they may, and sign out; every invalid sign-in is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def login(clock: VirtualClock) -> Iterator[Provider]:
 
 
 class PageContext:
-    """An accountant that people sign in to, and one browser."""
+    """An accountant with sign-in, and one browser."""
 
     def __init__(self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "") -> None:
         (tmp_path / "keys.json").write_bytes(login.keys())
@@ -61,7 +61,7 @@ class PageContext:
         self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
 
     def leave(self, path: str = "/coverage") -> str:
-        """Ask for a page; the address of the provider that one is sent to."""
+        """Request a page and return the provider's address to which it redirects."""
         first = self.browser.get(path, headers=PAGE)
         assert first.status_code == 303
         second = self.browser.get(first.headers["location"], headers=PAGE)
@@ -73,7 +73,7 @@ class PageContext:
         return self.browser.get(back.removeprefix(HERE), headers=PAGE)
 
     def sign_in(self, *groups: str, path: str = "/coverage") -> Any:
-        """As a member of these groups."""
+        """Sign in as a member of these groups."""
         if groups:
             self.login.claims |= {"groups": list(groups)}
         return self.come_back(self.leave(path))

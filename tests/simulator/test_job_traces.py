@@ -1,4 +1,4 @@
-"""Jobs from rows of a trace and from the books."""
+"""Jobs from the rows of a trace and from the ledger."""
 
 from __future__ import annotations
 

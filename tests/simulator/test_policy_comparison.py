@@ -1,4 +1,4 @@
-"""Measures on figures worked out by hand; comparisons, and the scenarios of the simulator of KAI."""
+"""Measures on figures worked out by hand; comparisons, and the scenarios of KAI's simulator."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DAY, HOUR = 86_400, 3600
 
 
 def _two_teams(days: int = 15) -> Workload:
-    """a fills 16 GPUs with 2-hour jobs, b asks for 8 from day 8 on."""
+    """a fills 16 GPUs with 2-hour jobs; b requests 8 from day 8 on."""
     rows = [(at * HOUR, 1, 2 * HOUR, 0) for at in range(0, days * 24, 2) for _ in range(17)]
     rows += [(at * HOUR, 4, 2 * HOUR, 1) for at in range(8 * 24, days * 24, 2) for _ in range(2)]
     return work_of(rows)
@@ -158,13 +158,13 @@ def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> N
 
 
 def test_slowdown_is_bounded_for_short_jobs() -> None:
-    """8 GPUs: a minute's job that waits 58 minutes took 59, 5.9 times the ten minutes it counts as."""
+    """8 GPUs: a job of one minute that waits 58 minutes took 59, which is 5.9 times the ten minutes it counts as."""
     record = replay(work_of([(0, 8, 59 * 60, 0), (60, 8, 60, 0)]), Pool(8, [8.0, 0.0], [1.0, 1.0]), DAY)
     assert fairness_measures.slowdowns(record, 0).tolist() == [1.0, 5.9]
 
 
 def test_the_controller_in_the_loop_is_the_one_in_the_cluster() -> None:
-    """Feedback's running sums against `weigh` on the accountant's own words."""
+    """Feedback's running sums equal `weigh` on the accountant's answer."""
     setup = Setup(16, (0.5, 0.5))
     for name in ("kai-2", "multifactor", "deficit"):
         policy = scheduling_policies.law_policy(name, ("a", "b"), setup)
@@ -215,7 +215,7 @@ HUNDRED = {
 
 
 def test_kais_scenarios_end_as_on_the_real_scheduler() -> None:
-    """Figures of KAI v0.17 in its own simulator: frozen from the first cycle, for ever."""
+    """Figures of KAI v0.17 in its own simulator: constant from the first cycle on."""
     alone = kai_scenario_file.run(kai_scenario_file.parse(_scenario()), "kai")
     assert kai_scenario_file.second_half(alone) == [16, 0, 0]
     assert alone.shares[-1] == (0, 6, 10)
@@ -279,7 +279,7 @@ def test_a_scenario_with_one_name_twice_is_refused() -> None:
 
 
 def test_endless_gangs_take_turns_by_weight() -> None:
-    """16 GPUs, weights 1, 2, 3, gangs of 16: a turn lasts 4 h, a preemption begins each, nobody is left out."""
+    """16 GPUs, weights 1, 2, 3, gangs of 16: a turn lasts 4 h, a preemption begins each, no queue is left out."""
     work = work_of([(0, 16, 10**8, q) for q in range(3) for _ in range(2)], ("a", "b", "c"))
     setup = Setup(16, (1 / 6, 2 / 6, 3 / 6), guaranteed=0.0)
     policy = scheduling_policies.law_policy("deficit", work.queues, setup)

@@ -1,4 +1,5 @@
-"""The laws of the engine: on cases worked out by hand, at every event of any case, and its line of waiting jobs."""
+"""The laws of the scheduler engine, on hand-computed cases, at every event of any case, and its line of waiting
+jobs."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_a_queue_takes_back_its_share_from_one_above_its_own_newest_first() -> N
 
 
 def test_deserved_quota_is_never_reclaimed() -> None:
-    """b is owed most of the cluster by weight, but a's quota is seven of eight."""
+    """b is due most of the cluster by weight, but a's quota is seven of eight."""
     late = [job(f"late{i}", queue="b", at=60) for i in range(4)]
     engine = ClusterSimulation(fleet(1), [queue("a", deserved=7), queue("b", weight=3)], [*HOGS, *late])
     engine.events_until(3 * HOUR)
@@ -293,7 +294,7 @@ def test_capacity_limits_and_quotas_always_hold(queues: list[Claim], jobs: list[
 def test_the_outcome_depends_on_the_inputs_alone(
     queues: list[Claim], jobs: list[Job], outages: list[Outage], seed: int, stops: list[int]
 ) -> None:
-    """Neither the order in which jobs and queues are given nor how the run is cut matters."""
+    """Neither the order of jobs and queues nor the division of the run matters."""
     one = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES).events_until(END)
     shuffled_jobs, shuffled_queues = list(jobs), list(queues)
     Random(seed).shuffle(shuffled_jobs)
@@ -306,7 +307,7 @@ def test_the_outcome_depends_on_the_inputs_alone(
 @settings(max_examples=examples(13, 80), deadline=None)
 @given(jobs_st)
 def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
-    """Work conserving: with one queue, no limit and the whole queue looked at, what waits does not fit."""
+    """Work conserving: with one queue, no limit and a search of the whole queue, no waiting job would fit."""
     plain = [replace(job, queue="q0", preemptible=True) for job in jobs]
     engine = ClusterSimulation(NODES, [Claim("q0", 0.0)], plain, rules=replace(RULES, scan_depth=1_000))
     watcher = Watcher(NODES)

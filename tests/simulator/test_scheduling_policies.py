@@ -1,4 +1,4 @@
-"""Replays of weeks: conservation, guarantees, gangs, baselines from papers, and results that stay."""
+"""Replays of weeks: conservation, guarantees, gangs, published baselines, and reproducible results."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def test_filling_from_unequal_starts() -> None:
 
 
 def test_karma_lends_against_credits_and_serves_who_has_most() -> None:
-    """8 GPUs, halves, half of each guaranteed: two free credits a quantum. a borrows 5, one of them b's; then both ask
-    for all, and b, six credits ahead, is served until they are level."""
+    """8 GPUs, halves, half of each guaranteed: two free credits a quantum. a borrows 5, one of them b's; then both
+    request everything, and b, six credits ahead, is served until they are level."""
     karma = Karma(8, EVEN)
     assert karma(_view(0, [8, 1]), EVEN) == [7.0, 1.0]
     assert karma.credits == [-3.0, 3.0]
@@ -188,7 +188,7 @@ def test_karma_lends_against_credits_and_serves_who_has_most() -> None:
 
 
 def test_stateful_drf_remembers_what_one_had_above_its_share_and_forgets_it() -> None:
-    """a had all 8 GPUs for a half-life: half of the 4 too many is its commitment, and b gets two more now."""
+    """a had all 8 GPUs for a half-life: half of its excess of 4 is its commitment, and b gets two more now."""
     drf = StatefulDrf(8, EVEN, [0.0, 0.0], half_life_s=HOUR)
     assert drf(_view(0, [8, 0]), EVEN) == [8.0, 0.0]
     assert drf(_view(HOUR, [8, 8], [8 * HOUR, 0]), EVEN) == [3.0, 5.0]
@@ -200,7 +200,8 @@ def test_stateful_drf_remembers_what_one_had_above_its_share_and_forgets_it() ->
 
 
 def test_backfilling_never_moves_the_first_in_line() -> None:
-    """8 GPUs: 6 are busy for two hours, a gang of 8 waits for them. An hour's job goes ahead of it, a long one not."""
+    """8 GPUs: 6 are busy for two hours, and a gang of 8 waits. A job of one hour may start before it, a longer one may
+    not."""
     pool = Pool(8, [0.0, 0.0], EVEN, rules=Rules(reclaim=False, one_line=True, backfill=True))
     rows = [(0, 6, 2 * HOUR, 0), (60, 8, HOUR, 0), (120, 2, HOUR, 1), (180, 2, 3 * HOUR, 1)]
     assert replay(work_of(rows), pool, 12 * HOUR).started_s == [0, 2 * HOUR, 120, 3 * HOUR]
@@ -217,7 +218,7 @@ def test_a_reservation_is_used_up() -> None:
 
 
 def test_the_oracle_weighs_by_what_will_be_wanted() -> None:
-    """84 hours ahead, 8 GPUs: b has nothing now, but in 42 hours jobs for 8 GPUs or for 2."""
+    """84 hours ahead, 8 GPUs: b requests nothing now, but in 42 hours it has jobs for 8 GPUs or for 2."""
     work = [(0, 8, 200 * HOUR, 0), (42 * HOUR, 8, 84 * HOUR, 1)]
     assert Oracle(work_of(work), 8, EVEN, (84,))(_view(0, [8, 0])) == [4.0, 4.0]
     work[1] = (42 * HOUR, 2, 84 * HOUR, 1)
@@ -232,7 +233,7 @@ DAY, GPUS = 86_400, 48
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    """Two days of three queues, at first with idle GPUs, then with twice the work that can be done."""
+    """Two days of three queues, first with idle GPUs, then with twice the work that fits."""
     chance = Random(7)
     rows = []
     for _ in range(360):
@@ -246,7 +247,7 @@ def workload() -> Workload:
 
 
 def _digest(record: Record) -> str:
-    """Of everything that happened; shares and weights to nine digits, since a libm may differ in the last."""
+    """Return a digest of every event; shares and weights to nine digits, because the last may depend on the libm."""
     weights, shares = ([[f"{x:.9g}" for x in row] for row in rows] for rows in (record.weights, record.shares))
     backlog = [(jobs.tolist(), left.tolist()) for jobs, left in record.backlog]
     whole = (
@@ -258,7 +259,7 @@ def _digest(record: Record) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replay_gives_what_it_always_gave(name: str, workload: Workload) -> None:
-    """The tables of docs/evaluation.md rest on it. GPUTALLY_UPDATE=1 writes the digests anew."""
+    """The tables of docs/evaluation.md rest on it. GPUTALLY_UPDATE=1 rewrites the digests."""
     record = run(name, workload, Setup(GPUS, (0.5, 0.3, 0.2)), 2 * DAY)
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("GPUTALLY_UPDATE"):
@@ -269,7 +270,7 @@ def test_a_replay_gives_what_it_always_gave(name: str, workload: Workload) -> No
 
 @pytest.mark.parametrize("half_life_s", HALF_LIVES_S)
 def test_every_burst_gets_in_and_no_guarantee_is_broken(half_life_s: int | None) -> None:
-    """Of 100 GPUs: a team bursts from 20 guaranteed to 60, two teams fill the rest."""
+    """Of 100 GPUs, a team bursts from 20 guaranteed to 60, and two teams fill the rest."""
     study = play(half_life_s)
     assert len(study.waits_s) == 9
     assert max(study.waits_s) <= HOUR
@@ -286,7 +287,7 @@ def test_every_burst_gets_in_and_no_guarantee_is_broken(half_life_s: int | None)
 
 
 def _steady_and_burst() -> Workload:
-    """A team that keeps 100 GPUs full with jittered 4-hour jobs; at hour 72 a gang of 60 of the other."""
+    """A team keeps 100 GPUs full with jittered 4-hour jobs; at hour 72 the other submits a gang of 60."""
     chance, length = Random(7), 4 * HOUR
     rows = [(0, 1, round(length * chance.uniform(0.5, 1.5)), 0) for _ in range(120)]
     rows += [(at, 1, round(length * chance.uniform(0.5, 1.5)), 0) for at in range(0, 100 * HOUR, length // 120)]

@@ -18,7 +18,7 @@ from gputally.base.yaml_file import Document
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """16 days: a fills 16 GPUs, b asks for 8 of them from day 8 on."""
+    """16 days: a fills 16 GPUs, b requests 8 of them from day 8 on."""
     lines = ["job_id,submit_offset_s,vc,gpus,duration_s"]
     for hour in range(0, 16 * 24, 4):
         lines += [f"a{hour}-{i},{hour * 3600},a,2,14400" for i in range(9)]
@@ -92,7 +92,7 @@ def scenario_of(data: Any) -> Scenario:
 
 
 def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
-    """Keys in any case, null as missing, its defaults, unlimited quota, and one node of every entry."""
+    """Keys in any case, null as missing, KAI's defaults, unlimited quota, and one node for every entry."""
     nodes, queue = [{"gpus": 8, "count": 3}], {"name": "a", "deservedGpus": -1, "weight": None, "priority": None}
     given = {"nodes": nodes, "queues": [queue], "jobs": None, "halfLifePeriod": None, "kvalue": None}
     scenario = scenario_of(given)
@@ -105,7 +105,7 @@ def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
 
 
 def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles() -> None:
-    """As in KAI's program: its CSV has the departments too, and `Cycles` times."""
+    """KAI's program also writes the departments to its CSV, and `Cycles` times."""
     tree = [{"Name": "x", "Weight": 3}, {"Name": "y"}, {"Name": "a", "Parent": "x"}, {"Name": "b", "Parent": "x"}]
     queues = [*tree, {"Name": "c", "Parent": "y"}]
     jobs = {name: {"GPUs": 1, "NumPods": 1, "NumJobs": 20} for name in "abc"}
@@ -129,7 +129,8 @@ SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.
 
 @pytest.mark.parametrize("case", SIMULATED["scenarios"], ids=lambda case: case["name"])
 def test_a_scenario_gives_what_kais_own_program_gives(case: dict[str, Any]) -> None:
-    """That program's cycles take real time: where whole gangs change places, the mean moves a little with each run."""
+    """The cycles of KAI's program take real time: where whole gangs change places, the mean varies slightly between
+    runs."""
     scenario = scenario_of(case["config"])
     rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
     assert case["columns"] == ["Time", "QueueID", "Allocation", "FairShare"]

@@ -1,4 +1,5 @@
-"""The doctor on a real API server: real taints, pods that the real kube-scheduler could not place, real rights."""
+"""`gputally doctor` on a real API server: real taints, pods that the real kube-scheduler could not place, real
+rights."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def inspector(server: ApiServer) -> Inspector:
 
 @pytest.fixture(scope="module")
 def cluster(server: ApiServer, inspector: Inspector, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A tainted node with eight free GPUs, a full one, what waits for them, and a KAI that keeps history itself."""
+    """A tainted node with eight free GPUs, a full one, pods that wait for them, and a KAI that keeps its own
+    history."""
     server.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
     for name, taints in (("tainted", [TAINT]), ("full", [])):
         server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})

@@ -1,4 +1,5 @@
-"""The cluster interface on a real API server and in memory: what tests.fairshare.test_memory_cluster leaves."""
+"""Tests of the cluster interface that tests.fairshare.test_memory_cluster does not have, on a real API server and in
+memory."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_an_event_on_the_full_second_is_taken(cluster: Cluster, name: str) -> No
 
 
 def test_the_schema_of_the_real_server_refuses_a_weight_that_is_text(server: ApiServer, name: str) -> None:
-    """It answers 500, not 422, for a patch its schema cannot type; its own words are what helps."""
+    """The server answers 500, not 422, for a patch that its schema cannot type; its message is the useful part."""
     cluster = KubernetesCluster.connect(KINDS, server.kubeconfig)
     with pytest.raises(ClusterError, match="overQuotaWeight: expected numeric"):
         cluster.apply(_queue(name, "much"), field_manager="us")
@@ -54,7 +55,7 @@ def test_a_user_without_rights_is_refused_in_the_servers_words(server: ApiServer
 
 
 def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, accountant: Any, controller_of: Make) -> None:
-    """History in, `overQuotaWeight` out, by server-side apply; a field of another manager is left alone."""
+    """History in, `overQuotaWeight` out, by server-side apply; a field of another manager stays."""
     cluster = KubernetesCluster.connect(KINDS, server.kubeconfig)
     add_queues(cluster, *"abc", weight=1)
     cluster.apply(shard_object(kValue=0), field_manager="gitops")
@@ -190,7 +191,7 @@ def _pod(name: str, **labels: str) -> dict[str, Any]:
 
 
 def _run(cluster: Cluster, name: str) -> str:
-    """Bound, running and ready; returns the uid."""
+    """Create a pod that is bound, running and ready; return its uid."""
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     pod = cluster.apply({**_pod(name), "status": status}, field_manager="kubelet", subresource="status")
     return str(pod["metadata"]["uid"])
@@ -227,7 +228,7 @@ def test_evictions_as_the_server_answers_them(cluster: Cluster, name: str) -> No
 def test_a_budget_refills_and_jobs_come_back(
     server: ApiServer, real: KubernetesCluster, ask: Request, tmp_path: Any
 ) -> None:
-    """A Job's evicted pod is made anew; its budget, spent by the first eviction, allows the next one then."""
+    """A Job replaces its evicted pod; the budget, spent by the first eviction, then allows the next."""
     template = {"metadata": {"labels": {"app": "again"}}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
     template["spec"]["restartPolicy"] = "Never"
     job = {"metadata": {"name": "again"}, "spec": {"parallelism": 2, "completions": 2, "template": template}}
@@ -267,7 +268,7 @@ def test_a_budget_refills_and_jobs_come_back(
 
 
 def test_events_are_listed_by_what_they_say(cluster: Cluster, name: str) -> None:
-    """As KAI writes them: on a PodGroup, one per evicted pod."""
+    """In KAI's form: on a PodGroup, one for each evicted pod."""
     for number, reason in enumerate(("Evict", "Evict", "Scheduled")):
         told = {"reason": reason, "note": "Pod default/a was preempted by workload default/pg-b."}
         told |= {"type": "Normal", "action": reason, "eventTime": "2026-10-01T00:00:00.000001Z"}

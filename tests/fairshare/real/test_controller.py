@@ -1,4 +1,4 @@
-"""The controller as it is installed: with the chart's rights and no more, against policies, conflicts and an API
+"""The installed controller: with exactly the chart's rights, with admission policies and conflicts, and with an API
 server that goes away."""
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 
 @contextmanager
 def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *options: str) -> Iterator[Any]:
-    """The controller's program with its Lease. Its log is beside the policy. It must exit with 0 after SIGTERM."""
+    """Run the controller's program with its Lease. Its log is beside the policy. It has to exit with 0 after
+    SIGTERM."""
     command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", accountant]
     command += ["--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0", *options]
     names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": identity}
@@ -68,7 +69,7 @@ def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *opt
 def test_the_charts_rights_suffice(
     installed: Path, real: KubernetesCluster, accountant: Any, controller_of: Make
 ) -> None:
-    """Every target is read and written with exactly the role of the chart; nothing else is."""
+    """Every target is read and written with exactly the chart's role, and everything else is refused."""
     mine = KubernetesCluster.connect(KINDS, installed)
     add_queues(real, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
@@ -124,7 +125,7 @@ def test_pods_are_evicted_with_the_charts_rights_alone(
 def test_an_admission_policy_refuses_one(
     real: KubernetesCluster, ask: Request, accountant: Any, controller_of: Make
 ) -> None:
-    """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
+    """A real rule in CEL: its message reaches the condition, and the queue gets an event."""
     add_queues(real, "vap-a", "vap-b", "vap-c")
     rule = {
         "expression": "object.metadata.name != 'vap-a' || !has(object.spec.resources.gpu.overQuotaWeight)",
@@ -166,7 +167,7 @@ def test_an_admission_policy_refuses_one(
 def test_an_api_server_that_is_killed(
     server: ApiServer, real: KubernetesCluster, accountant: Any, clock: VirtualClock, controller_of: Make
 ) -> None:
-    """Each cycle meanwhile says so and decides nothing; those after it, and the watch of pods, go on by themselves."""
+    """Cycles meanwhile report it and decide nothing; later cycles, and the watch of pods, continue by themselves."""
     add_queues(real, "fz-a", "fz-b")
     policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
@@ -206,7 +207,7 @@ def test_an_api_server_that_is_killed(
 def test_thirty_seconds_without_server(
     installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path
 ) -> None:
-    """The program with its Lease and the chart's rights, beside a stand-in of the accountant, without an API server."""
+    """The program with its Lease and the chart's rights, with a fake accountant and without an API server."""
     add_queues(real, "kl-a", "kl-b")
     file = tmp_path / "policy.yaml"
     file.write_text(
@@ -265,7 +266,7 @@ QUICK = LeaseTimes(lease_s=3, renew_s=2, retry_s=1)
 
 
 class Replica:
-    """An election in a thread of its own."""
+    """A leader election in a thread."""
 
     def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
         path = kubeconfig or server.kubeconfig

@@ -1,4 +1,4 @@
-"""Over-quota pods give way to a guaranteed queue on a real control plane: API server, scheduler, and the
+"""Pods above their quota are preempted for a guaranteed queue on a real control plane: API server, scheduler, and the
 controller-manager's disruption budgets, owner references and Jobs."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def space(server: ApiServer, real: KubernetesCluster, ask: Request, tmp_path: Path, name: str) -> Iterator[str]:
-    """A namespace, and one node of eight GPUs, under the real scheduler and controller-manager."""
+    """A namespace and a node of eight GPUs, with the real scheduler and controller-manager."""
     ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     ask("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-0"}})
     amounts = {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"}
@@ -75,7 +75,7 @@ def _job(ask: Request, space: str, name: str, count: int, template: dict[str, An
 
 
 def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int) -> list[Object]:
-    """What a kubelet would report of the job's pods once they are bound."""
+    """Report the job's pods as running once they are bound, as a kubelet would."""
 
     def all_bound() -> list[Object] | None:
         found = [pod for pod in _pods(real, space, job) if pod["spec"].get("nodeName")]
@@ -92,7 +92,8 @@ def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int
 
 
 def test_borrowed_pods_give_way(space: str, real: KubernetesCluster, ask: Request, accountant: Accountant) -> None:
-    """a has 4 of 8 GPUs by right and holds all; b has 4 and gets them. Who has a budget, and was first, stays."""
+    """a has a quota of 4 of 8 GPUs and holds all; b has 4 and gets them. The pod with a disruption budget stays, and so
+    does the oldest."""
     _job(ask, space, "kept", 1, _template("a", 4, app="kept", **{SPOT_LABEL: "true"}))
     _job(ask, space, "borrows", 2, _template("a", 2))
     budget = {"metadata": {"name": "kept"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}}}
@@ -136,7 +137,7 @@ def test_borrowed_pods_give_way(space: str, real: KubernetesCluster, ask: Reques
 
 
 def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesCluster, ask: Request) -> None:
-    """Two pods under a budget of one: neither goes; one alone goes, with the reason on it."""
+    """Two pods under a budget of one: neither is evicted together; one alone is, with the reason in an event."""
     _job(ask, space, "pair", 2, _template("a", 4, app="pair"))
     budget = {"metadata": {"name": "pair"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "pair"}}}}
     ask("POST", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets", budget)

@@ -1,4 +1,4 @@
-"""A preview in a process of its own: how it goes, how it ends, and that it cannot grow or stay for ever."""
+"""A preview in a process of its own: its progress, its end, and its limits of memory and time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 
 def report(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -> Comparison:
-    """Instead of a replay, in the other process: what it was given. A day count says how it should go."""
+    """In place of a replay: returns its arguments. The number of days selects the behaviour."""
     told(0.0, "begun")
     if order.days == 2:
         raise FairshareError("no history")

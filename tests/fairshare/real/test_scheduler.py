@@ -1,5 +1,5 @@
-"""The real kube-scheduler asks our extender: gangs land where best fit says, preemption is narrowed, and
-without us it goes on by itself."""
+"""The real kube-scheduler calls the extender: gangs are placed by best fit, preemption is narrowed, and without the
+extender it continues by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Request = Callable[..., Any]
 
 
 class Cockpit:
-    """Three nodes of eight GPUs, a namespace, the real scheduler, and our extender before the real pods."""
+    """Three nodes of eight GPUs, a namespace, the real scheduler, and the extender over the real pods."""
 
     def __init__(self, real: KubernetesCluster, ask: Request, namespace: str) -> None:
         self.real, self.ask, self.namespace = real, ask, namespace
@@ -49,7 +49,7 @@ class Cockpit:
         self.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
 
     def nodes(self) -> dict[str, str]:
-        """Bound pods and their nodes."""
+        """Return the bound pods with their nodes."""
         return {
             pod["metadata"]["name"]: pod["spec"]["nodeName"]
             for pod in self.real.list(POD)
@@ -140,7 +140,8 @@ def test_gangs_land_by_best_fit_and_victims_are_few(
 
 @pytest.mark.parametrize("cached", ["https"])
 def test_over_https_an_authority_is_needed(server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: str) -> None:
-    """`https://` in urlPrefix without `tlsConfig.caFile`: the scheduler asks nothing, and binds by itself."""
+    """With `https://` in urlPrefix and no `tlsConfig.caFile` the scheduler does not call the extender, and binds by
+    itself."""
     assert cached  # the namespace
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")

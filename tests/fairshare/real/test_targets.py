@@ -1,4 +1,4 @@
-"""Kueue and Volcano on an API server with their own schemas: published, contested, handed over, released."""
+"""Kueue and Volcano on an API server with their own schemas: weights published, contested, handed over and released."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_volcano_weight_is_contested_until_it_is_adopted(
 
 
 def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, tmp_path: Path, controller_of: Make) -> None:
-    """Before 0.15: its objects' older fields are read, and weights are written in its own version."""
+    """Before 0.15: its objects' older fields are read, and weights are written in that version."""
     old = {kinds[1].kind: kinds[1] for kinds in (kueue.CLUSTER_QUEUES, kueue.LOCAL_QUEUES, kueue.WORKLOADS)}
     with api_server(tmp_path) as running:
         for document in definitions():

@@ -190,7 +190,7 @@ def test_what_one_may_is_asked_at_every_request(tmp_path: Path, login: Login) ->
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Callable[..., Any]:
-    """The pages of a controller, from settings."""
+    """Return a function that builds the controller's pages from settings."""
     here = stage(tmp_path, cycles=1)
 
     def made(clock: VirtualClock, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The policy file edited through the form: everything unedited stays byte for byte."""
+"""The policy file edited through the form: every unedited byte stays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def standing(text: str = SAMPLE) -> PolicyText:
 
 
 def fill(form: Form, **values: str) -> Form:
-    """Scalars by name with "__" for the dot."""
+    """Return the form's scalars by name, with "__" for the dot."""
     return Form({**form.values, **{key.replace("__", "."): value for key, value in values.items()}}, form.rows)
 
 
@@ -241,7 +241,7 @@ GPUS = st.floats(0, 512).map(lambda value: round(value, 2))
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Any tree, any scalars that the form shows."""
+    """Generate any tree with any scalars that the form shows."""
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
     queues = []
     for n, name in enumerate(names):
@@ -266,7 +266,7 @@ def policies(draw: st.DrawFn) -> Policy:
 @given(policies(), policies())
 @settings(max_examples=25, deadline=None)
 def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) -> None:
-    """The fields of one policy filled into the form of another ask for exactly the one policy."""
+    """The fields of one policy, entered into the form of another, give exactly the first."""
     text = policy_text(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
     here = PolicyText.of(text, "policy.yaml")
     assert draft(here, form_of(here)).text == text
@@ -285,7 +285,7 @@ def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) 
 @given(policies(), st.data())
 @settings(max_examples=25, deadline=None)
 def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObject) -> None:
-    """In the block style that `kubectl` and editors write, with a comment above and behind every line."""
+    """In the block style of `kubectl` and editors, with a comment above and after every line."""
     plain = policy.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     lines = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
     margins = [line[: len(line) - len(line.lstrip())] for line in lines]
@@ -347,7 +347,7 @@ queues:
 
 
 def leaves(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Paths of all values of a model, lists and mappings as one."""
+    """Return the paths of all values of a model; a list or mapping counts as one."""
     found = []
     for name, info in model.__pydantic_fields__.items():
         inner = info.annotation

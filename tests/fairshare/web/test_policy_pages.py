@@ -1,4 +1,4 @@
-"""The policy form: the file it makes, its refusals, and previews."""
+"""The policy form: the resulting file, its refusals, and previews."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fairshare.web.controller_pages import Stage, quick, settled, stage, t
 
 
 def filled(here: Stage, **values: str) -> dict[str, str]:
-    """What a browser would send of the form as it stands, with `queues__1__weight` and the like."""
+    """Return the form as a browser would send it, with `queues__1__weight` and the like."""
     page = here.get("/policy").body.decode()
     form = {}
     for tag in re.findall(r"<input[^>]*>", page):
@@ -139,7 +139,7 @@ def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None
 
 @pytest.fixture
 def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
-    """A stage whose previews wait for the event, or for being stopped."""
+    """Pages whose previews wait for the event, or until they are stopped."""
     go = threading.Event()
 
     def work(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:

@@ -1,4 +1,4 @@
-"""The pages of the controller: access, content, escaping, history, and how they are composed from settings."""
+"""The pages of the controller: access, content, escaping, history, and their composition from settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.fairshare.web.controller_pages import LEAVES, Stage, addresses, sampl
 
 @pytest.fixture
 def here(tmp_path: Path) -> Stage:
-    """After one cycle."""
+    """The pages after one cycle."""
     return stage(tmp_path, cycles=1)
 
 
@@ -399,7 +399,7 @@ MANY = 3 * MOST_NAMED
 
 
 class Ledger:
-    """Each queue held one GPU in every hour but the second, which was not metered; `else` held one too."""
+    """Each queue held one GPU in every hour but the second, which was not metered; so did `else`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...] | None] = []

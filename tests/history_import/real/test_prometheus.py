@@ -1,5 +1,5 @@
-"""A month that nobody metered, out of a real Prometheus 3: GPU-hours within 1 % of what happened, whatever generation
-the labels are of; interrupted it goes on; done twice it adds nothing."""
+"""Imports a month without an agent from a real Prometheus 3: GPU-hours within 1 % of the truth, for both generations of
+labels. An interrupted import continues, and a repeated one adds nothing."""
 
 from __future__ import annotations
 

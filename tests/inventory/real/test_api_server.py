@@ -1,6 +1,6 @@
-"""The accountant's side of a real kube-apiserver: inventory by watches, token and access reviews.
+"""The accountant on a real kube-apiserver: inventory by watches, token and access reviews.
 
-What the fake server of the other tests claims is held here against the real one."""
+These tests verify what the fake server of the other tests imitates."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
 
 
 def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: KubernetesApi) -> None:
-    """Without their definitions nothing is missed; with them a pod's queue is what its scheduler goes by."""
+    """Without the definitions no error is reported; with them a pod's queue is the one that its scheduler uses."""
     clock = SystemClock()
     ClusterInventory(api, clock, "prod").sync()
     for path in ("kai/scheduling.run.ai_podgroups", "volcano/scheduling.volcano.sh_podgroups",
@@ -161,7 +161,7 @@ def until_served(server: ApiServer, path: str, body: object) -> None:
 
 
 def follow_until(reflector: Any, event: str) -> None:
-    """Follow until an event of this type has been taken in."""
+    """Follow until an event of this type has been processed."""
     before = reflector._version
     lines = reflector._api.watch(
         reflector.path,
@@ -199,7 +199,7 @@ def test_what_the_server_refuses_is_told_in_its_words(server: ApiServer, tmp_pat
 
 @pytest.fixture(scope="module")
 def accounts(server: ApiServer) -> str:
-    """A namespace with an agent's account, a person's, and a pod of the agent on a node."""
+    """A namespace with an agent's account, a user's, and an agent's pod on a node."""
     namespace(server, "gputally")
     for name in ("agent", "lead", "root"):
         server.request("POST", "/api/v1/namespaces/gputally/serviceaccounts", {"metadata": {"name": name}})
@@ -249,7 +249,7 @@ def test_an_agents_token_names_the_node_of_its_pod(server: ApiServer, api: Kuber
 
 
 def test_a_job_is_known_by_its_pod(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
-    """A pod of any account may report the progress of its own job; without a pod in the token, of none."""
+    """A pod of any account may report the progress of its own job. A token without a pod may report none."""
     uid = json.loads(api.get("/api/v1/namespaces/gputally/pods/agent-x", {}))["metadata"]["uid"]
     way = reviews(api, agents=())
     found = asyncio.run(way.authenticate(token(server, "agent", pod_name="agent-x")))
