@@ -380,13 +380,13 @@ def reconcile(
     rows of that month get the invoice's rates (an open month is priced by them, a closed one corrected) and the invoice
     is stored; with `keep` it is only stored."""
     calendar_month = Month.parse(month)
-    before = deps.books.reconcile(calendar_month, invoice)
+    before = deps.books.invoices.reconcile(calendar_month, invoice)
     if params.keep and not params.apply:
         deps.books.invoices.keep(calendar_month, invoice, principal.name, params.reason)
     if not params.apply:
         return Reconciled(before=before)
     book, corrections = deps.books.true_up(calendar_month, invoice, principal.name, params.reason)
-    after = deps.books.reconcile(calendar_month, invoice)
+    after = deps.books.invoices.reconcile(calendar_month, invoice)
     return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
 

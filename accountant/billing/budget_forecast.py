@@ -87,8 +87,8 @@ class LimitForecast:
 
 
 def limit_forecast(days: Sequence[float], spent: float, limit: float) -> LimitForecast | None:
-    """Forecasts when `limit` is reached at the rate of `days`: in 0 days if it is reached already, None with fewer than
-    MIN_DAYS days or without any spend.
+    """Forecasts in how many days `limit` is reached at the rate of `days`; 0 if it is reached already. None with fewer
+    than MIN_DAYS days, or if the days have no spend.
 
     The ends of the interval are the days on which the ends of `run_rate`'s interval reach the limit. With r for the
     rest of the limit, and the other symbols as at the top of this module, they are the roots in n of
@@ -268,7 +268,7 @@ class Outlook:
 
 
 def month_of(start_ms: int, end_ms: int, timezone: str) -> Month | None:
-    """The calendar month that begins with the span and contains it; None if there is none."""
+    """The calendar month that begins at the span's start and contains the span; None if there is none."""
     tz = zone(timezone)
     month = Month.of(start_ms, tz)
     begin, stop = month.span(tz)
@@ -284,9 +284,10 @@ def outlook(
     timezone: str,
     since_ms: int,
 ) -> Outlook | None:
-    """Forecasts the month. None if the month is over, no time was held, or some of it has no price.
+    """Forecasts the month. None if the month is over, no time was held, or some of the held time has no price.
 
-    spend: charges by BY.
+    spend: the charges of [start_ms, end_ms), grouped by BY.
+    team: the team whose charges count; None for all teams.
     since_ms: start of the ledger's first record."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
@@ -316,7 +317,7 @@ def budgets(
     timezone: str,
     since_ms: int,
 ) -> tuple[BudgetState, ...]:
-    """The budgets of the span's last policy. With `team`, only the team's own and those of its queues."""
+    """The states of the budgets of the last policy. With `team`, only the budgets of this team and of its queues."""
     if not policies or not policies[-1].policy.budgets:
         return ()
     policy = policies[-1].policy

@@ -1,6 +1,6 @@
 """Applies the billing policy to charges: who pays for held, idle and committed time.
 
-A bill starts with the charges of `charge_columns`: held time belongs to its holder, and the rest to `__idle__`. The
+A bill starts with the charges of `charge_table`: held time belongs to its holder, and the rest to `__idle__`. The
 policy then only moves time between payers. It never changes totals, accounts or prices, so the bills of a span add up
 to its charges, account by account and price row by price row.
 
@@ -20,13 +20,13 @@ from typing import Final
 
 import numpy as np
 
-from accountant.billing.charge_columns import (
+from accountant.billing.charge_table import (
     ACCOUNT,
     DETAIL,
     KEY,
     PLACE,
     BilledLines,
-    ChargeColumns,
+    ChargeTable,
     charges_by_grouping,
 )
 from accountant.billing.quota_usage import reserve, unused_by_team
@@ -64,7 +64,7 @@ def bills(
     timezone: str = "UTC",
 ) -> list[Charge]:
     """Charges by payer; `by` begins with the team. Sorted by key, place, account, detail and price row."""
-    (columns,) = billed_columns(ledger, book, start_ms, end_ms, (by,), timezone)
+    (columns,) = billed_tables(ledger, book, start_ms, end_ms, (by,), timezone)
     return columns.charges()
 
 
@@ -77,18 +77,18 @@ def bills_by_grouping(
     timezone: str = "UTC",
 ) -> list[BilledLines]:
     """The lines of a statement of [start_ms, end_ms) by each of the groupings, which all begin with the team."""
-    return [columns.by_line() for columns in billed_columns(ledger, book, start_ms, end_ms, groupings, timezone)]
+    return [columns.by_line() for columns in billed_tables(ledger, book, start_ms, end_ms, groupings, timezone)]
 
 
-def billed_columns(
+def billed_tables(
     ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
     groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
-) -> list[ChargeColumns]:
-    """Like `bills_by_grouping`, but returns one ChargeColumns per grouping.
+) -> list[ChargeTable]:
+    """Like `bills_by_grouping`, but returns one ChargeTable per grouping.
 
     Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate."""
     billing = book.billing if book is not None else Billing()
@@ -99,7 +99,7 @@ def billed_columns(
     for wanted, by, of_holders in zip(groupings, with_cluster, priced, strict=True):
         columns = bill_start_up(of_holders, billing, by)
         if guaranteed or spread:
-            rows = np.flatnonzero(columns.table[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
+            rows = np.flatnonzero(columns.cells[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
             unallocated = columns.only(rows).charges()
             if guaranteed:
                 unallocated = bill_guarantees(ledger, book, unallocated, billing, start_ms, end_ms, by, timezone)
@@ -112,22 +112,23 @@ def billed_columns(
     return billed
 
 
-def bill_start_up(columns: ChargeColumns, billing: Billing, by: Sequence[Dimension]) -> ChargeColumns:
+def bill_start_up(columns: ChargeTable, billing: Billing, by: Sequence[Dimension]) -> ChargeTable:
     """Moves start-up time to the cluster's idle time, in pools whose policy has `starting: cluster` or `gang_waiting:
     cluster`."""
-    moved = np.zeros(len(columns.table), dtype=bool)
+    moved = np.zeros(len(columns.cells), dtype=bool)
     for detail in _START_UP:
         pools = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in columns.places]
-        to_cluster = np.array(pools, dtype=bool)[columns.table[:, PLACE]]
-        moved |= to_cluster & (columns.table[:, DETAIL] == DETAILS.index(detail))
-    payers = {key: paid_by(IDLE, columns.keys[key], by) for key in np.unique(columns.table[moved, KEY]).tolist()}
+        to_cluster = np.array(pools, dtype=bool)[columns.cells[:, PLACE]]
+        moved |= to_cluster & (columns.cells[:, DETAIL] == DETAILS.index(detail))
+    payers = {key: paid_by(IDLE, columns.keys[key], by) for key in np.unique(columns.cells[moved, KEY]).tolist()}
     return columns.paid_by(moved, payers) if payers else columns
 
 
 def unused_commitments(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
-    """GPU time that was paid for in advance and not used, by its owner. It is in no account of the capacity.
+    """GPU time that was paid for in advance and not used, by owner of the commitment. No account of the capacity
+    contains it.
 
     It is computed hour by hour. GPUs that were down or not metered do not use commitments, because they are never
     billed."""
@@ -190,8 +191,8 @@ def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
 
 
 def weights(held: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
-    """The weights of the teams of each pool, sorted by team: the cost of the time that the team held there, or this
-    time itself if some of the pool's held time has no price. by: begins with the team."""
+    """The weights of teams, sorted by team, for each pair of cluster and pool. The weight is the cost of the time that
+    the team held there, or this time itself if some of the pool's held time has no price. by: begins with the team."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     costs: dict[tuple[str, str], dict[str, Decimal]] = defaultdict(dict)
     time: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)

@@ -42,7 +42,7 @@ def broken_down(
     where: Where,
     timezone: str,
 ) -> list[UsageLine]:
-    """The lines of `ledger.usage` for the same query with their breakdown, sorted by key.
+    """Adds the breakdown of idle time to the lines of `ledger.usage` for the same query; sorted by key.
 
     Queues that had a guarantee and held nothing have lines of their own."""
     known = {_key(by, line.key): line for line in lines}

@@ -31,6 +31,7 @@ from accountant.billing.usage_pricing import (
     charges,
     pieces,
     quantify,
+    quantify_together,
     total_cost,
     unpriced_us,
 )
@@ -161,7 +162,8 @@ class JobQuestions(EpochQuestions, Protocol):
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """Returns when these jobs held GPUs, over all time."""
+        """The first and last instant (ms) at which each of these jobs held a GPU. Jobs that never held one are
+        missing."""
         ...
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
@@ -169,7 +171,7 @@ class JobQuestions(EpochQuestions, Protocol):
 
 @dataclass(slots=True)
 class _JobRecords:
-    """The ledger's data of one job."""
+    """The ledger's data of one job. burning: the charges of `burnt_ms`, the span in which the burn rate is measured."""
 
     charges: list[Charge] = field(default_factory=list)
     burning: list[Charge] = field(default_factory=list)
@@ -206,7 +208,8 @@ def job(
 ) -> JobAnswer | None:
     """One job; None if it is unknown or filtered out.
 
-    If the span starts with None, it starts with the job's first use of a GPU."""
+    If the start of the span is None, the span begins when the job first held a GPU, or else when its first pod was
+    created."""
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
@@ -351,7 +354,7 @@ def _job(
     reports: Sequence[EpochReport],
     now_ms: int,
 ) -> Job:
-    parts = _parts(seen.charges)
+    parts = quantify_together(seen.charges)
     accounts: dict[str, int] = defaultdict(int)
     for charge in seen.charges:
         accounts[charge.account] += charge.gpu_us
@@ -385,11 +388,6 @@ def _job(
         burn_per_hour=burn,
         epochs=len(reports),
     )
-
-
-def _parts(found: Iterable[Charge]) -> list[PricedTime]:
-    """The priced parts of one job, rounded separately from other jobs."""
-    return [part for several in quantify(((), charge) for charge in found).values() for part in several]
 
 
 def _state(seen: _JobRecords) -> JobState:

@@ -35,10 +35,10 @@ class KnownPod:
 
 @dataclass(frozen=True, slots=True)
 class PodWait:
-    """The waits of one pod.
+    """The waits of one pod; None if unknown.
 
     queued_ms: time in its queue, still increasing while `waiting`.
-    starting_ms: time from its placement to its first container; None if unknown."""
+    starting_ms: time from its placement to its first container."""
 
     queued_ms: int | None
     starting_ms: int | None
@@ -85,21 +85,15 @@ def merge_sources(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
 
 def pod_wait(fact: PodFacts, now_ms: int) -> PodWait:
-    """Return how long a pod waited, as far as it is known."""
-    return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
-
-
-def waited_between(
-    created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
-) -> PodWait:
-    """Computes the waits from the instants.
+    """Computes the waits of a pod from the instants in its facts.
 
     The clocks of two machines may differ slightly, so a negative wait becomes 0."""
-    placed = started_ms if scheduled_ms is None else scheduled_ms
-    until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
-    queued = None if created_ms is None else max(0, until - created_ms)
-    starting = None if scheduled_ms is None or started_ms is None else max(0, started_ms - scheduled_ms)
-    return PodWait(queued, starting, placed is None and ended_ms is None)
+    created, scheduled, started = fact.created_ms, fact.scheduled_ms, fact.started_ms
+    placed = started if scheduled is None else scheduled
+    until = placed if placed is not None else now_ms if fact.ended_ms is None else fact.ended_ms
+    queued = None if created is None else max(0, until - created)
+    starting = None if scheduled is None or started is None else max(0, started - scheduled)
+    return PodWait(queued, starting, placed is None and fact.ended_ms is None)
 
 
 def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
@@ -158,17 +152,14 @@ def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str 
     Pods that were placed before the span are left out."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod in pods:
-        facts = pod.facts
-        created = facts.created_ms
+        created = pod.facts.created_ms
         if team not in (None, pod.team) or created is None or created >= end_ms:
             continue
-        scheduled, started, ended = (
-            at if at is not None and at < end_ms else None
-            for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms)
-        )
-        placed = next((at for at in (scheduled, started, ended) if at is not None), end_ms)
+        instants = {name: getattr(pod.facts, name) for name in ("scheduled_ms", "started_ms", "ended_ms")}
+        known = {name: at if at is not None and at < end_ms else None for name, at in instants.items()}
+        placed = next((at for at in known.values() if at is not None), end_ms)
         if placed >= start_ms:
-            groups[pod.queue, pod.team].append(waited_between(created, scheduled, started, ended, end_ms))
+            groups[pod.queue, pod.team].append(pod_wait(structs.replace(pod.facts, **known), end_ms))
     rows = [
         WaitRow(
             queue,

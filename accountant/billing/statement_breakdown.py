@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from accountant.billing.charge_columns import Groups, LineKey
+from accountant.billing.charge_table import Groups
 from accountant.billing.statements import Statement, StatementLine, payable_lines
 from accountant.billing.usage_pricing import ALLOCATED, Account
 from accountant.ledger.usage_columns import Int64Array
@@ -256,7 +256,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
             continue
         whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
-        cuts.append(_cut(line, whole, *groups.by_line.get(_stated(line), (_NONE, _NONE)), places))
+        cuts.append(_cut(line, whole, *groups.by_line.get(line.key, (_NONE, _NONE)), places))
     return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
 
 
@@ -311,7 +311,3 @@ def _cost(line: StatementLine, hours: Decimal) -> Decimal | None:
     if line.cost is None:
         return None
     return Decimal(0) if line.unit_price is None else exact_product(line.unit_price, hours)
-
-
-def _stated(line: StatementLine) -> LineKey:
-    return line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row

@@ -27,6 +27,8 @@ from gputally.base.money import Money, exact_sum, payable, plain
 
 SCHEMA = 1
 Status = Literal["open", "closed"]
+LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str]
+"""Identifies a line of a statement: team, account, detail, GPU model, capacity type, id of the price row or ""."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,17 @@ class StatementLine:
     gpu_hours: Decimal
     cost: Decimal | None
 
+    @property
+    def key(self) -> LineKey:
+        return self.team, self.account, self.detail, self.gpu_model, self.capacity_type, self.price_row or ""
+
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A change of a closed month that is booked in this one: the old amount reversed and the new one, as one line.
+    """A change of a closed month that is booked in a later month.
 
     month: the closed month.
+    line: the difference from what the month states and its earlier corrections.
     amount: the difference of the cost, rounded to the currency's minor unit (12.34, not 1234)."""
 
     month: str
@@ -318,7 +325,7 @@ def from_canonical(content: bytes) -> Statement:
     """The statement with these `canonical` bytes. Raises ValueError for any other bytes."""
     found = _STATEMENT.validate_json(content)
     if canonical(found) != content:
-        raise ValueError("not the canonical form of a statement")
+        raise ValueError("the bytes are not the canonical form of a statement")
     return found
 
 

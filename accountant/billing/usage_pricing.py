@@ -125,8 +125,8 @@ def _at_commitments(
 ) -> list[Charge]:
     """The charges, from which the parts that commitments cover are split off as charges at the commitments' rates.
 
-    lengths: of the hours, in ms.
-    hour, team: their indices in the keys."""
+    lengths: the length of each local hour, in ms.
+    hour, team: the indices of these dimensions in the keys."""
     uncovered = list(at_rows)
     at_rates: list[Charge] = []
     for one in commitments:
@@ -264,7 +264,7 @@ def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
 
 
 def coverage(items: Iterable[Charge]) -> float:
-    """The metered share of the capacity without down time, see `Ledger.coverage`."""
+    """The metered share of the capacity without down time; 1 if there is no such capacity."""
     sums: Counter[Account] = Counter()
     for charge in items:
         sums[charge.account] += charge.gpu_us

@@ -84,7 +84,7 @@ class Journalled(Ledger, Journal, Protocol):
 
 
 class _Books:
-    """Base of the classes below.
+    """What `Invoices` and `Credits` have in common.
 
     timezone: the time zone of the months.
     books: returns the state after all acts."""
@@ -104,19 +104,21 @@ class Invoices(_Books):
     """Compares invoices with months, stores them, and derives prices from them."""
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
-        """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
+        """Compares the invoice with the month's bills from the present records.
+
+        Raises CannotClose without a price book, or if the invoice is in another currency."""
         book = self._of(month).book
         return reconcile(str(month), invoice, self._bills(month, book), book.currency)
 
     def newest(self, month: Month) -> KeptInvoice | None:
-        """The newest stored invoice of that month."""
+        """The newest stored invoice of that month; None if there is none."""
         acts = self._ledger.acts("invoiced", subject=str(month))
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
 
     def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """Stores the invoice. An identical one is stored only once. Raises CannotClose."""
+        """Stores the invoice, unless it equals the newest stored one. Raises CannotClose as `reconcile` does."""
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:
@@ -168,7 +170,9 @@ class Invoices(_Books):
         closed = self._books().of(str(month))
         version = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest
         if version is None:
-            raise CannotClose("there is no price book, so the month has no costs to compare with an invoice")
+            raise CannotClose(
+                "there is no price book, so the month has no costs to compare with an invoice: set `prices: FILE`"
+            )
         return version
 
     def _bills(self, month: Month, book: PriceBook) -> list[Charge]:
@@ -281,7 +285,9 @@ class Credits(_Books):
         Raises CannotClose."""
         book = self._prices.current
         if book is None:
-            raise CannotClose("there is no price book, so the currency of the adjustment is unknown")
+            raise CannotClose(
+                "there is no price book, so the currency of the adjustment is unknown: set `prices: FILE`"
+            )
         books = self._books()
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
         adjustment = booked(new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
@@ -296,7 +302,7 @@ class Credits(_Books):
         closed = self._books().of(str(month))
         book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
         if book is None:
-            raise CannotClose("there is no price book, so nothing was billed")
+            raise CannotClose("there is no price book, so no time was billed and there is nothing to credit")
         refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
         return credit_lines(self._ledger, book, span, self._timezone)
 
@@ -431,10 +437,6 @@ class Bookkeeper:
         composed = self.invoices.composed(book, self.invoices.standing(without=month)).book
         return self._open(month, books, self.prices.current), self._open(month, books, composed)
 
-    def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
-        """Compares the invoice with the month's bills from the present records. Raises CannotClose."""
-        return self.invoices.reconcile(month, invoice)
-
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
         """Closes the month and stores its statement. Raises CannotClose.
 
@@ -549,8 +551,8 @@ class Bookkeeper:
         self.waiting = tuple(sorted([*others, *proposals], key=lambda one: one.month))
 
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
-        """Puts the price book's file in force if it has changed. Months with invoice rates keep these. Raises
-        CannotClose."""
+        """Puts the price book's file in force; returns None if its content has not changed. Months with invoice rates
+        keep these. Raises CannotClose."""
         with self.prices.deciding:
             if self.prices.filed(book):
                 return None
@@ -571,7 +573,7 @@ class Bookkeeper:
             return self._priced(month, ComposedPriceBook(book, book), in_force, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
-        """Price the month by the invoice's rates. Raises CannotClose.
+        """Prices the month by the invoice's rates. Raises CannotClose.
 
         Returns the month's new book, and the corrections if the month is closed."""
         if not reason.strip():

@@ -29,7 +29,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant.billing.charge_columns import charges_by_grouping
+from accountant.billing.charge_table import charges_by_grouping
 from accountant.billing.cost_allocation import bill_start_up
 from accountant.billing.statements import Adjustment, Correction, StatementLine, as_text
 from accountant.billing.usage_pricing import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
@@ -68,7 +68,7 @@ class Proposal:
     lines: tuple[Correction, ...]
 
     def effects(self, teams: Collection[str] | None = None) -> list[TeamEffect]:
-        """The effect on each team, sorted by name. teams: only these."""
+        """The effect on each team, sorted by name. teams: the teams to include; None for all."""
         names = sorted({one.line.team for one in self.lines if teams is None or one.line.team in teams})
         return [
             TeamEffect(
@@ -105,22 +105,19 @@ def repriced_refusals(refused: Iterable[Correction], present: Iterable[Statement
     longest: dict[tuple[str, ...], StatementLine] = {}
     prices = set()
     for line in present:
-        prices.add((_without_price(line), line.price_row, line.unit_price))
-        if _without_price(line) not in longest or line.gpu_us > longest[_without_price(line)].gpu_us:
-            longest[_without_price(line)] = line
+        without_price = line.key[:-1]
+        prices.add((line.key, line.unit_price))
+        if without_price not in longest or line.gpu_us > longest[without_price].gpu_us:
+            longest[without_price] = line
     corrections: list[Correction] = []
     for one in refused:
-        key = _without_price(one.line)
-        if key not in longest or (key, one.line.price_row, one.line.unit_price) in prices:
+        key = one.line.key[:-1]
+        if key not in longest or (one.line.key, one.line.unit_price) in prices:
             continue
         at_new_price = replace(longest[key], gpu_us=one.line.gpu_us, gpu_hours=one.line.gpu_hours)
         reversal = replace(one.line, gpu_us=-one.line.gpu_us, gpu_hours=-one.line.gpu_hours)
         corrections += [replace(one, line=line, amount=Decimal(0)) for line in (reversal, at_new_price)]
     return corrections
-
-
-def _without_price(line: StatementLine) -> tuple[str, ...]:
-    return line.team, line.account, line.detail, line.gpu_model, line.capacity_type
 
 
 _Key = tuple[str, int, int, str, str, str, Decimal]
@@ -203,7 +200,7 @@ class NewAdjustment(Model):
     @classmethod
     def _amount(cls, amount: Decimal) -> Decimal:
         if not amount.is_finite() or not amount or not -_MAX <= amount <= _MAX:
-            raise ValueError(f"an adjustment is an amount other than 0, at most {_MAX:.0e}")
+            raise ValueError(f"the amount of an adjustment is not 0 and between -{_MAX:,} and {_MAX:,}")
         return amount
 
 
@@ -214,7 +211,7 @@ def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, wh
     approver."""
     places = minor_places(currency)
     if new.amount != round(new.amount, places):
-        raise CannotClose(f"{new.amount} {currency} is not a whole number of minor units ({places} decimals)")
+        raise CannotClose(f"{new.amount} {currency} has more decimals than the currency: write at most {places}")
     if new.approved_by == who:
         raise CannotClose(f"{who!r} books the adjustment, so another person has to approve it")
     if new.month > booked_in:
@@ -287,7 +284,7 @@ def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str)
     for (team,), parts in quantify(((charge.key[0],), charge) for charge in held).items():
         cost = total_cost(parts)
         if cost is None:
-            raise CannotClose(f"time of {team!r} on {span.node} has no price, so it was not billed")
+            raise CannotClose(f"time of {team!r} on {span.node} has no price: it was not billed and needs no credit")
         billed[team] = sum(part.gpu_us for part in parts), cost
     exact = {team: Money(exact_product(cost, -span.share), book.currency) for team, (_, cost) in billed.items()}
     amounts = payable(exact, book.currency) if exact else {}
@@ -308,4 +305,4 @@ def refuse_twice(span: NodeSpan, credited: Sequence[NodeSpan]) -> None:
     """Raises CannotClose if part of the span was credited before."""
     before = next((other for other in credited if other.overlaps(span)), None)
     if before is not None:
-        raise CannotClose(f"credited already: {before.text}")
+        raise CannotClose(f"part of this span was credited before: {before.text}; leave that part out")

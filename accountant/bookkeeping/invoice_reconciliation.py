@@ -177,7 +177,8 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
 def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
     """The rates of the invoice.
 
-    Raises CannotTrueUp if no line matches a GPU of the month, or one of them matches time without a price."""
+    Raises CannotTrueUp if a line matches time without a price, or if no line with an amount above 0 matches a GPU that
+    was billed in the month."""
     rates = []
     for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
         line = _line(pool)
@@ -185,13 +186,16 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
             continue
         if any(charge.unpriced for charge in pool.charges):
             raise CannotTrueUp(
-                f"{' '.join(pool.kind)}: some of this time has no price; add a row to the price book first"
+                f"{' '.join(filter(None, pool.kind))}: some of this time has no price; add a price row for it first"
             )
         gpu_model, region, capacity_type = pool.kind
         kind = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}
         rates.append(TrueUpRate(rate=line.rate, **kind))
     if not rates:
-        raise CannotTrueUp("no line of the invoice matches a GPU of the month")
+        raise CannotTrueUp(
+            f"no line of the invoice with an amount above 0 matches a GPU that was billed in {month}: check the lines' "
+            "gpu_model, region and capacity_type"
+        )
     return TrueUp(month=month, rates=tuple(rates))
 
 

@@ -37,9 +37,9 @@ def statement_hash(statement: Statement) -> str:
 
 
 class CannotClose(AccountantError):
-    """The month cannot be closed, reopened, published or priced. The message says why and what to do.
+    """The bookkeeping refuses an act, such as closing or pricing a month. The message says why and what to do.
 
-    key: the place in a price book, if the reason is there."""
+    key: the key of the price book to which a file's check attributes the refusal."""
 
     key = "rows"
 
@@ -175,7 +175,7 @@ def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: 
     if end_ms > now_ms:
         raise CannotClose(f"{month} is not over")
     if books.latest is not None and str(month) != books.open_month():
-        raise CannotClose(f"months close in their order: the next is {books.open_month()}")
+        raise CannotClose(f"months are closed in order: close {books.open_month()} before {month}")
     if books.latest is None and earlier_records:
         raise CannotClose(f"{month.previous} has records and is open: close it first")
 
@@ -186,12 +186,16 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
     if found is None:
         raise CannotClose(f"{month} is not closed")
     if found.published:
-        raise CannotClose(f"{month} is published: what arrives later waits as a proposal for {books.open_month()}")
+        raise CannotClose(
+            f"{month} is published and cannot be reopened: late records become a proposal for {books.open_month()}"
+        )
     assert books.latest is not None
     if books.latest.month != month:
-        raise CannotClose(f"{books.latest.month} was closed after {month}: only the newest can be opened again")
+        raise CannotClose(
+            f"{month} cannot be reopened: only the newest closed month can, which is {books.latest.month}"
+        )
     if not reason.strip():
-        raise CannotClose("opening a closed month needs a reason")
+        raise CannotClose("the reopening of a month needs a reason")
 
 
 def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
@@ -202,9 +206,9 @@ def refuse_other_currency(books: ClosedMonths, currency: str) -> None:
     booked = sorted(closed | {adjustment.currency for adjustment in books.adjustments})
     if booked and currency not in booked:
         raise OtherCurrency(
-            f"{currency} is not the currency of these books, which have amounts in {', '.join(booked)}: what is "
-            "corrected and credited later would be added up with them (another currency needs a ledger of its own, in "
-            "another data folder)"
+            f"{currency} is not the currency of this ledger, which has amounts in {', '.join(booked)}: set that "
+            "currency, because later corrections and credits are added to these amounts (another currency needs a "
+            "ledger of its own, in another data folder)"
         )
 
 
@@ -215,9 +219,12 @@ def faults(books: ClosedMonths) -> list[str]:
     for closed in books.closed:
         stated = from_canonical(closed.content.encode())
         if (hashed := statement_hash(stated)) != closed.hash:
-            found.append(f"{closed.month}: its bytes have the hash {hashed}, not {closed.hash}")
+            found.append(f"{closed.month}: the stored statement has the hash {hashed}, but {closed.hash} is recorded")
         expected = before.hash if before is not None else None
         if stated.previous_hash != expected:
-            found.append(f"{closed.month}: names {stated.previous_hash} as the month before, which has {expected}")
+            found.append(
+                f"{closed.month}: the statement states the hash {stated.previous_hash} for the previous closed month, "
+                f"but {expected} is recorded"
+            )
         before = closed
     return found

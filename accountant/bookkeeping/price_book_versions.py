@@ -45,7 +45,7 @@ class ComposedPriceBook:
 
 @dataclass(frozen=True, slots=True)
 class BookVersion(ComposedPriceBook):
-    """A price book and how it came into force. number: of its act."""
+    """A price book and how it came into force. number: the number of the act that recorded it."""
 
     version: str = ""
     number: int = 0

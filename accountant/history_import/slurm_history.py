@@ -55,7 +55,7 @@ class Job:
     array: number of the array, if the job is one of its tasks.
     steps: id -> name.
     types: GPUs by type, as far as known.
-    cluster: the column Cluster, if the file has one."""
+    cluster: the Slurm cluster, "" if the record does not name one."""
 
     id: str
     name: str
@@ -78,8 +78,8 @@ class Job:
 class Reading:
     """The content of a file of Slurm's accounting, in the order of the file.
 
-    jobs: the last record of each job number.
-    runs: all records of jobs, including those of requeued ones."""
+    jobs: the last record of each job number in each cluster.
+    runs: all records of jobs; a requeued job has several."""
 
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
@@ -124,15 +124,20 @@ def from_rest(raw: bytes) -> Reading:
     records = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(records, list):
         return Reading((), (Fault("document", "there is no list `jobs`"),))
-    jobs: dict[str, Job] = {}
+    runs: list[Job] = []
     faults = []
     for index, record in enumerate(records):
         job = _rest_job(record) if isinstance(record, dict) else None
         if job is None:
             faults.append(Fault(f"jobs[{index}]", "a job needs a job_id and an account"))
         else:
-            jobs[job.id] = job
-    return Reading(tuple(jobs.values()), tuple(faults), tuple(jobs.values()))
+            runs.append(job)
+    return _reading(runs, faults)
+
+
+def _reading(runs: Sequence[Job], faults: Sequence[Fault]) -> Reading:
+    jobs = {(job.cluster, job.id): job for job in runs}
+    return Reading(tuple(jobs.values()), tuple(faults), tuple(runs))
 
 
 def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
@@ -164,9 +169,7 @@ def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
                 faults.append(Fault(f"line {rows.line_num}", str(error)))
     except csv.Error as error:
         faults.append(Fault(f"line {rows.line_num}", str(error)))
-    named = [replace(job, steps=steps.get((job.cluster, job.id), {})) for job in runs]
-    jobs = {(job.cluster, job.id): job for job in named}
-    return Reading(tuple(jobs.values()), tuple(faults), tuple(named))
+    return _reading([replace(job, steps=steps.get((job.cluster, job.id), {})) for job in runs], faults)
 
 
 def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
@@ -247,6 +250,7 @@ def _rest_job(record: Mapping[str, Any]) -> Job | None:
         ended_ms=_instant(times.get("end")),
         steps=_rest_steps(record.get("steps")),
         types=types,
+        cluster=_text(record.get("cluster")),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from accountant.billing.charge_columns import numbered
+from accountant.billing.charge_table import numbered
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion

@@ -88,23 +88,23 @@ def parse_amount(value: object) -> Decimal:
     except InvalidOperation as error:
         raise ValueError(f"not a number: {value!r}") from error
     if not amount.is_finite():
-        raise ValueError(f"not a price: {value}")
+        raise ValueError(f"not a finite number: {value}")
     digits, exponent = amount.as_tuple().digits, amount.as_tuple().exponent
     if isinstance(value, float) and len(digits) > _FLOAT_DIGITS:
-        raise ValueError(f"{value!r} has more digits than a YAML number keeps: put the price in quotes")
+        raise ValueError(f"{value!r} has more digits than a YAML number keeps: put the number in quotes")
     if isinstance(exponent, int) and -exponent > MAX_DECIMALS:
-        raise ValueError(f"more than {MAX_DECIMALS} decimals: {value}")
+        raise ValueError(f"{value} has more than {MAX_DECIMALS} decimals")
     if amount < 0:
-        raise ValueError(f"a price cannot be negative: {value}")
+        raise ValueError(f"the number must not be negative: {value}")
     if amount > MAX_AMOUNT:
-        raise ValueError(f"a price is at most {MAX_AMOUNT} per GPU-hour: {value}")
+        raise ValueError(f"the number must be at most {MAX_AMOUNT}: {value}")
     return amount
 
 
 def _parse_share(value: object) -> Decimal:
     share = parse_amount(value)
     if share > 1:
-        raise ValueError(f"a share is 0 to 1: {value}")
+        raise ValueError(f"a share must be between 0 and 1: {value}")
     return share
 
 
@@ -122,7 +122,7 @@ def _checked_day(value: str) -> str:
 Amount = Annotated[Decimal, BeforeValidator(parse_amount)]
 """A non-negative amount of the book's currency, or a quantity that is multiplied with one."""
 Share = Annotated[Decimal, BeforeValidator(_parse_share)]
-"""0 to 1."""
+"""A part of a whole, 0 to 1."""
 CurrencyCode = Annotated[str, AfterValidator(_checked_currency)]
 Day = Annotated[str, AfterValidator(_checked_day), Field(description="A date: 2026-10-01.")]
 

@@ -65,7 +65,7 @@ def render_csv(report: Report) -> str:
         for record in of_kind:
             writer.writerow({**common, **_cells(record)})
         if kind in _TOTALS:
-            total = _total(report, of_kind) if kind == "line" else {"cost": _number(_sum_of_costs(of_kind))}
+            total = _total(report, of_kind) if kind == "line" else {"cost": plain(_sum(of_kind, "cost"))}
             writer.writerow({**common, "record": _TOTALS[kind], **total})
     return text.getvalue()
 
@@ -82,7 +82,7 @@ def _cells(record: Record) -> dict[str, str]:
 
 def _total(report: Report, lines: Sequence[Record]) -> dict[str, str]:
     cost = report_tables.sum_of_lines(report, lines)
-    time = exact_sum(record.gpu_hours for record in lines if record.gpu_hours is not None) if lines else None
+    time = _sum(lines, "gpu_hours") if lines else None
     if not report.statement.metered:
         reason = "nothing of this time is metered"
     elif any(record.cost is None for record in lines):
@@ -90,10 +90,6 @@ def _total(report: Report, lines: Sequence[Record]) -> dict[str, str]:
     else:
         reason = ""
     return {"cost": _number(cost), "gpu_hours": _number(time), "reason": reason}
-
-
-def _sum_of_costs(of_kind: Iterable[Record]) -> Decimal:
-    return exact_sum(record.cost for record in of_kind if record.cost is not None)
 
 
 def _number(value: Decimal | None) -> str:
@@ -214,6 +210,7 @@ SCHEMA = pa.schema(
 def render_parquet(report: Report) -> bytes:
     """A Parquet file with metadata `gputally.*`."""
     all_records = list(records(report))
+    lines = [record for record in all_records if record.record == "line"]
     start, end = instant(report.start_ms), instant(report.end_ms)
     columns: dict[str, list[object]] = {
         "period_start": [start] * len(all_records),
@@ -228,9 +225,9 @@ def render_parquet(report: Report) -> bytes:
         "gputally.timezone": report.tz.key,
         "gputally.statement_sha256": statement_hash(report.statement),
         "gputally.price_book_version": report.statement.price_book_version,
-        "gputally.lines_gpu_hours": plain(_sum(all_records, "line", "gpu_hours")),
-        "gputally.lines_cost": plain(_sum(all_records, "line", "cost")),
-        "gputally.payable_total": plain(_sum(all_records, "payable", "cost")),
+        "gputally.lines_gpu_hours": plain(_sum(lines, "gpu_hours")),
+        "gputally.lines_cost": plain(_sum(lines, "cost")),
+        "gputally.payable_total": plain(exact_sum(report.payable.values())),
     }
     table = pa.table(columns, schema=SCHEMA).replace_schema_metadata(metadata)
     sink = io.BytesIO()
@@ -238,6 +235,6 @@ def render_parquet(report: Report) -> bytes:
     return sink.getvalue()
 
 
-def _sum(all_records: list[Record], kind: str, column: str) -> Decimal:
-    values = (getattr(record, column) for record in all_records if record.record == kind)
+def _sum(some_records: Iterable[Record], column: str) -> Decimal:
+    values = (getattr(record, column) for record in some_records)
     return exact_sum(value for value in values if value is not None)

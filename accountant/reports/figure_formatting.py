@@ -29,8 +29,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECON
 if TYPE_CHECKING:
     from accountant.reports.report_builder import Report
 
-# used by templates
-
+# Names that are imported `as` themselves are used by templates.
 
 IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
 ACCOUNT_NAMES: dict[Account, str] = {
@@ -67,7 +66,7 @@ def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
 
 
 def large_money(amount: Decimal, currency: str | None) -> str:
-    """Formats an amount like `money`, but large ones without cents."""
+    """Formats an amount like `money`, but without decimals from 10,000 upwards."""
     return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
 
 
@@ -121,11 +120,11 @@ def advice(hint: Hint) -> str:
     if hint.kind == "fewer":
         return (
             f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "
-            f"{gpus(hint.needed)} would have done."
+            f"{gpus(hint.needed)} would have been enough."
         )
     return (
         f"Held a whole GPU; its busiest hour used {percent(hint.peak_busy, 0)} of it ({held}, {used}). "
-        f"A slice of {hint.needed}/{SLICES} would have done."
+        f"A slice of {hint.needed}/{SLICES} would have been enough."
     )
 
 
@@ -158,7 +157,8 @@ def exact_hours(value: Decimal) -> tuple[str, str]:
 
 
 def used_up(state: BudgetState, tz: ZoneInfo) -> str:
-    """When a budget is used up: `23 October`, as a local day, followed by the rest of the interval."""
+    """The local day on which a budget is used up, with the forecast's interval: `23 October (21 October – 26 October)`;
+    `on 23 October` if it is used up already."""
     if state.exhausted_ms is None:
         early = state.exhausted_earliest_ms
         return NOTHING if early is None else f"perhaps from {_day(early, tz)}"

@@ -28,13 +28,14 @@ from decimal import Decimal
 from functools import cache
 from typing import Final
 
+from accountant.billing import budget_forecast
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer
 from accountant.reports.report_builder import Report
-from accountant.reports.statement_line_charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
+from accountant.reports.statement_line_charges import Details, FocusCharge, Kind, charge_key, of_lines, rounding
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_product, exact_sum, plain
 from gputally.base.untrusted_text import for_cell
@@ -43,17 +44,16 @@ from gputally.base.untrusted_text import for_cell
 def month_of(report: Report) -> Month:
     """The calendar month that the report covers, or whose beginning it covers. Raises CannotRender for any other
     span."""
-    month = Month.of(report.start_ms, report.tz)
-    begin, stop = month.span(report.tz)
-    if begin != report.start_ms or report.end_ms > stop:
-        raise CannotRender("a FOCUS file covers a calendar month, and this report has another span")
+    month = budget_forecast.month_of(report.start_ms, report.end_ms, report.tz.key)
+    if month is None:
+        raise CannotRender("a FOCUS file covers a calendar month, and this report has another span: ask for a month")
     return month
 
 
 def details_of(report: Report) -> Details:
     """The report's details. Raises CannotRender if it was built without them."""
     if report.details is None:
-        raise CannotRender("FOCUS files need the charges by day and pod, and this report was made without them")
+        raise CannotRender("FOCUS files need the charges by day and pod: build the report with an issuer")
     return report.details
 
 
@@ -84,14 +84,13 @@ def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
 
     def key(kind: Kind, *names: str) -> str:
         seen[names] = seen.get(names, 0) + 1
-        return beside_key(month, kind, seen[names], *names)
+        return charge_key(month, kind, str(seen[names]), *names)
 
     for correction in report.corrections:
         line = correction.line
         then_ms, until_ms = Month.parse(correction.month).span(report.tz)
-        names = line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or ""
         yield FocusCharge(
-            key=key("correction", correction.month, *names),
+            key=key("correction", correction.month, *line.key),
             kind="correction",
             team=line.team,
             start_ms=then_ms,
@@ -184,7 +183,7 @@ def category(charge: FocusCharge) -> str:
 
 
 def invoice_line(month: Month, charge: FocusCharge) -> str:
-    """InvoiceDetailId."""
+    """The InvoiceDetailId of a charge."""
     return f"{invoice_id(month, charge.team)}-{_invoice_line(charge)}"
 
 
@@ -240,7 +239,7 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
 
 
 def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
-    """The cells of a charge for GPU time; a correction has a difference of hours, and no price."""
+    """The cells of a charge for GPU time, except those of its price. The hours of a correction are a difference."""
     hours = charge.hours if charge.hours is not None else line.gpu_hours
     cells = {
         "SkuId": _sku(line),

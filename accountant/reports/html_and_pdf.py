@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import NoReturn, Protocol
+from typing import NoReturn, TypeAlias
 from xml.etree import ElementTree as ET
 
 from jinja2 import Environment
@@ -26,8 +26,10 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.reports import figure_formatting
-from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse
+from accountant.reports.job_ranking import EpochRow
+from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse, JobRow
 from accountant.reports.report_builder import Report
+from accountant.reports.savings_hints import SpotRow
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
 from gputally.server.page_layout import rect, root, text
@@ -211,22 +213,16 @@ def _nice(value: float) -> float:
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
 
 
-class JobNamed(Protocol):
-    """A row that is about one job."""
-
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def namespace(self) -> str: ...
-    @property
-    def job(self) -> str: ...
+JobNamed: TypeAlias = JobRow | EpochRow | SpotRow
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Functions that return URLs, for a report that is one of the accountant's pages: of the statement lines behind a
-    figure (by team, account, GPU model, …), of a job, of a team, of a month, and of the journal entry of a correction
-    or adjustment."""
+    """Functions that return the URLs to which a report links as a page of the accountant.
+
+    lines: the statement lines behind a figure, by team, account, GPU model, ….
+    act: the journal entry of a correction or adjustment.
+    jobs: the URL of the list of all jobs."""
 
     lines: Callable[..., str]
     job: Callable[[JobNamed], str]
@@ -281,7 +277,7 @@ def render_pdf(report: Report) -> bytes:
     try:
         import weasyprint
     except ImportError as error:
-        raise CannotRender("PDF needs WeasyPrint: `pip install gputally` brings it") from error
+        raise CannotRender("PDF needs WeasyPrint, which is not installed: run `pip install weasyprint`") from error
     except OSError as error:
         raise CannotRender(
             "PDF needs Pango: install libpango-1.0-0, libpangoft2-1.0-0 and libharfbuzz-subset0 (Debian), "

@@ -20,7 +20,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from accountant.billing.charge_columns import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeColumns, numbered
+from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeTable, numbered
 from accountant.billing.job_costs import EpochQuestions, Where, epoch_lines, only_job
 from accountant.billing.usage_pricing import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.ledger.protocols import EpochReport, JobKey
@@ -40,10 +40,13 @@ _MORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of a scope. Lists have one value per job, by team, namespace, name and cluster; the rows of job n
-    in `billed` are starts[n] to starts[n + 1]. cost, idle_cost: GPU-microseconds times units of price."""
+    """All jobs of the cluster or of a team. Lists have one value per job, by team, namespace, name and cluster.
 
-    billed: ChargeColumns
+    starts: the rows of job n in `billed` are starts[n] to starts[n + 1].
+    allocated, idle, known: GPU-µs held, held and idle, and held with known use.
+    cost, idle_cost: GPU-µs times the price in its smallest unit."""
+
+    billed: ChargeTable
     starts: Sequence[int]
     allocated: Sequence[int]
     idle: Sequence[int]
@@ -57,8 +60,8 @@ class Ranking:
     def dearest(self, most: int) -> list[JobRow]:
         """The jobs with the highest cost first, then by time, then by name."""
         rows = self._rows(self._first(most, range(len(self)), self.cost, self.allocated))
-        key = by_name
-        return sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, key(job)))[:most]
+        rows.sort(key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, by_name(job)))
+        return rows[:most]
 
     def wasteful(self, most: int) -> list[JobRow]:
         """The jobs that left GPU time idle, the most costly first."""
@@ -71,42 +74,40 @@ class Ranking:
 
     def named(self, names: Collection[tuple[str, str]]) -> list[JobRow]:
         """The rows of jobs with these namespaces and names."""
-        jobs = self.billed.table[self.starts[:-1], KEY].tolist() if names else []
+        jobs = self.billed.cells[self.starts[:-1], KEY].tolist() if names else []
         return self._rows([number for number, key in enumerate(jobs) if self.billed.keys[key][1:3] in names])
 
     def users(self) -> list[UserRow]:
-        """The users who held GPUs, the largest cost first; see accountant.reports.report_breakdowns.users."""
-        keys = np.unique(self.billed.table[:, KEY]).tolist()
+        """The users who held GPUs, the largest cost first; see accountant.reports.report_breakdowns.users. Empty if no
+        job has a user."""
+        keys = np.unique(self.billed.cells[:, KEY]).tolist()
         has_names = any(self.billed.keys[key][3] for key in keys)
-        return report_breakdowns.users(_charges(self.billed), None) if has_names else []
+        return report_breakdowns.users(_charges(self.billed)) if has_names else []
 
     def candidates(self, book: PriceBook | None, at_ms: int) -> tuple[SpotRow, ...]:
-        """See accountant.reports.savings_hints; only the jobs that could save the most."""
+        """The candidates for spot capacity among the jobs that could save the most; see
+        accountant.reports.savings_hints. at_ms: the instant of the spot prices."""
+        if book is None:
+            return ()
         places, prices = self.billed.places, self.billed.prices
-        saves = {} if book is None else savings_hints.savings(book, places, prices, at_ms)
+        saves = savings_hints.savings(book, places, prices, at_ms)
         if not saves:
             return ()
         units = _units([saves.get((price, place)) for price in range(len(prices)) for place in range(len(places))])
-        rows = self.billed.table
+        rows = self.billed.cells
         per_us = [units[at] for at in (rows[:, PRICE] * len(places) + rows[:, PLACE]).tolist()]
         saving = _summed(per_us, rows[:, TIME], self.starts)
         eligible = (number for number, amount in enumerate(saving) if amount)
         chosen = self._first(MOST_SAVING, eligible, saving, self.allocated)
-        return (
-            savings_hints.candidates((c for n in chosen for c in self._of_job(n)), book, None, at_ms) if chosen else ()
-        )
-
-    # --- internal -----------------------------------------------------------------------------
+        return savings_hints.candidates((c for n in chosen for c in self._of_job(n)), book, at_ms)
 
     def _first(self, most: int, numbers: Iterable[int], cost: Sequence[int], time: Sequence[int]) -> list[int]:
         return heapq.nsmallest(most * _MORE, numbers, key=lambda number: (-cost[number], -time[number], number))
 
     def _wasteful(self, most: int, numbers: Iterable[int]) -> list[JobRow]:
         rows = self._rows(self._first(most, numbers, self.idle_cost, self.idle))
-        key = by_name
-        return sorted(rows, key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, key(job)))[
-            :most
-        ]
+        rows.sort(key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, by_name(job)))
+        return rows[:most]
 
     def _hardly_used(self, number: int) -> bool:
         known_us, allocated_us = self.known[number], self.allocated[number]
@@ -119,17 +120,17 @@ class Ranking:
         )
 
     def _rows(self, numbers: Iterable[int]) -> list[JobRow]:
-        return [row for number in numbers for row in report_breakdowns.jobs(self._of_job(number), None)]
+        return [row for number in numbers for row in report_breakdowns.jobs(self._of_job(number))]
 
     def _of_job(self, number: int) -> list[Charge]:
         return _charges(self.billed.only(np.arange(self.starts[number], self.starts[number + 1])))
 
 
-def _charges(billed: ChargeColumns) -> list[Charge]:
+def _charges(billed: ChargeTable) -> list[Charge]:
     """Equal charges added up, without the details of idle time."""
-    table = billed.table.copy()
+    table = billed.cells.copy()
     table[:, DETAIL] = 0
-    return replace(billed, table=table).charges()
+    return replace(billed, cells=table).charges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +140,18 @@ class BilledJobs:
     names: (team, namespace, job, cluster), sorted.
     job: the index of each row of `billed`, ascending."""
 
-    billed: ChargeColumns
+    billed: ChargeTable
     names: Sequence[JobName]
     job: Int64Array
 
     @classmethod
-    def of(cls, billed: ChargeColumns) -> BilledJobs:
+    def of(cls, billed: ChargeTable) -> BilledJobs:
         """Groups charges by BY_JOB into jobs."""
-        held = np.isin(billed.table[:, ACCOUNT], _ALLOCATED)
-        held &= np.array([bool(key[2]) for key in billed.keys], dtype=bool)[billed.table[:, KEY]]
+        held = np.isin(billed.cells[:, ACCOUNT], _ALLOCATED)
+        held &= np.array([bool(key[2]) for key in billed.keys], dtype=bool)[billed.cells[:, KEY]]
         names, number = numbered([(key[0], key[1], key[2], key[4]) for key in billed.keys])
         rows = np.flatnonzero(held)
-        job = number[billed.table[rows, KEY]]
+        job = number[billed.cells[rows, KEY]]
         order = np.argsort(job, kind="stable")
         return cls(billed.only(rows[order]), names, job[order])
 
@@ -168,8 +169,8 @@ class BilledJobs:
         billed, job = self.billed.only(np.arange(begin, end)), self.job[begin:end]
         starts = [0, *(np.flatnonzero(np.diff(job)) + 1).tolist(), len(job)] if len(job) else [0]
         units = _units([price.price if price is not None else None for price in billed.prices])
-        per_us = [units[price] for price in billed.table[:, PRICE].tolist()]
-        time, account = billed.table[:, TIME], billed.table[:, ACCOUNT]
+        per_us = [units[price] for price in billed.cells[:, PRICE].tolist()]
+        time, account = billed.cells[:, TIME], billed.cells[:, ACCOUNT]
         idle = np.where(account == _IDLE, time, 0)
         known = np.where(account == _UNKNOWN, 0, time)
         one = [1] * len(job)

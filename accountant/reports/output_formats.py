@@ -32,7 +32,8 @@ class Rendering:
     """Whether it lists every charge of a calendar month; the report must then be built with an issuer."""
 
     def render(self, report: Report) -> bytes:
-        """The file's content. Raises accountant.core.errors.CannotRender if a library of this machine is missing."""
+        """The file's content. Raises accountant.core.errors.CannotRender if the report lacks data that the format
+        needs, or this machine lacks a library."""
         content = getattr(import_module(f"accountant.reports.{self.module}"), self.function)(report)
         return content.encode() if isinstance(content, str) else bytes(content)
 

@@ -282,21 +282,19 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
     )
 
 
-def jobs(charges: Iterable[Charge], team: str | None) -> list[JobRow]:
+def jobs(charges: Iterable[Charge]) -> list[JobRow]:
     """Workloads that held a GPU, in order of their names. charges: by BY_JOB."""
     parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in charges)
     return [
         JobRow(name, namespace, job, figures, cluster)
         for (name, namespace, job, cluster), figures in group_by(part_entries(parts)).items()
-        if figures.accounts.allocated and job and team in (None, name)
+        if figures.accounts.allocated and job
     ]
 
 
-def users(charges: Iterable[Charge], team: str | None) -> list[UserRow]:
-    """The users who held GPUs, the largest cost first; empty if no user is known. "": held by an unknown user."""
-    held = [charge for charge in charges if charge.account in ALLOCATED and team in (None, charge.key[0])]
-    if not any(charge.key[3] for charge in held):
-        return []
+def users(charges: Iterable[Charge]) -> list[UserRow]:
+    """The users who held GPUs, the largest cost first. charges: by BY_JOB."""
+    held = [charge for charge in charges if charge.account in ALLOCATED]
     jobs_of: dict[str, set[tuple[str, ...]]] = {}
     for charge in held:
         jobs_of.setdefault(charge.key[3], set()).add((*charge.key[:3], charge.key[4]))

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing import budget_forecast, queue_waits
 from accountant.billing.budget_forecast import BY as BY_DAY
 from accountant.billing.budget_forecast import Outlook
-from accountant.billing.cost_allocation import billed_columns, unused_commitments
+from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
 from accountant.billing.quota_usage import QuotaRow, quotas
@@ -92,11 +92,11 @@ class ReportQuestions(EpochQuestions, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """The data of [start_ms, end_ms), at a price book. before_ms: the span that this one is compared with; its time is
-    priced by book_before.
+    """The ledger's data for the reports of [start_ms, end_ms), priced by `book`.
 
-    month: the calendar month that the span is, or begins.
-    since_ms: the ledger's first record.
+    before_ms: the span that this one is compared with; its time is priced by book_before.
+    month: the calendar month that the span is, or begins; None for other spans.
+    since_ms: start of the ledger's first record.
     by_day: charges by team, queue and day (accountant.billing.budget_forecast.BY), if there is a month.
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
@@ -154,8 +154,8 @@ def read_data(
     before_ms = span_before(start_ms, end_ms, zone(timezone))
     book_before = book_before or book
     month = budget_forecast.month_of(start_ms, end_ms, timezone)
-    billed, by_job = billed_columns(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
-    earlier, by_job_before = billed_columns(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
+    billed, by_job = billed_tables(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
+    earlier, by_job_before = billed_tables(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
     jobs = BilledJobs.of(by_job)
     teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
     return Readings(
@@ -226,13 +226,13 @@ class Report:
     before: the headline of the span before, None if the ledger has no records of it.
     before_ms: the span before.
     budgets, outlook: budgets and forecast of the month that the span is or begins.
-    late: records arrived after the close; they are in the breakdowns, but not in the statement.
+    late: whether records arrived after the close; they are in the breakdowns, but not in the statement.
     users, unnamed_users: the largest users, and how many more there are.
     imports: imported time of the cluster.
     details: charges by day and pod, if requested.
     later: items about this month that are booked in others.
-    by_memory: bills count MIG instances by memory slices, other figures by compute slices.
-    example_prices: the price book has example rows."""
+    by_memory: whether bills count MIG instances by memory slices; other figures count compute slices.
+    example_prices: whether the price book has example rows."""
 
     statement: Statement
     team: str | None
@@ -383,10 +383,10 @@ def made_of(
     booked: MonthBooks = NO_BOOKS,
     details: Details | None = None,
 ) -> Report:
-    """Builds the report from data that was read before; see `build`. ledger: queried for the epochs of the ten jobs
-    that are displayed. Raises ValueError for a team that the data does not include."""
+    """Builds the report from data that was read before; see `build`. ledger: is queried for the epochs that are
+    displayed. Raises ValueError for a team that the data does not include."""
     if team not in found.scopes and team in found.jobs.teams:
-        raise ValueError(f"the readings are not those of {team}")
+        raise ValueError(f"the data was read without the team {team!r}: add it to the scopes")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
     month, policies = found.month, found.policies
     standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, booked.beside, found.unused)
@@ -442,6 +442,8 @@ def made_of(
 
 
 class SnapshotLedger(Protocol):
+    """A ledger that can answer all queries of a report from one commit."""
+
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         """See accountant.ledger.journal.Journal."""
         ...

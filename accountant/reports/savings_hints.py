@@ -50,8 +50,8 @@ class Hint:
 
     held, peak_busy: GPUs, the maximum of any hour.
     needed: GPUs that would have been enough (sevenths of one for a slice).
-    saving: upper bound: the cost of the GPUs held beyond `needed`, at most the cost of the idle time; None if it has no
-        price."""
+    saving: an upper bound: the cost of the GPUs held beyond `needed`, at most the cost of the idle time; None if some
+        of the job's time has no price."""
 
     kind: Kind
     job: JobRow
@@ -68,7 +68,7 @@ def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tu
 
 
 def by_name(job: JobRow) -> JobName:
-    """The sort key of jobs."""
+    """The name by which jobs are sorted and their peaks are found."""
     return job.team, job.namespace, job.job, job.cluster
 
 
@@ -139,13 +139,11 @@ class SpotRow:
     cluster: str
 
 
-def candidates(charges: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
+def candidates(charges: Iterable[Charge], book: PriceBook, at_ms: int) -> tuple[SpotRow, ...]:
     """The candidates for spot capacity, the largest saving first.
 
     charges: by accountant.reports.report_breakdowns.BY_JOB.
     at_ms: instant of the spot prices."""
-    if book is None:
-        return ()
     spot: dict[Place, Price | None] = {}
     rows: dict[tuple[str, str, str, str], list[tuple[int, Decimal, Decimal]]] = {}
     for charge in charges:
@@ -154,7 +152,6 @@ def candidates(charges: Iterable[Charge], book: PriceBook | None, team: str | No
             charge.account not in ALLOCATED
             or charge.row is None
             or charge.place.capacity_type == SPOT
-            or team not in (None, name)
             or job.partition("/")[0] not in BATCH
         ):
             continue

@@ -114,7 +114,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
         if line.cost is None or line.unit_price is None or not line.gpu_us:
             continue
         # A line of a closed month for which the ledger has no records any more stays in one piece.
-        of_line = parts_of_lines.get(_identity(line)) or {("", NO_USE): line.gpu_us}
+        of_line = parts_of_lines.get(line.key) or {("", NO_USE): line.gpu_us}
         nano = int(line.gpu_hours.scaleb(HOUR_PLACES))
         price = details.prices.get(line.price_row or "")
         for (day, use), share in zip(of_line, apportion(nano, list(of_line.values())), strict=True):
@@ -123,7 +123,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
             hours = Decimal(share).scaleb(-HOUR_PLACES)
             start_ms, end_ms = of_day(day) if day else span
             yield FocusCharge(
-                key=_key(month, "use", *_identity(line), day, *use),
+                key=charge_key(month, "use", *line.key, day, *use),
                 kind="commitment" if line.account == "unused_commitment" else "usage",
                 team=line.team,
                 start_ms=start_ms,
@@ -146,15 +146,10 @@ def rounding(
         sums[charge.team] = exact_sum([sums[charge.team], charge.billed])
     start_ms, end_ms = month.span(tz)
     return [
-        FocusCharge(_key(month, "rounding", team), "rounding", team, start_ms, end_ms, rest)
+        FocusCharge(charge_key(month, "rounding", team), "rounding", team, start_ms, end_ms, rest)
         for team, amount in due.items()
         if (rest := exact_sum([amount, -sums[team]]))
     ]
-
-
-def beside_key(month: Month, kind: Kind, number: int, *names: str) -> str:
-    """The key of a correction or credit. number: its index among equal ones."""
-    return _key(month, kind, str(number), *names)
 
 
 def _parts(charges: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
@@ -171,15 +166,12 @@ def _parts(charges: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, C
     return {line: dict(sorted(parts.items())) for line, parts in sums.items()}
 
 
-def _identity(line: StatementLine) -> tuple[str, ...]:
-    return line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or ""
-
-
 def _day(text: str, tz: ZoneInfo) -> tuple[int, int]:
     day = date.fromisoformat(text)
     return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
 
 
-def _key(month: Month, *names: str) -> str:
+def charge_key(month: Month, *names: str) -> str:
+    """The key of the month's charge that has these names. Equal names give equal keys."""
     text = json.dumps(names, ensure_ascii=False)
     return f"{month}-{hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
 from accountant.billing import job_costs, statement_breakdown, statements
-from accountant.billing.charge_columns import Groups
+from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import bills_by_grouping
 from accountant.billing.job_costs import Where
 from accountant.billing.statement_breakdown import Cut

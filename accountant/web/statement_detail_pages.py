@@ -318,7 +318,7 @@ def _reconciled(deps: Deps, month: Month, invoice: KeptInvoice | None) -> Reconc
     if invoice is None:
         return None
     try:
-        return deps.books.reconcile(month, invoice.invoice)
+        return deps.books.invoices.reconcile(month, invoice.invoice)
     except CannotClose as error:
         raise Refusal("books-refuse", str(error)) from error
 

@@ -131,7 +131,7 @@ def test_the_chain_names_the_month_before(keep):
         keeper.close(NOV, "ada")
     with pytest.raises(CannotClose, match="2026-10 is closed already"):
         keeper.close(OCT, "ada")
-    with pytest.raises(CannotClose, match="months close in their order: the next is 2026-11"):
+    with pytest.raises(CannotClose, match="months are closed in order: close 2026-11 before"):
         keeper.close(Month(2026, 8), "ada")
 
 
@@ -215,7 +215,7 @@ def test_reopening(keep):
     ledger, keeper = keep([held("2026-09-01", "2026-11-01")])
     keeper.close(SEP, "ada")
     keeper.close(OCT, "ada")
-    with pytest.raises(CannotClose, match="2026-10 was closed after 2026-09"):
+    with pytest.raises(CannotClose, match="2026-09 cannot be reopened: only the newest closed month can"):
         keeper.reopen(SEP, "ada", "wrong price")
     with pytest.raises(CannotClose, match="needs a reason"):
         keeper.reopen(OCT, "ada", "")
@@ -230,7 +230,9 @@ def test_reopening(keep):
     keeper.publish(OCT, "ada")
     keeper.publish(OCT, "ada")
     assert keeper.status(OCT) == "published"
-    with pytest.raises(CannotClose, match="2026-10 is published: what arrives later waits as a proposal for 2026-11"):
+    with pytest.raises(
+        CannotClose, match="2026-10 is published and cannot be reopened: late records become a proposal for 2026-11"
+    ):
         keeper.reopen(OCT, "ada", "again")
     with pytest.raises(CannotClose, match="2026-11 is not closed"):
         keeper.publish(NOV, "ada")
@@ -279,9 +281,9 @@ def test_a_month_that_was_tampered_with_shows(keep):
     assert faults(sound) == []
     first, second = sound.closed
     forged = replace(first, content=first.content.replace('"vision"', '"visioN"'))
-    assert faults(replace(sound, closed=(forged, second)))[0].startswith("2026-09: its bytes have the hash")
+    assert faults(replace(sound, closed=(forged, second)))[0].startswith("2026-09: the stored statement has the hash")
     assert faults(replace(sound, closed=(second,))) == [
-        f"2026-10: names {first.hash} as the month before, which has None"
+        f"2026-10: the statement states the hash {first.hash} for the previous closed month, but None is recorded"
     ]
 
 
@@ -454,7 +456,7 @@ def test_amounts_of_two_currencies_never_meet(keep):
     assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None, "nothing is booked yet"
     assert keeper.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0) is not None
     keeper.close(OCT, "ada")
-    with pytest.raises(CannotClose, match="EUR is not the currency of these books, which have amounts in USD"):
+    with pytest.raises(CannotClose, match="EUR is not the currency of this ledger, which has amounts in USD"):
         keeper.reprice(OCT, euros, "ada", "we pay in euros now")
     with pytest.raises(CannotClose, match="EUR is not the currency"):
         keeper.prices.try_out(euros, 0)
@@ -467,7 +469,7 @@ def test_amounts_of_two_currencies_never_meet(keep):
     keeper.reopen(OCT, "ada", "the contract is in euros")
     assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None
     keeper.credits.adjust(credit(), "ada")
-    with pytest.raises(CannotClose, match="USD is not the currency of these books, which have amounts in EUR"):
+    with pytest.raises(CannotClose, match="USD is not the currency of this ledger, which has amounts in EUR"):
         keeper.prices.take(price_book(BOOK), "file", "prices.yaml", "", 0)
 
 
@@ -482,7 +484,7 @@ def test_credits(keep):
     assert keeper.month(NOV, ["vision"]).adjustments == (booked,)
     assert keeper.month(NOV, ["other"]).adjustments == ()
     for change, message in (
-        ({"amount": "1.005"}, "not a whole number of minor units"),
+        ({"amount": "1.005"}, "has more decimals than the currency"),
         ({"approved_by": "ada"}, "another person has to approve"),
         ({"month": "2026-12"}, "2026-12 is after 2026-11"),
     ):

@@ -94,7 +94,7 @@ def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(tmp_path):
         priced = book(tmp_path, "- {id: h100-2026, gpus: 8" + owner + "}")
         keeper.prices.take(priced, "put", "ada", "contract", 0)
         line = InvoiceLine(item="reserved", gpu_model="H100", amount=Decimal(250), currency="EUR")
-        found = keeper.reconcile(OCT, Invoice(source="october.csv", lines=(line,)))
+        found = keeper.invoices.reconcile(OCT, Invoice(source="october.csv", lines=(line,)))
         (one,) = found.lines
         shown = (one.teams, one.idle, one.unused_commitments, one.unmatched)
         assert shown == (5 * 10 * 3, 1 * 10 * 3, 2 * 10 * 3, 250 - 8 * 10 * 3), owner

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.charge_columns import split_in_order
+from accountant.billing.charge_table import split_in_order
 from accountant.billing.cost_allocation import bills, bills_by_grouping, weights
 from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve

@@ -122,13 +122,13 @@ def test_two_rows_that_ask_for_different_things_need_a_third(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("id: a, model: T4, price: -1, valid_from: 2026-01-01", "rows.0.price: a price cannot be negative: -1"),
+        ("id: a, model: T4, price: -1, valid_from: 2026-01-01", "rows.0.price: the number must not be negative: -1"),
         ("id: a, model: T4, price: cheap, valid_from: 2026-01-01", "rows.0.price: not a number: 'cheap'"),
         ("id: a, model: T4, price: true, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a number: True"),
-        ("id: a, model: T4, price: .nan, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a price: nan"),
-        ("id: a, model: T4, price: 0.1234567890123456, valid_from: 2026-01-01", "put the price in quotes"),
-        ("id: a, model: T4, price: '0.1234567890123', valid_from: 2026-01-01", "more than 12 decimals"),
-        ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "a price is at most 1000000000 per GPU-hour"),
+        ("id: a, model: T4, price: .nan, valid_from: 2026-01-01", "4: rows.0.price: not a finite number: nan"),
+        ("id: a, model: T4, price: 0.1234567890123456, valid_from: 2026-01-01", "put the number in quotes"),
+        ("id: a, model: T4, price: '0.1234567890123', valid_from: 2026-01-01", "has more than 12 decimals"),
+        ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "the number must be at most 1000000000"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-30", "rows.0.valid_from: not a date: '2026-02-30'"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01T09:00:00", "has a time of day but no offset"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before its start"),
@@ -238,7 +238,7 @@ def test_a_life_has_its_real_hours():
     [
         ({"pue": "0.9"}, "a PUE is at least 1"),
         ({"utilisation": 0}, "leaves no hours"),
-        ({"residual": 2}, "a share is 0 to 1"),
+        ({"residual": 2}, "a share must be between 0 and 1"),
         ({"lifetime_months": 0}, "greater than or equal to 1"),
         ({"in_service": "2026-02-30"}, "day"),
     ],
@@ -261,7 +261,7 @@ def test_an_owned_gpu_has_no_price_before_and_after_its_life():
         ("valid_from: 2026-01-14", "b.yaml:5: rows.0.valid_from: before the GPUs of the row are in service"),
         ("valid_from: 2026-02-01, valid_to: 2031-01-01", "rows.0.valid_to: after the end of life of the row's GPUs"),
         ("valid_from: 2026-02-01, price: 1", "this one has price and amortised"),
-        ("valid_from: 2026-02-01, discount: 1.5", "a share is 0 to 1"),
+        ("valid_from: 2026-02-01, discount: 1.5", "a share must be between 0 and 1"),
     ],
 )
 def test_refused_owned_rows(row, message):

@@ -222,7 +222,9 @@ def test_hints_give_their_evidence():
     assert hints["StatefulSet/notebook"].kind == "idle"
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
     text = html_and_pdf.render_html(found)
-    assert "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have done." in text
+    assert (
+        "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have been enough." in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.charge_columns import Groups
+from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import bills_by_grouping, statement
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
@@ -276,10 +276,7 @@ def test_a_closed_month_names_what_moved_since(billed_october, stated, days):
     moved = 86_400_000_000 * days
     figure = LineFilter(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
     key, (line, (number, gpu_us)) = next(
-        (key, (line, groups.by_line[key]))
-        for line in stated.lines
-        if figure.takes(line)
-        and (key := (line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row))
+        (key, (line, groups.by_line[key])) for line in stated.lines if figure.takes(line) and (key := line.key)
     )
     assert gpu_us.sum() > abs(moved)
     later = replace(groups, by_line={**groups.by_line, key: (number, gpu_us - moved)})

@@ -89,6 +89,21 @@ def test_both_forms_say_the_same():
     assert read(b" " + json.dumps(REST).encode(), UTC) == from_text
 
 
+def test_the_same_number_in_two_clusters_and_a_requeued_job_are_records_of_their_own():
+    """Both formats: slurmdbd keeps the accounting of several clusters, which number their jobs separately."""
+    runs = [("east", 1_790_812_800), ("west", 1_790_812_800), ("east", 1_790_816_400)]
+    table = "".join(f"7|nlp|{cluster}|{start}|gres/gpu=1\n" for cluster, start in runs)
+    allocated = [{"type": "gres", "name": "gpu", "count": 1}]
+    answer = [
+        {"job_id": 7, "account": "nlp", "cluster": name, "time": {"start": at}, "tres": {"allocated": allocated}}
+        for name, at in runs
+    ]
+    for text in (f"JobIDRaw|Account|Cluster|Start|AllocTRES\n{table}", json.dumps({"jobs": answer})):
+        found = read(text.encode(), UTC)
+        assert [(job.cluster, job.started_ms // 1000) for job in found.runs] == runs
+        assert sorted((job.cluster, job.started_ms // 1000) for job in found.jobs) == sorted(runs[1:])
+
+
 def test_a_job_as_the_ledger_takes_it():
     fact = facts(SWEEP, 7)
     assert (fact.uid, fact.workload, fact.queue_ref, fact.namespace) == ("103", "SlurmJob/102", "slurm:nlp", "nlp")

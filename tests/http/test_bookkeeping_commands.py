@@ -123,7 +123,7 @@ def test_a_failed_node_is_credited_once(place, asked, stated):
     assert (booked["amount"], booked["approved_by"]) == ("-0.60", "cfo")
     later = ["credit", "node-1", "--start", begin + 900_000, "--end", begin + 3_600_000]
     for arguments, message in (
-        (later, "credited already: node node-1"),
+        (later, "part of this span was credited before: node node-1"),
         (["credit", "node-9", *later[2:]], "no node 'node-9' had a GPU in that span"),
         ([*ask[:3], begin, "--end", begin], "the span ends at or before its start"),
         ([*ask[:6], "--share", "0"], "a share of 0 gives no credit"),
@@ -148,7 +148,7 @@ def test_pricing_again_shows_first(place, asked):
     assert "signed late" in asked("prices")[1]
     broken = folder / "broken.yaml"
     broken.write_text(PRICES.replace("2.4", "-1"))
-    assert "body:4: rows.0.price: a price cannot be negative: -1" in asked.refused(
+    assert "body:4: rows.0.price: the number must not be negative: -1" in asked.refused(
         "reprice", "2026-11", "--book", broken
     )
     assert "No such file" in asked.refused("reprice", "2026-11", "--book", folder / "none.yaml")

@@ -145,7 +145,7 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(start_service, tm
     service.maintain()
     assert service.book().version == first
     (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
-    assert event["faults"][-1] == f"{path}:4: rows.0.price: a price cannot be negative: -3"
+    assert event["faults"][-1] == f"{path}:4: rows.0.price: the number must not be negative: -3"
     path.write_text(price_book_text(H100="3.50"))
     clock.advance(30_000)
     service.maintain()
@@ -164,7 +164,7 @@ def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_pat
         service.maintain()
         assert service.book().currency == "EUR"
         (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
-        assert event["faults"][0].startswith(f"{path}:2: currency: USD is not the currency of these books")
+        assert event["faults"][0].startswith(f"{path}:2: currency: USD is not the currency of this ledger")
         answer = client.post("/v1/prices?month=2026-11&reason=x", content=path.read_bytes())
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "books-refuse")
     with pytest.raises(FileFault, match=r"prices\.yaml:2: currency: USD is not the currency"):

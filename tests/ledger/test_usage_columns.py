@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import billed_columns, bills, bills_by_grouping
+from accountant.billing.cost_allocation import billed_tables, bills, bills_by_grouping
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
@@ -137,7 +137,7 @@ def test_columns_and_charges_rank_alike(rows, cuts, order):
             expected_peaks = peaks_of_lines(moment.usage, low, high, jobs, ZONE)
             assert moment.peaks(low, high, jobs, ZONE) == expected_peaks
 
-            (billed,) = billed_columns(moment, BOOK, *span, (BY_JOB,))
+            (billed,) = billed_tables(moment, BOOK, *span, (BY_JOB,))
             held = [charge for charge in charges(moment, BOOK, *span, BY_JOB) if charge.account in ALLOCATED]
         for team in (None, "red", "nobody"):
             found = BilledJobs.of(billed).ranked(team)
@@ -146,9 +146,9 @@ def test_columns_and_charges_rank_alike(rows, cuts, order):
             for charge in mine:
                 by_job[*charge.key[:3], charge.key[4]].append(charge)
             # Each job's time is quantified by itself.
-            rows = [row for _, several in sorted(by_job.items()) for row in report_breakdowns.jobs(several, None)]
+            rows = [row for _, several in sorted(by_job.items()) for row in report_breakdowns.jobs(several)]
             assert len(found) == len(rows)
-            assert found.users() == (report_breakdowns.users(mine, None) if any(c.key[3] for c in mine) else [])
+            assert found.users() == (report_breakdowns.users(mine) if any(c.key[3] for c in mine) else [])
             dearest = sorted(rows, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, by_name(job)))
             assert found.dearest(3) == dearest[:3]
             assert found.dearest(99) == dearest
@@ -157,7 +157,7 @@ def test_columns_and_charges_rank_alike(rows, cuts, order):
                 key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, by_name(job)),
             )
             assert {*map(by_name, found.hardly_used(99))} <= {*map(by_name, found.wasteful(99))}
-            assert found.candidates(BOOK, span[1]) == savings_hints.candidates(mine, BOOK, None, span[1])
+            assert found.candidates(BOOK, span[1]) == savings_hints.candidates(mine, BOOK, span[1])
             assert found.named({("ns-1", "Job/j1")}) == [j for j in rows if (j.namespace, j.job) == ("ns-1", "Job/j1")]
 
 

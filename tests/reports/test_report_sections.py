@@ -57,7 +57,7 @@ def test_users_share_what_was_held() -> None:
         ("", 1, 24),
         ("bob", 1, 24),
     ]
-    assert "not said" in html_and_pdf.render_html(found)
+    assert "not stated" in html_and_pdf.render_html(found)
 
 
 class Starting(ListLedger):
@@ -105,7 +105,7 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
 def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
     found = of_rows(held("2026-10-01", "2026-10-02"))
     assert found.users == ()
-    assert "no job says who runs it" in html_and_pdf.render_html(found)
+    assert "no job states its user" in html_and_pdf.render_html(found)
 
 
 def test_the_largest_users_are_named_and_the_rest_counted() -> None:

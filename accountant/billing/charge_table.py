@@ -1,23 +1,23 @@
-"""Holds the charges of a span as integer columns: prices usage, and separates start-up time from other idle time.
+"""Holds the charges of a span as one table of integers. Prices usage, and separates start-up time from other idle time.
 
-A month's bill by pod or node has some hundred thousand charges. Columns can be summed and regrouped without an object
-per charge. `ChargeColumns.charges` creates objects for the charges that a caller displays."""
+A month's bill by pod or node has some hundred thousand charges. The rows of a table can be summed and regrouped without
+an object per charge. `ChargeTable.charges` creates objects for the charges that a caller displays."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
+from accountant.billing.statements import LineKey
 from accountant.billing.usage_pricing import (
     ACCOUNTS,
     BILLED,
     DETAILS,
     LINE_ACCOUNTS,
-    Account,
     Charge,
     Detail,
     charges,
@@ -30,10 +30,8 @@ from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
 
 T = TypeVar("T", bound=tuple[str, ...])
-LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
-"""Identifies a line of a statement: team, account, detail, GPU model, capacity type, price id."""
 KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
-"""The columns of `ChargeColumns.table`."""
+"""The columns of `ChargeTable.cells`."""
 _IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
 _KEY_BYTES: Final = 300
 """Approximate size of a key, including the names that only it has."""
@@ -41,7 +39,7 @@ _KEY_BYTES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """GPU-µs by line and key.
+    """The GPU time of each statement line, divided by key.
 
     keys: sorted.
     by_line: for each line two int64 arrays of equal length: indices into `keys`, ascending, and the GPU-µs of each of
@@ -65,21 +63,21 @@ class BilledLines:
 
 
 @dataclass(frozen=True, slots=True)
-class ChargeColumns:
+class ChargeTable:
     """Charges of a span.
 
     keys, places, prices: sorted, unique values (prices by id, None first).
-    table: int64, shape (rows, 6): indices of key, place, account (in LINE_ACCOUNTS), detail (in DETAILS) and price, and
+    cells: int64, shape (rows, 6): indices of key, place, account (in LINE_ACCOUNTS), detail (in DETAILS) and price, and
         GPU-µs. Some rows differ only in their time."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
     prices: Sequence[Price | None]
-    table: Int64Array
+    cells: Int64Array
 
     def charges(self) -> list[Charge]:
         """One charge per distinct row, sorted by key, place, account, detail and price."""
-        numbers, gpu_us = sum_by_key(self.table[:, :TIME], self.table[:, TIME:])
+        numbers, gpu_us = sum_by_key(self.cells[:, :TIME], self.cells[:, TIME:])
         return [
             Charge(
                 self.keys[key], self.places[place], LINE_ACCOUNTS[account], time, self.prices[price], DETAILS[detail]
@@ -87,31 +85,31 @@ class ChargeColumns:
             for (key, place, account, detail, price), (time,) in zip(numbers.tolist(), gpu_us.tolist(), strict=True)
         ]
 
-    def only(self, rows: Int64Array) -> ChargeColumns:
+    def only(self, rows: Int64Array) -> ChargeTable:
         """A selection of rows. rows: their indices, or a mask."""
-        return replace(self, table=self.table[rows])
+        return replace(self, cells=self.cells[rows])
 
-    def regrouped(self, dimensions: Sequence[int]) -> ChargeColumns:
+    def regrouped(self, dimensions: Sequence[int]) -> ChargeTable:
         """The charges grouped by some of the dimensions. dimensions: their indices in the key."""
         keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
-        table = self.table.copy()
+        table = self.cells.copy()
         table[:, KEY] = number[table[:, KEY]]
-        return replace(self, keys=keys, table=table)
+        return replace(self, keys=keys, cells=table)
 
-    def paid_by(self, rows: Int64Array, payers: Mapping[int, tuple[str, ...]]) -> ChargeColumns:
+    def paid_by(self, rows: Int64Array, payers: Mapping[int, tuple[str, ...]]) -> ChargeTable:
         """The charges with other keys for these rows. payers: the new key by the index of the old one."""
         new_keys = [payers.get(number, key) for number, key in enumerate(self.keys)]
         keys, number = numbered([*self.keys, *new_keys])
-        table = self.table.copy()
+        table = self.cells.copy()
         table[:, KEY] = number[table[:, KEY]]
-        table[rows, KEY] = number[len(self.keys) + self.table[rows, KEY]]
-        return replace(self, keys=keys, table=table)
+        table[rows, KEY] = number[len(self.keys) + self.cells[rows, KEY]]
+        return replace(self, keys=keys, cells=table)
 
-    def replaced(self, rows: Int64Array, substitutes: Sequence[Charge]) -> ChargeColumns:
+    def replaced(self, rows: Int64Array, substitutes: Sequence[Charge]) -> ChargeTable:
         """The charges with `substitutes` in place of these rows. The places and prices of the substitutes must be
         among `places` and `prices`."""
         keys, number = numbered([*self.keys, *(charge.key for charge in substitutes)])
-        others = np.delete(self.table, rows, axis=0)
+        others = np.delete(self.cells, rows, axis=0)
         others[:, KEY] = number[others[:, KEY]]
         place = {place: index for index, place in enumerate(self.places)}
         price = {_price_id(price): index for index, price in enumerate(self.prices)}
@@ -121,15 +119,15 @@ class ChargeColumns:
             for key, charge in zip(number[len(self.keys) :].tolist(), substitutes, strict=True)
         ]  # fmt: skip
         new_rows = np.array(added, dtype=np.int64).reshape(-1, others.shape[1])
-        return replace(self, keys=keys, table=np.concatenate([others, new_rows]))
+        return replace(self, keys=keys, cells=np.concatenate([others, new_rows]))
 
     def by_line(self) -> BilledLines:
         """The charges grouped by line of a statement; a key begins with the paying team."""
         teams, team = numbered([key[:1] for key in self.keys])
         kinds, kind = numbered([(place.gpu_model, place.capacity_type) for place in self.places])
-        key, place, account, detail, price, _ = self.table.T
+        key, place, account, detail, price, _ = self.cells.T
         columns = np.stack([team[key], kind[place], account, detail, price, key], axis=1)
-        rows, gpu_us = sum_by_key(columns, self.table[:, TIME])
+        rows, gpu_us = sum_by_key(columns, self.cells[:, TIME])
         first = np.flatnonzero((rows[1:, :5] != rows[:-1, :5]).any(axis=1)) + 1
         lines, groups = [], {}
         for begin, end in pairwise([0, *first.tolist(), len(rows)] if len(rows) else []):
@@ -140,7 +138,7 @@ class ChargeColumns:
                 int(gpu_us[begin:end].sum()), row, DETAILS[detail_index],
             )  # fmt: skip
             lines.append(charge)
-            line = (*charge.key, charge.account, charge.detail, model, capacity, row.id if row else None)
+            line = (*charge.key, charge.account, charge.detail, model, capacity, _price_id(row))
             groups[line] = rows[begin:end, 5], gpu_us[begin:end]
         return BilledLines(lines, Groups(self.keys, groups))
 
@@ -153,7 +151,7 @@ def charges_by_grouping(
     groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
     where: Mapping[Dimension, Collection[str]] | None = None,
-) -> list[ChargeColumns]:
+) -> list[ChargeTable]:
     """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
 
     Each span without a price change is priced separately, so start-up time has the price of its own hours.
@@ -171,16 +169,14 @@ def charges_by_grouping(
     return [_filtered(columns, by, where) for by, columns in zip(groupings, priced, strict=True)] if where else priced
 
 
-def _filtered(
-    columns: ChargeColumns, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]
-) -> ChargeColumns:
+def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]) -> ChargeTable:
     conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
     matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
-    return columns.only(np.array(matches, dtype=bool)[columns.table[:, KEY]])
+    return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
 
 
-def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> ChargeColumns:
-    """Prices usage by place. starts: of the spans, in ms."""
+def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> ChargeTable:
+    """Prices usage by place. starts: the start of each span, in ms."""
     of_place = [
         [book.unit_price(place.gpu_model, start, *place[1:]) if book is not None else None for place in usage.places]
         for start in starts
@@ -191,14 +187,14 @@ def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequen
     billed = np.array([account in BILLED for account in ACCOUNTS])[accounts]
     numbers = np.stack([usage.key[rows], usage.place[rows], accounts, np.where(billed, unit_price[rows], 0)], axis=1)
     table = _with_details(numbers, usage.gpu_us[rows, accounts], usage.gpu_us[rows, len(ACCOUNTS) :], rows)
-    return ChargeColumns(usage.keys, usage.places, prices, table)
+    return ChargeTable(usage.keys, usage.places, prices, table)
 
 
-def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeColumns:
+def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeTable:
     """Converts charges to columns, for prices that depend on more than place and instant.
 
-    by_stretch: charges of each span.
-    usage: has the start-up time of the charges."""
+    by_stretch: the charges of each span.
+    usage: the columns that contain the start-up time."""
     numbered_charges = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
     keys, key = numbered([charge.key for _, charge in numbered_charges])
     places, place = numbered([charge.place for _, charge in numbered_charges])
@@ -216,11 +212,11 @@ def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> 
     accounts = np.array([LINE_ACCOUNTS.index(charge.account) for _, charge in numbered_charges], dtype=np.int64)
     gpu_us = np.array([charge.gpu_us for _, charge in numbered_charges], dtype=np.int64)
     numbers = np.stack([key, place, accounts, price], axis=1)
-    return ChargeColumns(keys, places, prices, _with_details(numbers, gpu_us, start_up[group], group))
+    return ChargeTable(keys, places, prices, _with_details(numbers, gpu_us, start_up[group], group))
 
 
 def _with_details(numbers: Int64Array, gpu_us: Int64Array, start_up_us: Int64Array, group: Int64Array) -> Int64Array:
-    """`ChargeColumns.table` with allocated_idle divided into details.
+    """`ChargeTable.cells` with allocated_idle divided into details.
 
     numbers: key, place, account and price, shape (rows, 4).
     gpu_us, group: shape (rows,). The idle rows of a group are adjacent.
