@@ -38,7 +38,7 @@ TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
 """Largest size of an answer."""
 _REASONS = {
-    401: "Grafana does not know the token, or the token has expired",
+    401: "Grafana does not know the token, or the token has expired; create a new one",
     403: "the token lacks a permission; use that of a service account with the role Editor",
     412: "the dashboard was changed meanwhile; push again",
 }
@@ -204,12 +204,14 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="write the dashboards as JSON and the rules as YAML")
     builder.add_argument("--out", type=Path, metavar="DIR", help="write into DIR instead of the repository's folders")
-    commands.add_parser("check", help="check that the committed files are fresh and follow the rules")
+    commands.add_parser("check", help="check that the committed files are up to date and follow the rules")
     pusher = commands.add_parser("push", help="upload the dashboards to a Grafana; equal ones are not written again")
-    pusher.add_argument("--url", required=True, help="Grafana's address, as https://grafana.example")
-    pusher.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="a service account's token")
-    pusher.add_argument("--folder", default="gputally", help="title of the folder (default: gputally)")
-    pusher.add_argument("--output", choices=OUTPUTS, default="table", help="format of the result of each dashboard")
+    pusher.add_argument("--url", required=True, help="Grafana's address, for example https://grafana.example")
+    pusher.add_argument(
+        "--token-file", type=Path, required=True, metavar="FILE", help="file with the token of a service account"
+    )
+    pusher.add_argument("--folder", default="gputally", help="title of Grafana's folder (default: gputally)")
+    pusher.add_argument("--output", choices=OUTPUTS, default="table", help="format in which the results are printed")
     pusher.add_argument("--ca-file", type=Path, metavar="FILE", help="PEM file of the CAs trusted for https")
     return top
 
@@ -244,8 +246,11 @@ def _check() -> int:
     faults = check()
     if faults:
         print("\n".join(faults), file=sys.stderr)
-        return _fail(f"{len(faults)} faults; `gputally dashboards build` writes the files again")
-    print(f"{len(DASHBOARDS)} dashboards and {len(prometheus_rules.ALERTS)} alerts fresh, {len(lint.RULES)} rules kept")
+        return _fail(f"faults found: {len(faults)}; if files differ, run `gputally dashboards build`")
+    print(
+        f"{len(DASHBOARDS)} dashboards and {len(prometheus_rules.ALERTS)} alerts are up to date and follow all "
+        f"{len(lint.RULES)} rules"
+    )
     return 0
 
 

@@ -84,7 +84,7 @@ def namespaces() -> list[Table | BarGauge]:
     """Return panels with the GPUs that namespaces hold and use, now and at peak hours."""
     held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
-    columns = {
+    figures = {
         "Held": held,
         "Busy": busy,
         "Held idle": promql.total(IDLE, "namespace"),
@@ -96,7 +96,7 @@ def namespaces() -> list[Table | BarGauge]:
             "GPUs by namespace",
             "GPUs that each namespace's pods hold and use now, and their mean at peak hours over the shown time. Peak "
             "hours are from the hour “Peak from” up to “Peak to”, UTC. A name links to its GPUs and pods. Live.",
-            [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+            figures,
             by=("namespace",),
             columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
             unit=GPUS,
@@ -194,7 +194,6 @@ def _now() -> list[Stat]:
             "Physical GPUs that the ledger counts as capacity in the chosen pools and models. Booked.",
             Query(promql.total(promql.series("capacity_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
             GPUS,
-            Levels(),
             decimals=0,
         ),
         stat(
@@ -202,7 +201,6 @@ def _now() -> list[Stat]:
             "Share of the chosen GPUs that pods hold, used or not. Live.",
             Query(allocated),
             "percentunit",
-            Levels(),
             decimals=1,
         ),
         stat(
@@ -252,7 +250,6 @@ def _money_and_demand() -> list[Stat]:
             "book's currency. GPUs without a price do not count. Booked.",
             Query(promql.total(rate, "currency"), "{{currency}}"),
             "suffix:/h",
-            Levels(),
             decimals=2,
         ),
         stat(
@@ -352,7 +349,7 @@ def _month() -> list[BarGauge | Table]:
             "Teams, this month",
             "GPU-hours that each team used, held idle, and held with unknown use since the beginning of the month. A "
             "team's name links to its own dashboard. Booked.",
-            [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
+            {heading: _team_hours(account) for heading, account in TEAM_COLUMNS.items()},
             by=("team",),
             columns={
                 heading: fixed_colour(grafana_schema.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()

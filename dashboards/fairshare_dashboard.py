@@ -6,10 +6,12 @@ of it is metered), the panels of shares and entitlements are empty, because old 
 from __future__ import annotations
 
 from dashboards import grafana_schema, panels_and_variables, promql
-from dashboards.grafana_schema import BarGauge, Json, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
 from dashboards.panels_and_variables import (
+    DASHED,
     GPU_HOURS,
     GPUS,
+    SHARE,
     Levels,
     Query,
     Section,
@@ -23,8 +25,6 @@ from dashboards.panels_and_variables import (
 )
 
 UID = "gputally-fairshare"
-SHARE: Json = {"unit": "percentunit", "decimals": 0}
-DASHED: Json = {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}
 STALE_S = 900
 """Age of usage above which the default policy changes no weight."""
 
@@ -130,7 +130,7 @@ def _now() -> list[Stat]:
 
 def _shares() -> list[Table | TimeSeries]:
     entitled, actual = _of("queue_configured_share_ratio"), _of("queue_usage_ratio")
-    columns = {
+    figures = {
         "Entitled share": entitled,
         "Actual share": actual,
         "Due now": _gpus("queue_entitled_gpus"),
@@ -142,7 +142,7 @@ def _shares() -> list[Table | TimeSeries]:
             "Queues",
             "The share of a queue by its configured weight among competing siblings, its share over the policy's "
             "window, the GPUs that it is due with this history, its deserved quota, and the GPUs that it holds.",
-            [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+            figures,
             by=("queue", "target"),
             columns={"Entitled share": SHARE, "Actual share": SHARE},
             unit="short",
@@ -231,7 +231,6 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
             Query(
                 promql.hours(promql.total(promql.increase("fairshare_lost_gpu_seconds_total", **labels), "queue")),
                 "{{queue}}",
-                instant=True,
             ),
             GPU_HOURS,
             decimals=1,

@@ -9,6 +9,7 @@ from dashboards import grafana_schema, panels_and_variables, promql
 from dashboards.grafana_schema import Stat, Table, TimeSeries
 from dashboards.panels_and_variables import (
     GPUS,
+    SHARE,
     Levels,
     Query,
     Section,
@@ -31,19 +32,18 @@ def _pod_rate(what: str) -> str:
 
 def holders() -> Table:
     """Return a table with one row per holder."""
-    columns = {
+    figures = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
         "Busy": promql.total(_pod_rate("busy"), *BY),
         "Memory": promql.total(promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD)), *BY),
     }
-    share = {"unit": "percentunit", "decimals": 0}
     return table(
         "Holders",
         "Each container that holds a part of a chosen GPU: its part of the GPU, the share of the GPU's time that it is "
         "busy, and its memory. A cell is empty, not 0, if the driver cannot measure the use. Live.",
-        [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+        figures,
         by=BY,
-        columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},
+        columns={"Share": SHARE, "Busy": SHARE, "Memory": {"unit": "bytes"}},
         unit="short",
         descending="Share",
     )
@@ -91,7 +91,7 @@ def sharing() -> list[TimeSeries | Table]:
         table(
             "MIG instances",
             "Instances of the chosen GPUs by profile. Live.",
-            [("Instances", Query(promql.total(mig, "node", "gpu_uuid", "profile"), instant=True))],
+            {"Instances": promql.total(mig, "node", "gpu_uuid", "profile")},
             by=("node", "gpu_uuid", "profile"),
             columns={},
             unit="short",
@@ -186,7 +186,7 @@ def _now() -> list[Stat]:
     memory = promql.ratio(promql.total(_of("gpu_memory_used_bytes")), promql.total(_of("gpu_memory_total_bytes")))
     recent = f"({promql.age(promql.series('gpu_xid_last_timestamp_seconds', gpu_uuid='=~$gpu'))} < 86400)"
     return [
-        stat("GPUs", "Number of chosen physical GPUs. Live.", Query(many), GPUS, Levels(), decimals=0),
+        stat("GPUs", "Number of chosen physical GPUs. Live.", Query(many), GPUS, decimals=0),
         stat(
             "Busy",
             "Share of the time in which the chosen GPUs execute work, for any holder or none. Live.",
@@ -208,7 +208,6 @@ def _now() -> list[Stat]:
             "Electric power that the chosen GPUs draw together. Live.",
             Query(promql.total(_of("gpu_power_watts"))),
             "watt",
-            Levels(),
             decimals=0,
         ),
         stat(
@@ -304,7 +303,7 @@ def _faults() -> list[Table | TimeSeries]:
             "XID errors",
             f"XID errors that the driver reported, by number, and the time since the last one: the {HEALTH_MOST} "
             "latest. NVIDIA's list of XID errors explains the numbers. Live.",
-            [("Since the last", Query(f"bottomk({HEALTH_MOST}, {xids})", instant=True))],
+            {"Since the last": f"bottomk({HEALTH_MOST}, {xids})"},
             by=("node", "gpu_uuid", "xid"),
             columns={},
             unit="s",

@@ -306,15 +306,7 @@ def _around() -> list[TimeSeries | Table]:
         table(
             "Versions",
             "Number of running instances of each program, by version.",
-            [
-                (
-                    "Running",
-                    Query(
-                        f"count by (job, version) ({running})",
-                        instant=True,
-                    ),
-                )
-            ],
+            {"Running": f"count by (job, version) ({running})"},
             by=("job", "version"),
             columns={},
             unit="short",

@@ -63,13 +63,15 @@ class Levels:
 
     @classmethod
     def good_above(cls, good: float, *, warning: float | None = None) -> Levels:
-        """Return the colours of a figure that is good from `good` upwards, and bad below `warning` or below `good`."""
+        """Return the colours of a figure that is good from `good` upwards and bad below `warning`; without `warning`,
+        bad below `good`."""
         steps = [Step(good, grafana_schema.GOOD)]
         return cls(grafana_schema.BAD, steps if warning is None else [Step(warning, grafana_schema.WARNING), *steps])
 
     @classmethod
     def bad_above(cls, bad: float, *, warning: float | None = None) -> Levels:
-        """Return the colours of a figure that is bad from `bad` upwards, and good below `warning` or below `bad`."""
+        """Return the colours of a figure that is bad from `bad` upwards and good below `warning`; without `warning`,
+        good below `bad`."""
         steps = [Step(bad, grafana_schema.BAD)]
         return cls(grafana_schema.GOOD, steps if warning is None else [Step(warning, grafana_schema.WARNING), *steps])
 
@@ -79,6 +81,7 @@ class Levels:
         return cls(grafana_schema.GOOD, [Step(at, grafana_schema.WARNING)])
 
 
+_NEUTRAL = Levels()
 _UNMARKED = Levels(grafana_schema.GOOD)
 
 
@@ -101,7 +104,7 @@ def stat(
     description: str,
     query: Query,
     unit: str,
-    levels: Levels,
+    levels: Levels = _NEUTRAL,
     decimals: int | None = None,
     looks: Mapping[str, Json] = {},
 ) -> grafana_schema.Stat:
@@ -134,7 +137,7 @@ def bars(
         calc="lastNotNull",
         displayMode="basic",
         max=None,
-        thresholds=_steps(Levels()),
+        thresholds=_steps(_NEUTRAL),
         extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
     )
 
@@ -185,7 +188,7 @@ def timeseries(
 def table(
     title: str,
     description: str,
-    queries: Sequence[tuple[str, Query]],
+    figures: Mapping[str, str],
     by: Sequence[str],
     columns: Mapping[str, Json],
     unit: str,
@@ -194,25 +197,23 @@ def table(
 ) -> grafana_schema.Table:
     """Return a table with one row per value of the labels `by`.
 
-    queries: the columns, as (heading, query).
+    figures: the PromQL of each column of figures, by heading.
     columns: the properties of columns, by heading.
     descending: the heading of the column by which the rows are sorted.
     decimals: the decimals of columns that set none of their own."""
-    targets = _targets([query for _, query in queries])
+    targets = _targets([Query(expression, instant=True) for expression in figures.values()])
     for target in targets:
         target.format = "table"
     if decimals is not None:
-        columns = {name: {"decimals": decimals} for name, _ in queries} | {
-            name: ({"decimals": decimals} if name in dict(queries) else {}) | properties
-            for name, properties in columns.items()
-        }
-    headings = {f"Value #{t.refId}": name for t, (name, _) in zip(targets, queries, strict=True)}
+        others = {name: properties for name, properties in columns.items() if name not in figures}
+        columns = {name: {"decimals": decimals, **columns.get(name, {})} for name in figures} | others
+    headings = {f"Value #{t.refId}": name for t, name in zip(targets, figures, strict=True)}
     return grafana_schema.Table(
         title=title,
         description=description,
         targets=targets,
         unit=unit,
-        thresholds=_steps(Levels()),
+        thresholds=_steps(_NEUTRAL),
         transformations=[
             {"id": "merge", "options": {}},
             {
@@ -443,6 +444,10 @@ def _chained(name: str, label: str, query: str, kind: int = LABEL_VALUES, regex:
 
 GPUS = "suffix: GPUs"
 GPU_HOURS = "suffix: GPU-h"
+SHARE: Json = {"unit": "percentunit", "decimals": 0}
+"""Properties of a table's column with shares."""
+DASHED: Json = {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}
+"""Properties of a series with a dashed line."""
 CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
 
 MODELS: dict[str, Json] = {name: fixed_colour(color) for name, color in grafana_schema.MODELS.items()}

@@ -10,8 +10,10 @@ from dashboards import panels_and_variables, promql
 from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
 from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
 from dashboards.panels_and_variables import (
+    DASHED,
     GPU_HOURS,
     GPUS,
+    SHARE,
     Levels,
     Query,
     Section,
@@ -73,7 +75,6 @@ def _month() -> list[Stat]:
             "team with unpriced time is left out, because its cost is unknown. Booked.",
             Query(promql.total(promql.series("month_team_cost", team=TEAM), "currency"), "{{currency}}"),
             "short",
-            Levels(),
             decimals=2,
             looks=panels_and_variables.MONEY,
         ),
@@ -82,7 +83,6 @@ def _month() -> list[Stat]:
             "GPU time that the chosen teams held since the beginning of the month, used or not. Booked.",
             Query(promql.hours(promql.total(time))),
             GPU_HOURS,
-            Levels(),
             decimals=0,
         ),
         stat(
@@ -114,7 +114,6 @@ def _month() -> list[Stat]:
             "Cost per hour at the rate of the last quarter of an hour. Booked.",
             Query(promql.total(promql.series("burn_rate_per_hour", team=TEAM), "currency"), "{{currency}}"),
             "suffix:/h",
-            Levels(),
             decimals=2,
         ),
     ]
@@ -128,13 +127,12 @@ def _with_unit(metric: str) -> str:
 
 
 def _cost() -> list[TimeSeries | Table]:
-    budgets = [
-        ("Limit", promql.max_by(promql.series("budget_limit", team=TEAM), "budget", "unit")),
-        ("Used", _with_unit("budget_spent_ratio")),
-        ("At month's end", _with_unit("budget_forecast_ratio")),
-    ]
+    budgets = {
+        "Limit": promql.max_by(promql.series("budget_limit", team=TEAM), "budget", "unit"),
+        "Used": _with_unit("budget_spent_ratio"),
+        "At month's end": _with_unit("budget_forecast_ratio"),
+    }
     spent = promql.total(promql.series("month_team_cost", team=TEAM), "team", "currency")
-    share = {"unit": "percentunit", "decimals": 0}
     return [
         timeseries(
             "Cost since the month began",
@@ -147,9 +145,9 @@ def _cost() -> list[TimeSeries | Table]:
             "Budgets",
             "Each budget of the chosen teams and of their queues: its limit, the used share, and the share that the "
             "month reaches at its present rate. A budget with unpriced time has no share. Booked.",
-            [(heading, Query(expression, instant=True)) for heading, expression in budgets],
+            budgets,
             by=("budget", "unit"),
-            columns={"Used": share, "At month's end": share},
+            columns={"Used": SHARE, "At month's end": SHARE},
             unit="short",
             descending="Used",
         ),
@@ -200,10 +198,7 @@ def _jobs() -> list[Table | BarGauge]:
             "Top jobs, in the shown time",
             "GPU-hours that each workload's pods held and used in the time range of the dashboard: the twenty that "
             "held most. A workload is the owner of the pods, such as a Job or a Deployment. Live.",
-            [
-                ("Held", Query(promql.top(20, hours("allocated")), instant=True)),
-                ("Used", Query(hours("busy"), instant=True)),
-            ],
+            {"Held": promql.top(20, hours("allocated")), "Used": hours("busy")},
             by=("namespace", "workload"),
             columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
             unit=GPU_HOURS,
@@ -267,6 +262,6 @@ def _waiting() -> list[TimeSeries]:
             "the next free GPUs. From the controller.",
             [Query(held, "{{queue}}: held"), Query(due, "{{queue}}: due")],
             GPUS,
-            looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}},
+            looks={": due$": DASHED},
         ),
     ]

@@ -21,7 +21,7 @@ busy time is in a separate row without a holder."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accountant.core.claim_overlap import Span, intersect, union
@@ -68,7 +68,7 @@ def runs(cells: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
-    """The cells, with gaps added in which no source was scraped."""
+    """The cells, and the gaps between them that consist only of silent cells, in which no source was scraped."""
     found = set(cells)
     for (_, last), (first, _) in pairwise(runs(found)):
         between = range(last + 1, first)
@@ -78,7 +78,7 @@ def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
 
 
 class FigureSeries:
-    """A figure over a grid."""
+    """The values of one figure in the cells of a grid. A cell without a value was not recorded."""
 
     __slots__ = ("_grid", "_values")
 
@@ -192,7 +192,7 @@ Slot = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A holder's time on `count` slots of a pool. on: devices that were labelled with it."""
+    """A holder's time on `count` slots of a pool. on: devices that were labelled with the holder."""
 
     holder: Holder
     pool: str
@@ -211,7 +211,10 @@ class PlacedHolds:
 
 
 def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolerance_ms: int) -> PlacedHolds:
-    """Holds of one node; those of one slot do not overlap, and none is longer than its demand."""
+    """The holds of one node. Those of one slot do not overlap, and none is longer than its demand.
+
+    pools: the slots of each pool, those to be taken first in front.
+    tolerance_ms: how much of a hold's end the start of the next holder may cut off."""
     taken: dict[Slot, list[SlotHold]] = {}
     labelled: dict[Device, list[Demand]] = {}
     for demand in demands:
@@ -223,9 +226,9 @@ def place(demands: Sequence[Demand], pools: Mapping[str, Sequence[Slot]], tolera
         for slot in chosen:
             before = taken.setdefault(slot, [])
             if before and before[-1].end_ms > demand.start_ms:
-                before[-1] = _ended(before[-1], demand.start_ms)
+                before[-1] = replace(before[-1], end_ms=demand.start_ms)
             before.append(SlotHold(*slot, demand.holder, demand.start_ms, demand.end_ms))
-        placed.unplaced_us += (demand.count - len(chosen)) * (demand.end_ms - demand.start_ms) * 1000
+        placed.unplaced_us += (demand.count - len(chosen)) * (demand.end_ms - demand.start_ms) * US_PER_MS
     placed.holds = sorted(
         (hold for holds in taken.values() for hold in holds if hold.start_ms < hold.end_ms),
         key=lambda one: (one.gpu, one.part, one.slot, one.start_ms),
@@ -254,10 +257,6 @@ def _choose(
 
 def _meet(one: Demand, other: Demand) -> bool:
     return one.start_ms < other.end_ms and other.start_ms < one.end_ms
-
-
-def _ended(hold: SlotHold, at_ms: int) -> SlotHold:
-    return SlotHold(hold.gpu, hold.part, hold.slot, hold.holder, hold.start_ms, at_ms)
 
 
 _MILLION = 1_000_000
@@ -290,7 +289,9 @@ def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterabl
             continue
         holders = {key: _holder(slots[key], cursor, key, start) for key in slots}
         whole = all(
-            holders.get((part, slot)) is not None for part in range(len(gpu.parts)) for slot in range(_slots(gpu, part))
+            holders.get((number, slot)) is not None
+            for number, part in enumerate(gpu.parts)
+            for slot in range(part.slots)
         )
         if (whole and gpu.weights[-1] == 0) or _inside(start, end, known):
             made += _set(gpu, holders, start, end, lost=_inside(start, end, lost))
@@ -309,10 +310,6 @@ def imported_time(found: Iterable[UsageInterval]) -> ImportedTime:
                 blind = sum(gap.end_ms - gap.start_ms for gap in row.gaps)
                 tally.unknown_us += row.allocated_us * blind // (row.end_ms - row.start_ms)
     return tally
-
-
-def _slots(gpu: GpuLayout, part: int) -> int:
-    return gpu.parts[part].slots
 
 
 def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:

@@ -79,7 +79,7 @@ def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, len
     ascend; any other gets a new epoch. `wanted` begins and ends at whole hours."""
     start, end = wanted
     if start % MS_PER_HOUR or end % MS_PER_HOUR or length_ms % MS_PER_HOUR:
-        raise ValueError("an import begins and ends at whole hours, and so do its chunks")
+        raise ValueError("an import must begin and end at whole hours, and its chunks must last whole hours")
     if start >= end:
         return []
     ends = {max(stop for _, stop in spans): name for name, spans in sorted(done.items()) if spans}
@@ -138,7 +138,7 @@ class ImportedChunk(Model):
     @model_validator(mode="after")
     def _span(self) -> ImportedChunk:
         if self.start_ms >= self.end_ms:
-            raise ValueError("a chunk ends after it begins")
+            raise ValueError("the chunk ends at or before its start")
         return self
 
     @property
@@ -264,7 +264,10 @@ class Summary:
 
 
 def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Callable[[int, int], None]) -> Summary:
-    """Imports [start, end), whole hours. progress: called with (chunks done, chunks in all)."""
+    """Imports the span `wanted`, which begins and ends at whole hours.
+
+    read: returns the histories of the nodes in a chunk.
+    progress: called with (chunks done, chunks in all)."""
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:

@@ -340,8 +340,8 @@ def _pools(
 def _divided(
     plain: Sequence[Device], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> dict[str, list[Device]]:
-    """GPUs without MIG, by the resource that they are offered as. Whole GPUs are offered once each; the rest is shared.
-    Labels say which, if there are any."""
+    """Divides the GPUs without MIG among the resources that the node offers. As many as it offers of `nvidia.com/gpu`
+    are whole, and the others are shared. The exporter's labels decide which, if there are any."""
     if len(names) < 2:
         return {name: list(plain) for name in names}
     labelled: dict[str, set[str]] = {}

@@ -439,7 +439,7 @@ def assumed_devices(
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
-    """Instances placed on as few GPUs as possible, the largest first."""
+    """Places MIG instances on GPUs, the largest first, each on the first GPU with enough free slices."""
     bins: list[list[Slice]] = []
     read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
     for one in sorted(read, key=lambda part: (-part.compute, part.gi)):

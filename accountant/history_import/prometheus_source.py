@@ -20,7 +20,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_S
 
 
 class PrometheusFailed(AccountantError):
-    """No usable answer; the message has the address and the reason."""
+    """Prometheus gave no usable answer. The message has the address and the reason."""
 
 
 STEP_MS = MS_PER_MINUTE
@@ -64,8 +64,8 @@ class History:
         count = max([int(value) for _, value in (*asked, *requests) if value == value], default=0)
         if not count:
             raise PrometheusFailed(
-                f"{self.origin}: neither dcgm-exporter's nor kube-state-metrics' GPU series were scraped in the day "
-                "before the end of the span"
+                f"{self.origin}: no GPU series of dcgm-exporter or kube-state-metrics was scraped in the day before "
+                "the end of the span: check the address, the label matchers and the span"
             )
         hours = _CELLS * STEP_MS // MS_PER_HOUR // count
         return next((h for h in (24, 12, 8, 6, 4, 3, 2) if h <= hours), 1) * MS_PER_HOUR

@@ -151,7 +151,8 @@ def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
         heading = next(rows, [])
         missing = [name for name in _NEEDED if name not in heading]
         if missing:
-            return Reading((), (Fault("line 1", f"the heading lacks {' and '.join(missing)}"),))
+            reason = f"the heading lacks {' and '.join(missing)}: add this to sacct's --format"
+            return Reading((), (Fault("line 1", reason),))
         for cells in rows:
             if not cells:
                 continue
@@ -295,7 +296,7 @@ _GRES = re.compile(r"gpu(?::([^:(),]+))?:(\d{1,5})(?:\([^)]*\))?(?:,|$)")
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """The described GPUs of a node."""
+    """The GPUs of a node, as sinfo lists them. model: Slurm's GPU type, "" if sinfo names none."""
 
     gpus: int
     model: str = ""
@@ -346,7 +347,7 @@ def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
             continue
         kinds = [(match[1] or "", int(match[2])) for match in _GRES.finditer(gres)]
         if not bar or not name:
-            faults.append(Fault(f"line {number}", "write NODE|GRES, as gpu-01|gpu:a100:8"))
+            faults.append(Fault(f"line {number}", "not a node with its GRES: write for example gpu-01|gpu:a100:8"))
         elif kinds:
             found[name] = NodeGpus(sum(count for _, count in kinds), max(kinds, key=lambda kind: kind[1])[0])
     return found, faults
@@ -407,7 +408,7 @@ class SlurmHistory:
         try:
             names = node_names(job.nodes)
         except ValueError as error:
-            self.faults.append(Fault(f"job {job.id}", f"{job.gpus} GPUs on {error}"))
+            self.faults.append(Fault(f"job {job.id}", f"its time on {job.gpus} GPUs is left out: {error}"))
             return
         for name, count in zip(names, apportion(job.gpus, [1] * len(names)), strict=True):
             if count:

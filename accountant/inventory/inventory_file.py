@@ -49,7 +49,7 @@ class InventoryFault(ValueError):
 
 
 class DownEntry(Model):
-    """A span in which the node could not be used; it lasts if `end` is missing."""
+    """A span in which the node could not be used. Without `end`, it has not ended."""
 
     start: str
     end: str | None = None
@@ -96,7 +96,8 @@ class NamespaceEntry(_Named):
 class MaintenanceEntry(Model):
     """Planned down time of nodes with these names (with `*` and `?` as wildcards) or pools.
 
-    Once from `start` to `end`; or with `every` (cron) and `for`, repeatedly from `start` (to `end`)."""
+    It is once, from `start` to `end`. With `every` (a cron expression) and `for` it is repeated from `start` on, until
+    `end` if there is one."""
 
     nodes: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
@@ -146,7 +147,7 @@ class InventoryFile(Model):
             if not space.team and not space.teams:
                 raise InventoryFault(("namespaces", index, "team"), "a namespace needs a team, or teams to choose from")
             if bool(space.label) != bool(space.teams):
-                raise InventoryFault(("namespaces", index, "label"), "label and teams go together")
+                raise InventoryFault(("namespaces", index, "label"), "set both label and teams, or neither")
         for index, node in enumerate(self.nodes):
             _instant(("nodes", index, "deleted"), node.deleted)
             _instant(("nodes", index, "since"), node.since)

@@ -48,7 +48,7 @@ _OWN_REASONS = frozenset({NOT_READY, CORDONED})
 class KindSeen:
     """The state of the watch of one kind.
 
-    heard_ms: time of the last answer.
+    heard_ms: time of the last answer; None if there was none.
     failures: number of failures."""
 
     kind: str
@@ -61,7 +61,8 @@ class ClusterInventory:
 
     cluster: its name in the ledger.
     known: the nodes in the ledger, whose histories continue.
-    team_keys: further namespace labels that name a team."""
+    team_keys: further namespace labels that name a team.
+    user_keys: further labels and annotations of pods that name their user."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class NodeObservation:
 
 
 def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
-    """Pool, location, capacity type and hardware; "" if no label states them."""
+    """The pool, location, capacity type and hardware that a node's labels state; "" for what no label states."""
     return NodeFacts(
         cluster=cluster,
         name=name,
@@ -167,7 +167,7 @@ class PlannedMaintenance:
     """One maintenance entry.
 
     end_ms: None for an unlimited time, or unlimited repetition.
-    every, for_s: cron expression and length of repetitions."""
+    every, for_s: cron expression and length in seconds of a repetition; both None for maintenance that is once."""
 
     cluster: str
     nodes: tuple[str, ...]
@@ -182,11 +182,11 @@ class PlannedMaintenance:
     def check(self) -> None:
         """Raises ValueError with the reason if the entry is inconsistent."""
         if not self.nodes and not self.pools:
-            raise ValueError("name nodes or pools")
+            raise ValueError("the maintenance entry needs nodes or pools")
         if self.end_ms is not None and self.end_ms <= self.start_ms:
             raise ValueError("ends at or before it begins")
         if (self.every is None) != (self.for_s is None):
-            raise ValueError("every and for go together")
+            raise ValueError("set both every and for, or neither")
         if self.every is not None and not croniter.is_valid(self.every):
             raise ValueError(f"not a cron expression: {self.every!r}")
         zone(self.timezone)

@@ -118,67 +118,40 @@ class Pod(_Object, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class GroupSpec(_Object, frozen=True):
+class QueueSpec(_Object, frozen=True):
+    """The fields of all specs that name a queue.
+
+    queue: of a PodGroup of KAI or Volcano.
+    queue_name: of Kueue's Workload.
+    cluster_queue: of Kueue's LocalQueue.
+    cohort_name, cohort: of Kueue's ClusterQueue (`cohort` in v1beta1).
+    parent_name: of Kueue's Cohort."""
+
     queue: str = ""
-
-
-class GroupQueue(_Object, frozen=True):
-    """A PodGroup of KAI or Volcano."""
-
-    metadata: Metadata
-    spec: GroupSpec = GroupSpec()
-
-
-class LocalQueueSpec(_Object, frozen=True):
+    queue_name: str = ""
     cluster_queue: str = ""
-
-
-class LocalQueue(_Object, frozen=True):
-    metadata: Metadata
-    spec: LocalQueueSpec = LocalQueueSpec()
-
-
-class ClusterQueueSpec(_Object, frozen=True):
-    """The part of a Kueue ClusterQueue's spec that names its cohort. cohort: the field name in v1beta1."""
-
     cohort_name: str = ""
     cohort: str = ""
-
-
-class ClusterQueue(_Object, frozen=True):
-    metadata: Metadata
-    spec: ClusterQueueSpec = ClusterQueueSpec()
-
-
-class CohortSpec(_Object, frozen=True):
     parent_name: str = ""
-
-
-class Cohort(_Object, frozen=True):
-    """A Cohort of Kueue; a cohort that only ClusterQueues name has no object."""
-
-    metadata: Metadata
-    spec: CohortSpec = CohortSpec()
-
-
-class WorkloadSpec(_Object, frozen=True):
-    queue_name: str = ""
 
 
 class Admission(_Object, frozen=True):
     cluster_queue: str = ""
 
 
-class WorkloadStatus(_Object, frozen=True):
+class QueueStatus(_Object, frozen=True):
+    """admission: of Kueue's Workload."""
+
     admission: Admission | None = None
 
 
-class QueueWorkload(_Object, frozen=True):
-    """A Workload of Kueue."""
+class QueueObject(_Object, frozen=True):
+    """A PodGroup of KAI or Volcano, or a Workload, LocalQueue, ClusterQueue or Cohort of Kueue. A cohort that only
+    ClusterQueues name has no object."""
 
     metadata: Metadata
-    spec: WorkloadSpec = WorkloadSpec()
-    status: WorkloadStatus = WorkloadStatus()
+    spec: QueueSpec = QueueSpec()
+    status: QueueStatus = QueueStatus()
 
 
 def milliseconds(at: datetime | None) -> int | None:
@@ -363,7 +336,7 @@ def complete(pod: PodSighting, chain: Chain) -> PodFacts:
 
 
 def _written(meta: Metadata) -> int | None:
-    """When the manager of the epoch annotation last wrote; of several managers the last one."""
+    """The time (ms) of the last write by a field manager of the epoch annotation; None if unknown."""
     times = [milliseconds(one.time) for one in meta.managed_fields or () if _EPOCH_FIELD in bytes(one.fields)]
     return max((at for at in times if at is not None), default=None)
 
@@ -382,7 +355,7 @@ def _requests(spec: PodSpec) -> dict[str, str]:
 
 
 def _requested(container: Container) -> dict[str, int]:
-    """Integers only, since extended resources have no other quantities. Limits count as requests."""
+    """The container's GPU resources. Limits count as requests. Extended resources have only integers as quantities."""
     quantities = (container.resources.requests, container.resources.limits)
     return {
         name: int(count)
@@ -431,12 +404,12 @@ class Queuing:
         self._leading: dict[Link, LinkedQueue] = {}
         self._cohort: dict[Link, LinkedQueue] = {}
         self.reflectors = (
-            self._reflector(api, KAI_GROUPS, GroupQueue, _group, self._kai),
-            self._reflector(api, VOLCANO_GROUPS, GroupQueue, _group, self._volcano),
-            self._reflector(api, LOCAL_QUEUES, LocalQueue, _local, self._local),
-            self._reflector(api, WORKLOADS, QueueWorkload, _workload, self._work),
-            self._reflector(api, CLUSTER_QUEUES, ClusterQueue, _cluster_queue, self._leading),
-            self._reflector(api, COHORTS, Cohort, _cohort, self._cohort),
+            self._reflector(api, KAI_GROUPS, _group, self._kai),
+            self._reflector(api, VOLCANO_GROUPS, _group, self._volcano),
+            self._reflector(api, LOCAL_QUEUES, _local, self._local),
+            self._reflector(api, WORKLOADS, _workload, self._work),
+            self._reflector(api, CLUSTER_QUEUES, _cluster_queue, self._leading),
+            self._reflector(api, COHORTS, _cohort, self._cohort),
         )
 
     def ref(self, pod: PodSighting, chain: Chain, found: str) -> str:
@@ -481,10 +454,9 @@ class Queuing:
         self,
         api: Api,
         paths: tuple[str, ...],
-        decode: type[GroupQueue] | type[LocalQueue] | type[QueueWorkload] | type[ClusterQueue] | type[Cohort],
-        keep: Callable[..., LinkedQueue | None],
+        keep: Callable[[QueueObject], LinkedQueue | None],
         into: dict[Link, LinkedQueue],
-    ) -> Reflector[object, LinkedQueue]:
+    ) -> Reflector[QueueObject, LinkedQueue]:
         def changed(uid: str, linked: LinkedQueue | None) -> None:
             before = self._last.pop(uid, None)
             if linked is None:
@@ -494,7 +466,9 @@ class Queuing:
             self._last[uid] = into[linked.link] = linked
             self._report_change(linked.link)
 
-        return Reflector(api, paths[0], decode, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms)
+        return Reflector(
+            api, paths[0], QueueObject, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms
+        )
 
 
 def links(pod: PodSighting) -> set[Link]:
@@ -508,26 +482,26 @@ def links(pod: PodSighting) -> set[Link]:
     return found
 
 
-def _group(group: GroupQueue) -> LinkedQueue | None:
+def _group(group: QueueObject) -> LinkedQueue | None:
     meta = group.metadata
     return LinkedQueue(("group", meta.namespace, meta.name), group.spec.queue) if group.spec.queue else None
 
 
-def _local(queue: LocalQueue) -> LinkedQueue | None:
+def _local(queue: QueueObject) -> LinkedQueue | None:
     meta = queue.metadata
     cluster_queue = queue.spec.cluster_queue
     return LinkedQueue(("local", meta.namespace, meta.name), meta.name, cluster_queue) if cluster_queue else None
 
 
-def _cluster_queue(queue: ClusterQueue) -> LinkedQueue:
+def _cluster_queue(queue: QueueObject) -> LinkedQueue:
     return LinkedQueue(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
 
 
-def _cohort(cohort: Cohort) -> LinkedQueue:
+def _cohort(cohort: QueueObject) -> LinkedQueue:
     return LinkedQueue(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
 
 
-def _workload(work: QueueWorkload) -> LinkedQueue | None:
+def _workload(work: QueueObject) -> LinkedQueue | None:
     owner = next(iter(work.metadata.owner_references or ()), None)
     if owner is None:
         return None
@@ -541,14 +515,14 @@ none."""
 
 
 class ObservedPod(PodFacts, frozen=True, kw_only=True):
-    """One observer's knowledge of a pod. queue_ms: since when `queue_ref` is fixed; None: not yet."""
+    """One observer's knowledge of a pod. queue_ms: the instant since which `queue_ref` is fixed; None if it is not."""
 
     queue_ms: int | None = None
 
 
 def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
-    """One observation. through_owners: whether the observer also reads the pod's owners. As that takes time, a pod
-    without a queue is not recorded as one without a queue until LATE_MS after it was scheduled."""
+    """One observation of a pod. through_owners: whether the observer also reads the pod's owners. As that takes time,
+    the queue of a pod that names none stays open until LATE_MS after the pod was scheduled."""
     begun = next((at for at in (fact.scheduled_ms, fact.started_ms) if at is not None), None)
     open_ = through_owners and not fact.queue_ref and begun is not None and fact.observed_ms <= begun + LATE_MS
     known = getattr(fact, "queue_ms", None)

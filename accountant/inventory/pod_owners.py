@@ -41,7 +41,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """The facts of an owner: its own owner, and the queue that it names."""
+    """The facts of an owner. parent: its own owner. labels: its labels that name a queue."""
 
     parent: Ref | None = None
     labels: tuple[tuple[str, str], ...] = ()
@@ -104,7 +104,7 @@ class Owners:
                 return
 
     def chain(self, ref: Ref | None) -> Chain:
-        """The chain from cached owners."""
+        """The chain that begins with `ref`, as far as its owners are cached; empty for None."""
         owners: list[Owner] = []
         labels: dict[str, str] = {}
         while ref is not None and len(owners) < DEPTH:
@@ -171,7 +171,7 @@ class Owners:
 
 
 def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref | None:
-    """The controlling owner, otherwise the first."""
+    """The controlling owner, otherwise the first; None if there is no owner."""
     if not references:
         return None
     one = next((ref for ref in references if ref.controller), references[0])

@@ -230,7 +230,7 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
         assert sums(bills(ledger, book(billing), *span, by)) == sums(plain)
         for charge in lines.charges:
             key = charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.place.capacity_type
-            numbers, gpu_us = lines.groups.by_line[*key, charge.row.id if charge.row else None]
+            numbers, gpu_us = lines.groups.by_line[*key, charge.row.id if charge.row else ""]
             assert sum(gpu_us.tolist()) == charge.gpu_us
             assert {lines.groups.keys[number][0] for number in numbers.tolist()} == {charge.key[0]}
         assert sum(c.gpu_us for c in lines.charges) == sum(c.gpu_us for c in plain)

@@ -21,7 +21,7 @@ TOKEN = "glsa_secret"
 
 def test_what_is_committed_is_what_the_code_gives(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    assert "rules kept" in capsys.readouterr().out
+    assert "are up to date and follow all" in capsys.readouterr().out
 
 
 def test_the_chart_carries_the_same_files() -> None:

@@ -57,7 +57,9 @@ def test_widths_may_be_given_and_have_to_fill_the_page() -> None:
 
 def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> None:
     columns = {"GPU": link_to("gputally-gpu", "This GPU", "gpu")}
-    shown = table("t", "A table.", [("Share", QUERY)], by=("gpu_uuid",), columns=columns, unit="s", descending="Share")
+    shown = table(
+        "t", "A table.", {"Share": QUERY.expr}, by=("gpu_uuid",), columns=columns, unit="s", descending="Share"
+    )
     (panel,) = board(Section("", 8, [shown]))["panels"]
     text, override = panel["fieldConfig"]["overrides"]
     assert text["matcher"] == override["matcher"] == {"id": "byName", "options": "GPU"}
@@ -70,7 +72,7 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
 def test_a_label_is_text_also_where_it_looks_like_a_number() -> None:
     """Grafana reads a number from a text in a column of seconds: XID 119 would become two minutes."""
     columns = {"Since the last": {"decimals": 0}}
-    made: Any = table("t", "d", [("Since the last", Query("x", instant=True))], ("node", "xid"), columns, "s", "XID")
+    made: Any = table("t", "d", {"Since the last": "x"}, ("node", "xid"), columns, "s", "XID")
     looks = {
         override["matcher"]["options"]: {one["id"]: one["value"] for one in override["properties"]}
         for override in made.overrides

@@ -193,15 +193,15 @@ def test_what_an_operator_writes_beats_what_a_cluster_says(inventory):
 @pytest.mark.parametrize(
     ("section", "entry", "fault"),
     [
-        ("maintenance", "{start: 2026-10-05}", "name nodes or pools"),
+        ("maintenance", "{start: 2026-10-05}", "needs nodes or pools"),
         ("maintenance", "{nodes: [a], start: 2026-10-05, end: 2026-10-05}", "ends at or before it begins"),
-        ("maintenance", "{nodes: [a], start: 2026-10-05, every: '0 6 * * sun'}", "every and for go together"),
+        ("maintenance", "{nodes: [a], start: 2026-10-05, every: '0 6 * * sun'}", "set both every and for, or neither"),
         ("maintenance", "{nodes: [a], start: 2026-10-05, every: often, for: 1h}", "not a cron expression: 'often'"),
         ("maintenance", "{nodes: [a], start: someday}", "someday"),
         ("maintenance", "{nodes: [a], start: 2026-10-05, every: '0 6 * * *', for: 1h, timezone: Mars}", "Mars"),
         ("namespaces", "{name: a}", "needs a team"),
-        ("namespaces", "{name: a, team: t, label: l}", "go together"),
-        ("namespaces", "{name: a, teams: [t]}", "go together"),
+        ("namespaces", "{name: a, team: t, label: l}", "set both label and teams, or neither"),
+        ("namespaces", "{name: a, teams: [t]}", "set both label and teams, or neither"),
     ],
 )
 def test_a_bad_entry_is_refused_with_its_line(inventory, section, entry, fault):
