@@ -88,7 +88,7 @@ def from_prometheus(
 def from_slurm(
     file: Annotated[Path, typer.Argument(help="What `sacct --parsable2 --duplicates` printed, with its heading.")],
     cluster: Annotated[
-        str | None, typer.Option(help="Name in the ledger (default: Slurm's own, from the column Cluster).")
+        str | None, typer.Option(help="Name in the ledger (default: the cluster that each job's record names).")
     ] = None,
     nodes: Annotated[
         Path | None, typer.Option(help="What `sinfo --Node --noheader --format '%N|%G'` printed: GPUs of the nodes.")

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from accountant.core.errors import InventoryError
-from accountant.core.periods import parse_instant, zone
+from accountant.core.periods import parse_instant, utc, zone
 from accountant.inventory.node_facts_and_downtime import Calendar, PlannedMaintenance, merge_nodes
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
 from agent.wire import PodFacts
@@ -48,11 +48,15 @@ class InventoryFault(ValueError):
         self.path = path
 
 
+Instant = Annotated[int, BeforeValidator(lambda text: parse_instant(str(text), UTC))]
+"""UTC milliseconds, written as a UTC date or as a date-time with its offset."""
+
+
 class DownEntry(Model):
     """A span in which the node could not be used. Without `end`, it has not ended."""
 
-    start: str
-    end: str | None = None
+    start: Instant
+    end: Instant | None = None
     reason: str = Field(default="maintenance", min_length=1, max_length=200)
 
 
@@ -77,8 +81,8 @@ class NodeEntry(_Named):
     shard: str = ""
     provider_id: str = Field(default="", max_length=2_048)
     down: tuple[DownEntry, ...] = ()
-    deleted: str | None = None
-    since: str | None = None
+    deleted: Instant | None = None
+    since: Instant | None = None
 
 
 class NamespaceEntry(_Named):
@@ -90,7 +94,7 @@ class NamespaceEntry(_Named):
     team: str = Field(default="", max_length=253)
     label: str = Field(default="", max_length=253)
     teams: tuple[str, ...] = ()
-    since: str | None = None
+    since: Instant | None = None
 
 
 class MaintenanceEntry(Model):
@@ -102,19 +106,18 @@ class MaintenanceEntry(Model):
     nodes: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
     cluster: str | None = None
-    start: str
-    end: str | None = None
+    start: Instant
+    end: Instant | None = None
     every: str | None = None
     for_: Duration | None = Field(default=None, alias="for", gt=0)
     timezone: str = "UTC"
     reason: str = Field(default="maintenance", min_length=1, max_length=200)
 
     def planned(self, cluster: str) -> PlannedMaintenance:
-        """The entry with parsed times. Raises ValueError."""
-        end = parse_instant(self.end, UTC) if self.end else None
+        """The entry in the form of the calendar. cluster: the file's."""
         return PlannedMaintenance(
-            self.cluster or cluster, self.nodes, self.pools, parse_instant(self.start, UTC), end, self.reason,
-            self.every, self.for_, self.timezone,
+            self.cluster or cluster, self.nodes, self.pools, self.start, self.end, self.reason, self.every, self.for_,
+            self.timezone,
         )  # fmt: skip
 
 
@@ -143,19 +146,15 @@ class InventoryFile(Model):
             except ValueError as error:
                 raise InventoryFault(("maintenance", index, "start"), str(error)) from error
         for index, space in enumerate(self.namespaces):
-            _instant(("namespaces", index, "since"), space.since)
             if not space.team and not space.teams:
                 raise InventoryFault(("namespaces", index, "team"), "a namespace needs a team, or teams to choose from")
             if bool(space.label) != bool(space.teams):
                 raise InventoryFault(("namespaces", index, "label"), "set both label and teams, or neither")
         for index, node in enumerate(self.nodes):
-            _instant(("nodes", index, "deleted"), node.deleted)
-            _instant(("nodes", index, "since"), node.since)
             for number, down in enumerate(node.down):
-                place = ("nodes", index, "down", number)
-                start, end = _instant((*place, "start"), down.start), _instant((*place, "end"), down.end)
-                if start is not None and end is not None and start >= end:
-                    raise InventoryFault((*place, "end"), f"ends at or before it begins: {down.start} to {down.end}")
+                if down.end is not None and down.start >= down.end:
+                    message = f"ends at or before it begins: {utc(down.start)} to {utc(down.end)}"
+                    raise InventoryFault(("nodes", index, "down", number, "end"), message)
         return self
 
     def calendar(self) -> Calendar:
@@ -166,22 +165,10 @@ class InventoryFile(Model):
         nodes = [
             NodeFacts(
                 cluster=node.cluster or self.cluster,
-                name=node.name,
-                pool=node.pool,
-                region=node.region,
-                zone=node.zone,
-                capacity_type=node.capacity_type,
-                instance_type=node.instance_type,
-                shard=node.shard,
-                provider_id=node.provider_id,
-                down=tuple(
-                    Down(
-                        parse_instant(down.start, UTC), parse_instant(down.end, UTC) if down.end else None, down.reason
-                    )
-                    for down in node.down
-                ),
-                deleted_ms=parse_instant(node.deleted, UTC) if node.deleted else None,
-                since_ms=parse_instant(node.since, UTC) if node.since else None,
+                **node.model_dump(exclude={"cluster", "down", "deleted", "since"}),
+                down=tuple(Down(down.start, down.end, down.reason) for down in node.down),
+                deleted_ms=node.deleted,
+                since_ms=node.since,
             )
             for node in self.nodes
         ]
@@ -192,7 +179,7 @@ class InventoryFile(Model):
                 entry.team,
                 entry.label,
                 tuple(sorted(set(entry.teams))),
-                parse_instant(entry.since, UTC) if entry.since else None,
+                entry.since,
             )
             for entry in self.namespaces
         ]
@@ -267,10 +254,3 @@ class MergedInventory:
     def taken(self) -> None:
         for inventory in self._inventories:
             inventory.taken()
-
-
-def _instant(path: tuple[Key, ...], text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_instant(text, UTC)
-    except ValueError as error:
-        raise InventoryFault(path, str(error)) from error

@@ -181,7 +181,7 @@ def test_what_a_prometheus_may_answer_instead(status, answer, said):
 def test_a_prometheus_without_gpus_is_said_to_have_none(capsys):
     with answering(200, {"status": "success", "data": {"result": []}}) as (url, _):
         assert main(["import", "prometheus", url]) == 1
-    assert "neither dcgm-exporter's nor kube-state-metrics'" in capsys.readouterr().err
+    assert "no GPU series of dcgm-exporter or kube-state-metrics was scraped" in capsys.readouterr().err
 
 
 def test_over_tls_the_authority_has_to_be_known(tmp_path):
