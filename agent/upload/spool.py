@@ -29,7 +29,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -48,6 +48,8 @@ log = logging.getLogger("agent.upload.spool")
 LOG_PAGES = 16
 """Number of 4 KiB pages at which sqlite merges the write-ahead log into the file."""
 _LAYOUT = 1
+_MODE = 0o640
+"""Permissions of the files, which contain names of pods and users that other users of the node must not read."""
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -102,7 +104,7 @@ def lock(path: Path) -> int:
     name = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     except OSError as error:
         kind = SpoolNotWritable if error.errno in _NO_WRITES else OutboxUnavailable
         raise kind(f"spool folder {path.parent} cannot be used: {error.strerror}") from error
@@ -140,6 +142,7 @@ def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
     fresh = path.with_name(f"{path.name}.fresh")
     try:
         fresh.unlink(missing_ok=True)
+        _create(fresh)
         with closing(sqlite3.connect(fresh)) as copy:
             db.backup(copy)
         replaced = _move_aside(path, now_ms) if path.exists() else None
@@ -158,6 +161,7 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
     Raises OutboxUnavailable for every other fault, such as missing permissions or a newer layout; SpoolNotWritable for
     lack of space and other faults that may pass."""
     try:
+        _create(path)
         try:
             return _connect(path, fsync)
         except sqlite3.OperationalError:
@@ -168,10 +172,20 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
                 "the outbox is damaged: the file is renamed and a new epoch begins",
                 extra={"renamed_to": str(renamed), "reason": str(error)},
             )
+            _create(path)
             return _connect(path, fsync)
+    except OSError as error:
+        kind = SpoolNotWritable if error.errno in _NO_WRITES else OutboxUnavailable
+        raise kind(f"outbox {path} cannot be created: {error.strerror}") from error
     except sqlite3.Error as error:
         kind = SpoolNotWritable if _error_kind(error) in _NO_SQLITE_WRITES else OutboxUnavailable
         raise kind(f"outbox {path} cannot be opened: {error}") from error
+
+
+def _create(path: Path) -> None:
+    """Create an empty file with `_MODE` if there is none; sqlite's log gets the same permissions. Raises OSError."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
 
 
 def _connect(path: Path, fsync: bool) -> sqlite3.Connection:

@@ -54,6 +54,18 @@ def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int)
     assert uuid7(at_ms, lambda n: 0) < uuid7(at_ms + 1, lambda n: 0) or at_ms == 2**48 - 1
 
 
+def test_other_users_cannot_read_the_spool_in_a_folder_that_they_can_read(open_outbox: Open, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    outbox = open_outbox()
+    outbox.append([make_set(rows=1)], [make_facts("p1")], None)
+    modes = {file.name: file.stat().st_mode & 0o007 for file in tmp_path.iterdir()}
+    assert {"outbox.sqlite", "outbox.sqlite-wal"} <= modes.keys()
+    assert not any(modes.values()), modes
+    outbox.path.unlink()
+    outbox.append([make_set(rows=1, gpu="GPU-b")], [], None)
+    assert not outbox.path.stat().st_mode & 0o007, "written again"
+
+
 def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(outbox: Outbox) -> None:
     done = outbox.append([make_set(rows=2), make_set(rows=1, gpu="GPU-b")], [make_facts("p1")], None)
     assert (done.last_seq, done.refused_sets) == (4, 0)
