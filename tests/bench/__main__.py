@@ -1,6 +1,6 @@
-"""`make bench`: what the parts cost, beside a named baseline measured in the same run.
+"""`make bench`: measures each part beside a named baseline in the same run.
 
-Prints figures and ratios; asserts nothing, because machines differ. `make bench ARGS=division` runs one part."""
+Prints figures and ratios, and asserts nothing, because machines differ. `make bench ARGS=division` runs one part."""
 
 from __future__ import annotations
 

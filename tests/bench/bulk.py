@@ -1,9 +1,8 @@
-"""A ledger of many million rows, made by the engine itself: what agents of a fleet would have sent, and the real sums.
+"""Writes a ledger of many million rows with the engine itself: the usage of a fleet of agents, with its sums.
 
-Every row is a GPU-minute. A node's eight GPUs are held together by one pod for a day, then by the next; every
-eighth stretch nobody holds them. Rows lie in order of time, as they arrive in life. The hours that are over are
-folded by the ledger's own statements (`accountant.storage.write.rollups`), and so are days; the running hour is not,
-as in life."""
+Every row is a GPU-minute. One pod holds a node's eight GPUs for a day, then the next; every eighth stretch is unheld.
+Rows are in order of time, as they arrive in practice. The ledger's own statements (`accountant.storage.write.rollups`)
+fold completed hours and days; the current hour stays unfolded, as in practice."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A row per GPU and interval; queue-0 … of the policy, a team for every fourth. step: minutes of an interval."""
+    """One row for each GPU and interval; queues queue-0 … of the policy, a team for every fourth. step: minutes of an
+    interval."""
 
     nodes: int
     minutes: int
@@ -58,7 +58,7 @@ class Fleet:
 
 
 def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: None) -> None:
-    """Make the ledger file. told: the share that is done, now and then."""
+    """Write the ledger file. told: receives the completed share from time to time."""
     database = Database(path)
     try:
         with database.cursor() as cursor:
@@ -80,13 +80,13 @@ def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: No
 
 
 def write_apart(path: Path, fleet: Fleet) -> None:
-    """The same in a process of its own: what it needs is no memory of this one."""
+    """Write it in a process of its own, so that its memory does not count here."""
     shape = map(str, (fleet.nodes, fleet.minutes, fleet.queues))
     subprocess.run([sys.executable, "-m", __name__, str(path), *shape], check=True)
 
 
 def holding(fleet: Fleet) -> str:
-    """SQL of who held which node when: node, slot, pod (its number), queue."""
+    """Return SQL of the holders: node, slot, pod number, queue."""
     slots = -(-fleet.minutes // SLOT_MINUTES)
     return (
         f"SELECT n AS node, s AS slot, n * {slots} + s + 1 AS pod, (n * 13 + s * 7) % {fleet.queues} AS queue "

@@ -1,7 +1,7 @@
-"""One cycle of the controller: 1,000 queues of KAI, 20,000 pods of 2,500 gangs, and what its process weighs.
+"""One cycle of the controller with 1,000 KAI queues and 20,000 pods in 2,500 gangs, and the memory of its process.
 
-The API server is a stand-in that hands out objects made beforehand: what is measured is ours, not HTTP. Beside
-it: the goal of 1 s, in processor time; and 200 MiB of resident memory, with pods kept as values."""
+The API server is a stand-in that returns prepared objects, so HTTP is not part of the measurement. The goals are 1 s of
+CPU time, and 200 MiB of resident memory with pods kept as values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_MS = 1_790_812_800_000
 
 
 class Shelf(MemoryCluster):
-    """Hands out the same objects again and again, and takes every write."""
+    """Returns the same objects again and again, and accepts every write."""
 
     def __init__(self, objects: dict[Kind, list[Object]]) -> None:
         super().__init__([])
@@ -45,7 +45,7 @@ class Shelf(MemoryCluster):
 
 
 class Ledger:
-    """Half of the cluster used, in unequal parts."""
+    """Half of the cluster is used, in unequal parts."""
 
     def __init__(self, policy: Policy) -> None:
         self._version = policy.version()
@@ -78,7 +78,7 @@ class Ledger:
 
 
 def pod(number: int) -> Object:
-    """A pod as the API server shows it, as far as we read it."""
+    """Build a pod as the API server returns it, with the fields that the controller reads."""
     gang, queue = number // GANG, number // GANG % QUEUES
     return {
         "metadata": {
@@ -95,7 +95,7 @@ def pod(number: int) -> Object:
 
 
 def controller() -> Controller:
-    """Composed as the service composes it; pods are values already."""
+    """Build the controller as the service does, with pods already parsed."""
     queues = [{"name": f"q{i}", "deserved": 2, "refs": [f"kai:q{i}"]} for i in range(QUEUES)]
     policy = Policy.model_validate({"queues": queues, "targets": {"kai": {"apply": "enforce"}}})
     conditions = [{"type": "Ready", "status": "True"}]

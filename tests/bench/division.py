@@ -1,6 +1,6 @@
 """The division at 1,000 and 10,000 queues: medians of CPU time.
 
-Beside it: KAI's own Go code, measured at commit d5bc503a on 2 cores: 1.6 and 18 ms."""
+The baseline is KAI's own Go code, measured at commit d5bc503a on 2 cores: 1.6 and 18 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One measured figure beside its baseline and its goal, and the way times are taken."""
+"""A measured figure with its baseline and goal, and functions that measure time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Goal:
-    """What a figure should reach, in its unit; `least` where more is better."""
+    """The goal of a figure, in its unit; with `least`, more is better."""
 
     value: float
     least: bool = False
 
     def cell(self, measured: float) -> str:
-        """The goal and whether it is met, in words: colour alone tells some people nothing."""
+        """Return the goal and whether it is met, in words, because some readers cannot see colours."""
         met = measured >= self.value if self.least else measured <= self.value
         return f"{'≥' if self.least else '≤'} {_short(self.value)} {'met' if met else 'missed'}"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`value` and `baseline` in `unit`. The ratio is value / baseline; whether more is better, the name says.
+    """`value` and `baseline` in `unit`. The ratio is value / baseline; the name tells whether more is better.
 
-    goal: of the value. ratio_goal: of baseline / value, how many times faster than what stands beside it.
-    memory_mib: peak resident memory of the process that did it."""
+    goal: of the value. ratio_goal: of baseline / value, the factor by which it is faster than the baseline. memory_mib:
+    peak resident memory of the measured process."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ class Figure:
     memory_mib: float | None = None
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Measured, beside it, ratio, goal, memory."""
+        """Return value, baseline, ratio, goal and memory."""
         beside = "" if self.baseline is None else f"{_short(self.baseline)} {self.unit}"
         ratio = "" if not self.baseline else f"× {_short(self.value / self.baseline)}"
         goal = "" if self.goal is None else self.goal.cell(self.value)
@@ -55,14 +55,14 @@ def _short(value: float) -> str:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Wall seconds of one call."""
+    """Return the wall seconds of one call."""
     begin = time.perf_counter()
     action()
     return time.perf_counter() - begin
 
 
 def median_cpu_seconds(action: Callable[[], object], runs: int = 31, warmup: int = 3) -> float:
-    """Median seconds of CPU (user and system) of `runs` calls: what a busy machine does not lengthen much."""
+    """Return the median CPU seconds (user and system) of `runs` calls, which other load hardly changes."""
     spent = []
     for run in range(warmup + runs):
         begin = time.process_time()
@@ -73,5 +73,5 @@ def median_cpu_seconds(action: Callable[[], object], runs: int = 31, warmup: int
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The q-quantile by nearest rank."""
+    """Return the q-quantile by nearest rank."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]

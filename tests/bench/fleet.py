@@ -1,12 +1,13 @@
-"""Rows per second from 1,000 nodes through POST /v1/usage with durable acks, senders on the same machine.
+"""Rows per second from 1,000 nodes through POST /v1/usage with durable acknowledgements, with senders on the same
+machine.
 
-Beside it: sqlite in this process, the same rows in 50-row commits, no HTTP, no checks, no sums.
+The baseline is SQLite in this process: the same rows in 50-row commits, without HTTP, checks or sums.
 
-`python -m tests.bench.fleet URL NODES BATCHES ROWS_PER_SECOND` is the senders, many nodes in one process. Each node has
-a connection of its own and sends as an agent does: gzip, batches of 56 to 200 rows, the next one after the ack of the
-one before. Everything is encoded first; then it says `ready`, waits for a line, and prints rows acknowledged, seconds,
-and the median and 99th percentile of an ack in milliseconds. ROWS_PER_SECOND spreads the batches evenly in time; 0: as
-fast as they are answered."""
+`python -m tests.bench.fleet URL NODES BATCHES ROWS_PER_SECOND` runs the senders, many nodes in one process. Each node
+has its own connection and sends as an agent does: gzip, batches of 56 to 200 rows, the next one after the
+acknowledgement of the previous one. Everything is encoded first; then the program prints `ready`, waits for a line, and
+prints acknowledged rows, seconds, and the median and 99th percentile of an acknowledgement in milliseconds.
+ROWS_PER_SECOND spreads the batches evenly in time; with 0 they are sent as fast as they are acknowledged."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _ack = msgspec.json.Decoder(Ack)
 
 @dataclass(frozen=True)
 class Size:
-    """batches: per node, of 56 to 200 rows."""
+    """batches: for each node, of 56 to 200 rows."""
 
     nodes: int = 1_000
     batches: int = 4
@@ -49,7 +50,7 @@ TINY = Size(nodes=5, batches=2, beside=2)
 
 @dataclass
 class Answer:
-    """What the senders were told: rows in `seconds`, acks in milliseconds. Filled when they are done."""
+    """The result of the senders: rows in `seconds`, acknowledgement times in milliseconds. Set when they end."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -61,7 +62,7 @@ class Answer:
 def sending(
     url: str, nodes: int, batches: int, rows_per_second: float = 0.0
 ) -> Iterator[tuple[Answer, subprocess.Popen[str]]]:
-    """Senders at work while the block runs; its end waits for them and fills the answer."""
+    """Run the senders during the block; its end waits for them and sets the answer."""
     command = [sys.executable, "-m", __name__, url, str(nodes), str(batches), str(rows_per_second)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -101,7 +102,7 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 @dataclass
 class Node:
-    """What is left to send: (request, last number, rows)."""
+    """The requests that are left to send: (request, last number, rows)."""
 
     requests: list[tuple[bytes, int, int]]
     waited: list[float] = field(default_factory=list)
@@ -138,7 +139,7 @@ def prepare(number: int, count: int, host: str) -> Node:
 
 
 async def drive(url: str, nodes: list[Node], rows_per_second: float) -> tuple[int, float]:
-    """Rows acknowledged, and the seconds until the last one was."""
+    """Return the acknowledged rows, and the seconds until the last acknowledgement."""
     place = urlsplit(url)
     assert place.hostname is not None
     assert place.port is not None

@@ -1,10 +1,10 @@
 """A fleet of 100,000 GPUs over a month in the lake: 20 clusters, 77.5 million rows of `usage_hourly`.
 
-Every question runs in a process of its own, which is set up as `gputally fleet` is. Beside the questions stands one SQL
-statement over the same files, on the same engine: what an answer would cost without books and statements.
+Every query runs in a process of its own, configured as `gputally fleet` is. The baseline is one SQL statement over the
+same files on the same engine: the cost of an answer without prices and statements.
 
-GPUTALLY_BENCH_GPUS is another size (a multiple of 160). GPUTALLY_BENCH_LAKE is a folder in which the lake is kept from
-one run to the next; it needs 26 bytes for each GPU-hour, 1.8 GiB in all, and takes four minutes on two free cores."""
+GPUTALLY_BENCH_GPUS sets another size (a multiple of 160). GPUTALLY_BENCH_LAKE is a folder that keeps the lake for the
+next run; it needs 26 bytes for each GPU-hour, 1.8 GiB in all, and takes four minutes on two free cores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _COMPLETE: Final = "complete"
 
 @dataclass(frozen=True)
 class Size:
-    """publishing: the cluster whose day is published, in nodes of eight GPUs. spark: numbers of workers."""
+    """publishing: nodes of eight GPUs of the cluster whose day is published. spark: numbers of workers."""
 
     fleet: LakeFleet = field(default_factory=LakeFleet)
     publishing: int = 1_250
@@ -130,7 +130,7 @@ _HELD: Final = "busy_us + allocated_idle_us + allocated_unknown_us"
 
 
 def top_jobs() -> exp.Select:
-    """By held time."""
+    """The 100 largest jobs by held time."""
     held = exp.cast(exp.func("sum", exp.maybe_parse(_HELD)), "DECIMAL(38, 0)").as_("held")
     names = [exp.column(name) for name in ("ledger", "team", "namespace", "job")]
     asked = exp.select(*names, held).from_("usage_hourly").where(*_of_month(), f"{_HELD} > 0")
@@ -138,7 +138,7 @@ def top_jobs() -> exp.Select:
 
 
 def by_team() -> exp.Select:
-    """The month of all clusters by team and account, in one question."""
+    """The month of all clusters by team and account, in one query."""
     sums = [
         exp.cast(exp.func("sum", exp.column(name)), "DECIMAL(38, 0)").as_(name) for name in tables.ACCOUNT_COLUMNS[:6]
     ]
@@ -191,7 +191,7 @@ def _figure(place: Path, name: str, question: str, goal: Goal | None = None) -> 
 
 
 def _ask(place: str, question: str) -> dict[str, float]:
-    """The middle of some runs in this process, whose libraries are loaded."""
+    """Return the median of some runs in this process, after its libraries are loaded."""
     engine = DuckDbEngine(Catalogue.connect(Lake(warehouse=place)))
     fleet = Fleet(engine)
     names = list(fleet.statuses())
@@ -225,7 +225,7 @@ def _beside(place: str, sql: str) -> float:
 
 
 def _read_mib() -> float:
-    """What this process has read from files so far."""
+    """Return the MiB that this process has read from files."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("rchar"))) / 2**20
 
@@ -238,7 +238,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
-    """The same question on DuckDB stands beside one worker, and one worker beside several."""
+    """The baseline of one worker is the same query on DuckDB; that of several workers is one worker."""
     if importlib.util.find_spec("pyspark") is None:
         return []
     figures: list[Figure] = []
@@ -312,7 +312,7 @@ def _publish(folder: Path, nodes: int) -> dict[str, float]:
 
 
 def _side_by_side(folder: Path, writers: int) -> Figure:
-    """Raises RuntimeError where a day is lost or there twice."""
+    """Raises RuntimeError if a day is lost or doubled."""
     commits = 3
 
     def rate(place: str, number: int) -> float:

@@ -1,9 +1,8 @@
-"""What the whole install costs while nothing in particular happens: 1,000 GPUs metered, booked and weighed.
+"""The cost of the whole installation in quiet operation: 1,000 GPUs metered, booked and weighed.
 
 In real time: one real agent on eight simulated GPUs; the accountant, to which 124 further nodes send eight rows a
-minute; the controller, in enforcement, against a real API server with nodes, KAI's queues and pod groups. Each is a
-process of its own whose metrics page is read every half minute, seen through /proc. The chart's requests are the goal.
-"""
+minute; and the controller, enforcing, on a real API server with nodes, KAI's queues and pod groups. Each is a process
+of its own whose metrics page is read every half minute; /proc gives its figures. The goals are the chart's requests."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ SAMPLE = Path(__file__).parents[2] / "fairshare" / "samples" / "cluster.yaml"
 
 @dataclass(frozen=True)
 class Size:
-    """warm_s: before it counts. api_server: a real one; without it the controller plays on a file."""
+    """warm_s: seconds before the measurement. api_server: use a real one; without it the controller works on a file."""
 
     nodes: int = 125
     warm_s: float = 90
@@ -81,7 +80,7 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 
 def requests(program: str) -> tuple[float, float]:
-    """The chart's requests: processor seconds an hour, MiB."""
+    """Return the chart's requests: CPU seconds an hour, MiB."""
     asked = yaml.safe_load(CHART.read_text(encoding="utf-8"))[program]["resources"]["requests"]
     return int(asked["cpu"].removesuffix("m")) * 3.6, float(asked["memory"].removesuffix("Mi"))
 
@@ -158,7 +157,7 @@ def _scrape(pages: list[str], done: threading.Event) -> None:
 
 
 def _send(url: str, nodes: int, done: threading.Event) -> None:
-    """What `nodes` agents send: a batch a minute each, evenly over the minute, over a connection each."""
+    """Send what `nodes` agents send: a batch a minute each, spread over the minute, over a connection each."""
     place = urlsplit(url)
 
     def send(line: http.client.HTTPConnection, batch: Batch) -> None:

@@ -1,10 +1,10 @@
-"""Rows per second through POST /v1/usage with durable acks: 4 client processes, 50-row batches, one server.
+"""Rows per second through POST /v1/usage with durable acknowledgements: 4 client processes, 50-row batches, one server.
 
-Beside it: sqlite in this process, the same rows, one durable commit per batch, no HTTP, no checks, no rollups.
+The baseline is SQLite in this process: the same rows, one durable commit for each batch, without HTTP, checks or sums.
 
-`python -m tests.bench.ingest URL NODE BATCHES` is one client: it encodes everything first, says `ready`, waits for a
-line, sends batch after batch, each after the ack of the one before, and prints the rows that were acknowledged and the
-seconds it took."""
+`python -m tests.bench.ingest URL NODE BATCHES` is one client: it encodes everything first, prints `ready`, waits for a
+line, sends batch after batch, each after the acknowledgement of the previous one, and prints the acknowledged rows and
+the seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GPUS, MINUTES_A_BATCH = 10, 5  # 50 rows
 
 @dataclass(frozen=True)
 class Size:
-    """batches: of 50 rows, per client."""
+    """batches: of 50 rows, for each client."""
 
     batches: int = 400
 
@@ -52,7 +52,7 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 
 def _drive(url: str, batches: int) -> tuple[int, float]:
-    """All clients at once; rows acknowledged in all, and the seconds of the slowest."""
+    """Run all clients at once; return the acknowledged rows of all, and the seconds of the slowest."""
     clients = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, url, f"node-{i}", str(batches)],
@@ -74,7 +74,7 @@ def _drive(url: str, batches: int) -> tuple[int, float]:
 
 
 def by_sqlite(path: Path, count: int) -> float:
-    """Rows per second of `count` 50-row commits."""
+    """Return rows per second of `count` 50-row commits."""
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")

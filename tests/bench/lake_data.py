@@ -1,8 +1,8 @@
-"""The lake of a fleet, made without its ledgers: what the accountants of many clusters would have published.
+"""Writes a fleet's lake without its ledgers, as the accountants of many clusters would publish it.
 
-Every cluster has the same price book and policy. Each node of eight GPUs is held as a whole by one pod for a day, which
-begins and ends inside an hour, then by the next; every eighth stretch nobody holds it. Busy time, memory and energy are
-random numbers, which compress as badly as measured ones."""
+Every cluster has the same price book and policy. One pod holds a node of eight GPUs for a day, which begins and ends
+within an hour, then the next pod; every eighth stretch is unheld. Busy time, memory and energy are random numbers,
+which compress as badly as measured ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DAYS_A_COMMIT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class LakeFleet:
-    """nodes: of each cluster."""
+    """The size of the fleet. nodes: of each cluster."""
 
     clusters: int = 20
     nodes: int = 625
@@ -71,7 +71,7 @@ class LakeFleet:
         return [f"cluster-{number:02d}" for number in range(self.clusters)]
 
     def policy(self) -> Policy:
-        """A team for every fourth queue."""
+        """A policy with a team for every fourth queue."""
         return Policy(
             queues=tuple(
                 QueuePolicy(name=_queue(i), team=_team(i), refs=(f"kai:{_queue(i)}",)) for i in range(self.queues)
@@ -80,7 +80,7 @@ class LakeFleet:
 
 
 def write(lake: Lake, fleet: LakeFleet, told: Callable[[float], None] = lambda _: None) -> None:
-    """Publish it. told: the share that is done, now and then."""
+    """Publish the lake. told: receives the completed share from time to time."""
     with closing(Catalogue.connect(lake)) as catalogue:
         catalogue.create_missing()
         registers = _registers(fleet)
@@ -102,7 +102,7 @@ def write(lake: Lake, fleet: LakeFleet, told: Callable[[float], None] = lambda _
 
 
 def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]:
-    """Rows of the small tables, as a ledger without usage publishes them."""
+    """Return the rows of the small tables, as a ledger without usage publishes them."""
     with TemporaryDirectory() as folder:
         clock = VirtualClock(BEGIN_MS - MS_PER_DAY)
         ledger = open_ledger(Path(folder) / "ledger.duckdb", clock)
@@ -121,7 +121,7 @@ def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]
 
 
 def _publish_statement(catalogue: Catalogue, cluster: str) -> None:
-    """As the cluster's accountant states it, of what was written above."""
+    """Publish the cluster's statement of the rows written before."""
     engine = DuckDbEngine(catalogue)
     (member,) = Fleet(engine).members([cluster])
     stated = member.books.month(MONTH)
@@ -132,7 +132,7 @@ def _publish_statement(catalogue: Catalogue, cluster: str) -> None:
 
 
 def _own(table: tables.LakeTable, fleet: LakeFleet, cluster: str) -> dict[str, Any]:
-    """What a cluster's own rows of a small table say."""
+    """Return a cluster's own rows of a small table."""
     if table is not tables.LEDGERS:
         return {"ledger": cluster}
     return {
@@ -155,13 +155,13 @@ def _slots(fleet: LakeFleet) -> int:
 
 
 def _queue_of(fleet: LakeFleet, cluster: int, node: Any, slot: Any) -> Any:
-    """The number of the queue whose pod holds a node in a slot; -1: none."""
+    """Return the number of the queue whose pod holds a node in a slot; -1 if it is unheld."""
     held = (node * 7 + slot + cluster) % IDLE_EVERY != 0
     return np.where(held, (node * 13 + slot * 7 + cluster) % fleet.queues, -1)
 
 
 def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
-    """The rows of a day of a cluster, sorted."""
+    """Return the rows of a cluster's day, sorted."""
     begin_ms, name = BEGIN_MS + day * MS_PER_DAY, fleet.names[cluster]
     cut_ms = begin_ms + 9 * MS_PER_HOUR + SHIFT_MS  # where the day's second pod begins
     hours = [begin_ms + hour * MS_PER_HOUR for hour in range(24)]
@@ -228,7 +228,7 @@ def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
 
 
 def _named(names: list[str], number: Any, otherwise: str) -> pa.Array:
-    """The names of these numbers; of -1 the other."""
+    """Return the names of these numbers, and `otherwise` for -1."""
     return pa.array([*names, otherwise]).take(pa.array(np.where(number < 0, len(names), number)))
 
 
@@ -238,7 +238,7 @@ def _numbered(prefix: str, number: Any, otherwise: str) -> pa.Array:
 
 
 def _decimals(nano: Any) -> pa.Array:
-    """decimal(38, 9) of so many thousand-millionths."""
+    """Return decimal(38, 9) values from units of 1e-9."""
     words = np.zeros((len(nano), 2), dtype=np.int64)
     words[:, 0] = nano
     return pa.Array.from_buffers(pa.decimal128(38, 9), len(nano), [None, pa.py_buffer(words.tobytes())])

@@ -1,4 +1,4 @@
-"""A synthetic fleet for the benches: every GPU is held by one of 200 pods, in one of 20 queues."""
+"""A synthetic fleet for the benchmarks: one of 200 pods, in one of 20 queues, holds each GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _holder(number: int) -> Holder:
 
 
 def facts() -> Batch:
-    """One batch that says to which queue every pod belongs."""
+    """Build one batch with the queue of every pod."""
     pods = [
         pod_facts(
             f"train-{i}", BEGIN_MS, uid=f"pod-{i}", namespace=f"ns-{i % QUEUES}", node="facts",
@@ -39,7 +39,7 @@ def facts() -> Batch:
 
 
 def batches(node: str, gpus: int, minutes: int, per_batch: int, begin_ms: int = BEGIN_MS) -> Iterator[Batch]:
-    """What an agent on a node with `gpus` GPUs sends, `per_batch` minutes at a time."""
+    """Build the batches of an agent on a node with `gpus` GPUs, `per_batch` minutes each."""
     first_pod, seq = int(node.rpartition("-")[2]) * gpus, 1
     shape: dict[str, Any] = {
         "span_ms": INTERVAL_MS, "memory_mib_s": 60 * 40_000, "energy_uj": 60 * 400_000_000, "method": "device",

@@ -1,8 +1,7 @@
-"""The report of a month of 100 million intervals as a page: 2,240 GPUs, a row a minute, 7,600 jobs.
+"""The page of a month's report over 100 million intervals: 2,240 GPUs, a row a minute, 7,600 jobs.
 
-Measured in a process of its own that opens the finished ledger and is set up as the accountant's is. Beside it: the
-usage by team, model and hour alone, asked of the rows themselves on the same engine: what the page would start from
-without sums."""
+A process of its own opens the finished ledger with the accountant's configuration. The baseline is the usage by team,
+model and hour alone, queried from the rows on the same engine: the start of such a page without stored sums."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -
 
 
 def main(path: str, nodes: int, minutes: int, queues: int) -> None:
-    """Print the figures of one finished ledger as JSON."""
+    """Print the figures of a finished ledger as JSON."""
     fleet = bulk.Fleet(nodes, minutes, queues)
     book = load.price_book()
     ledger = open_ledger(Path(path), VirtualClock(fleet.end_ms))

@@ -1,11 +1,11 @@
-"""GPU-hours of one day: the truth, the ledger's answer, and what OpenCost's rule makes of a real Prometheus 3.
+"""GPU-hours of one day: the truth, the ledger's answer, and OpenCost's rule on a real Prometheus 3.
 
-OpenCost itself does not run: what is measured of it are its two questions for GPU-hours and what its rule makes of the
-answers (`tests.compat.opencost_rule`). Both sides see the same day (`tests.compat.opencost_day`), which is the same in
-every run, so the table of docs/from-opencost.md is held to it by a test. Needs Prometheus (`make control-plane`).
+OpenCost itself does not run: the benchmark sends its two queries for GPU-hours and applies its rule to the answers
+(`tests.compat.opencost_rule`). Both sides see the same day (`tests.compat.opencost_day`), which is identical in every
+run, so a test compares the table of docs/from-opencost.md with it. Needs Prometheus (`make control-plane`).
 
-What the ledger's answer costs is measured on a day of 1,000 GPUs. Nothing stands beside it: two questions are not what
-the program asks a Prometheus for an answer of its own."""
+The cost of the ledger's answer is measured on a day of 1,000 GPUs. It has no baseline: OpenCost needs more than these
+two queries for an answer of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """GPU-hours by namespace, and how many of its pods an answer names.
+    """GPU-hours by namespace, and the number of its pods in an answer.
 
     theirs, gapped: by resolution, with an unbroken history and with one that lacks half an hour."""
 
@@ -56,7 +56,7 @@ class Measured:
     gapped: Mapping[int, Mapping[str, float]]
 
     def lines(self) -> Iterator[str]:
-        """Rows of the table in docs/from-opencost.md."""
+        """Return the rows of the table in docs/from-opencost.md."""
         for name, case in CASES.items():
             yield self._line(case, *(figures.get(name, 0.0) for figures in self._columns()), truth=self.truth[name])
         yield self._line("all of it", *(sum(figures.values()) for figures in self._columns()),
@@ -84,7 +84,7 @@ class Measured:
 
 
 def measured(folder: Path) -> Measured:
-    """Both sides of the day, in files under `folder`."""
+    """Measure both sides of the day, in files in `folder`."""
     every = day.pods()
     ledger = metered(every, folder)
     try:
@@ -120,7 +120,7 @@ def measure() -> list[Figure]:
 
 
 def _cost_of_an_answer() -> Figure:
-    """Processor time of a day by namespace, each time worked out anew."""
+    """Return the CPU time of a day by namespace, computed without a cache."""
     fleet = bulk.Fleet(nodes=125, minutes=1_440, queues=200)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.duckdb"

@@ -1,11 +1,11 @@
 """Every page's time in the server, at 1,000 and at 10,000 GPUs over a month: 34,000 pods, forty queues.
 
-The pages read sums by the hour and the day, so an interval is a quarter of an hour here: the rows beneath matter for
-none of them. Asked of the application itself, in a process of its own, without a network: the median of some runs after
-the first in CPU time, which a busy machine does not lengthen, the wall clock beside it. What the accountant asks ahead
-each minute is asked before, as in life, and is a row of its own; so is a page's first time where it takes longer than a
-page should. The controller's pages stand on the sample's queues and ask the ledger itself. The same month is asked over
-the API, too: the first page of an answer finds all of it, those that follow are of what was found."""
+The pages read hourly and daily sums, so an interval is a quarter-hour here: the number of rows below the sums does not
+matter. Requests go to the application in a process of its own, without a network. The figure is the median CPU time of
+some runs after the first, which other load hardly changes, with the wall time beside it. Queries that the accountant
+prefetches each minute run before the pages, as in practice, and have a row of their own; so has the first time of a
+page if it is slow. The controller's pages use the sample's queues and query the ledger directly. The same month is
+requested over the API: the first page of an answer computes all of it, the next ones are read from the cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Size:
 
     @property
     def page_lines(self) -> int:
-        """Of the API's answers: its own default, where that makes several pages."""
+        """Lines on a page of the API's answers: its default, if that makes several pages."""
         return 1_000 if self.nodes > 100 else 1
 
     @property
@@ -79,7 +79,7 @@ TINY = Size(nodes=4, minutes=1_500, queues=4)
 
 
 def addresses(fleet: bulk.Fleet, job: str) -> dict[str, str]:
-    """Every page, by its name. job: the address of one."""
+    """Return every page by name. job: the address of a job."""
     lines = f"/month/{MONTH}/lines"
     return {
         "overview": "/", "month": f"/month/{MONTH}", "team": f"/team/team-0?month={MONTH}",
@@ -115,7 +115,7 @@ def _of_size(size: Size) -> list[Figure]:
 
 
 def prepare(folder: Path, size: Size) -> None:
-    """The ledger and the price book of the run."""
+    """Write the ledger and the price book of the run."""
     bulk.write(folder / "ledger.duckdb", size.fleet)
     content = load.price_book().model_dump(mode="json", by_alias=True, exclude_none=True)
     (folder / "prices.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
@@ -123,7 +123,7 @@ def prepare(folder: Path, size: Size) -> None:
 
 @contextmanager
 def site(folder: Path, size: Size) -> Iterator[tuple[TestClient, DuckLedger, Service]]:
-    """The application over the prepared ledger, at the end of the month."""
+    """Build the application over the prepared ledger, at the end of the month."""
     clock = VirtualClock(size.fleet.end_ms)
     with Service(Settings(data=folder, auth="off", prices=folder / "prices.yaml"), clock) as service:
         service.ledger.put_policy(size.fleet.policy(), bulk.BEGIN_MS)
@@ -133,7 +133,7 @@ def site(folder: Path, size: Size) -> Iterator[tuple[TestClient, DuckLedger, Ser
 
 
 def _decisions(size: Size) -> Iterator[Decision]:
-    """A change of a weight every hour, as large as they are in life."""
+    """Record a change of a weight every hour, of a realistic size."""
     for hour in range(size.minutes // 60):
         at_ms = bulk.BEGIN_MS + hour * MS_PER_HOUR
         yield Decision(
@@ -144,7 +144,7 @@ def _decisions(size: Size) -> Iterator[Decision]:
 
 
 def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
-    """Print what each page takes as JSON."""
+    """Print each page's time as JSON."""
     configure("error")
     structlog.contextvars.clear_contextvars()
     size = Size(nodes, minutes, queues, step)
@@ -171,7 +171,7 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
 
 
 def _turned(name: str, client: TestClient, address: str, size: Size) -> dict[str, float]:
-    """Milliseconds of an answer's first page, and medians of those that follow, as far as RUNS."""
+    """Return the milliseconds of an answer's first page, and medians of up to RUNS following pages."""
     span = f"start={size.fleet.begin_ms}&end={size.fleet.end_ms}&limit={size.page_lines}"
     following = ""
 
@@ -195,7 +195,7 @@ def _controller_status(stage: Stage, address: str) -> int:
 
 
 def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
-    """Milliseconds of the first time, and medians of the others."""
+    """Return the milliseconds of the first run, and medians of the others."""
     spent = []
     for _ in range(RUNS + 1):
         began, wall = time.process_time(), time.perf_counter()
@@ -211,7 +211,7 @@ def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
 
 
 class _Books:
-    """The queries of `fairshare.web.queue_history.History` to the ledger itself."""
+    """The queries of `fairshare.web.queue_history.History` on the ledger itself."""
 
     def __init__(self, ledger: DuckLedger) -> None:
         self._ledger = ledger
@@ -230,7 +230,7 @@ class _Books:
 
 
 def _controller(folder: Path, ledger: DuckLedger) -> Stage:
-    """The controller's pages with the ledger's history."""
+    """Build the controller's pages with the ledger's history."""
     here = stage(folder)
     client: Any = _Books(ledger)
     context = replace(here.site.context, history=History(client, VirtualClock(ledger.extent()[1])))

@@ -1,11 +1,11 @@
 """One preemption decision: 1,000 queues, 20,000 pods in 2,500 gangs of 8, of which 2,100 fill the cluster and 400 wait.
 
-Every queue is due the same, and half of the gangs crowd into a quarter of them, so that the 50 claims that one
-cycle looks at find victims. Beside it: the goal of 0.6 s of processor time, which with the rest of a cycle stays
-below one.
+Every queue has the same share, and half of the gangs belong to a quarter of the queues, so that the 50 claims of one
+cycle find victims. The goal is 0.6 s of CPU time, which keeps the whole cycle below one second.
 
-And the worst of a cluster of one-GPU jobs: 2,000 of them, scattered, and 50 claims for up to 32 GPUs each, of which
-most want whole nodes; hundreds of workloads are looked at for each, and most are found not to be needed."""
+The second case is the worst of a cluster of one-GPU jobs: 2,000 of them, scattered, and 50 claims for up to 32 GPUs
+each, most of them for whole nodes. Each claim examines hundreds of workloads, most of which turn out not to be
+needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCATTERED_GOAL_S = 1.5
 
 
 def gang(number: int) -> Gang:
-    """Eight pods of one GPU, on a node of its own or across four; the first queues have the most."""
+    """Build eight pods of one GPU, on one node or across four; the first queues have the most."""
     queue, running = f"q{int((number * 7_919 % RUNNING / RUNNING) ** 2 * QUEUES)}", number < RUNNING
     started_ms = NOW_MS - (number * 7_919_000) % 100_000_000
     group = number // SPREAD
@@ -62,7 +62,7 @@ def crowded() -> tuple[Policy, PreemptionInputs]:
 
 
 def inputs(policy: Policy, gangs: list[Gang], due: list[Entitlement], nodes: int) -> PreemptionInputs:
-    """On so many nodes of eight GPUs."""
+    """Build the inputs on this number of nodes of eight GPUs."""
     conditions = [{"type": "Ready", "status": "True"}]
     there: list[Object] = [
         {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: str(SIZE)}, "conditions": conditions}}

@@ -1,13 +1,13 @@
-"""KAI's usage question to a real Prometheus 3 and to the ledger: the same 10,000 GPUs over the same 24 hours.
+"""KAI's usage query on a real Prometheus 3 and on the ledger: the same 10,000 GPUs over the same 24 hours.
 
-Prometheus holds a series per GPU, a sample a minute, back-filled with promtool, and is asked with KAI's own query
-text over the sum by queue, plain and decayed. The ledger holds the same minutes as rows with their sums and is
-asked the same text where KAI would ask it (`accountant.compat.kai_usage_api`). Each question is about another
-instant, so that neither answers from memory of the same one. Needs the control plane's cache (`make control-plane`).
+Prometheus holds a series for each GPU with a sample a minute, back-filled with promtool, and gets KAI's own query text
+over the sum by queue, plain and decayed. The ledger holds the same minutes as rows with their sums and gets the same
+text through the API for KAI (`accountant.compat.kai_usage_api`). Each query has another instant, so that neither side
+answers from a cache. Needs the control plane's cache (`make control-plane`).
 
-The history goes to promtool two hours at a time, a block each: the whole text would be read once per block, and held.
-By how much the two sides differ is explained by Prometheus' sampling, to the last digits: every run holds its answers
-against `tests.compat.prometheus_sampling`, which looks at the same series as its documentation says."""
+promtool gets two hours of the history at a time, because it would read the whole text once for each block and keep it
+in memory. Prometheus' sampling explains the difference between both sides to the last digits: every run compares its
+answers with `tests.compat.prometheus_sampling`, which samples the same series as Prometheus documents."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GOAL = Goal(500, least=True)
 
 @dataclass(frozen=True)
 class Size:
-    """runs: questions of each form, to each side."""
+    """runs: queries of each form, on each side."""
 
     nodes: int = 1_250
     minutes: int = 24 * 60 + 30
@@ -96,7 +96,7 @@ Values = dict[str, dict[str, float]]
 
 
 def _prometheus(folder: Path, fleet: bulk.Fleet, questions: Questions) -> tuple[Times, float, Values]:
-    """Seconds of each question, peak memory of the server in MiB, and the last values by queue."""
+    """Return the seconds of each query, the server's peak memory in MiB, and the last values by queue."""
     text = folder / "history.om"
     for low in range(0, fleet.minutes, BLOCK_MINUTES):
         with text.open("w", encoding="ascii") as file:
@@ -116,7 +116,7 @@ def _prometheus(folder: Path, fleet: bulk.Fleet, questions: Questions) -> tuple[
 
 
 def _ledger(folder: Path, fleet: bulk.Fleet, questions: Questions) -> tuple[Times, dict[str, float], float, Values]:
-    """The same of the ledger; the first question after opening it apart."""
+    """Return the same for the ledger, with the first query after opening it separate."""
     path = folder / "ledger.duckdb"
     bulk.write_apart(path, fleet)
     ledger = open_ledger(path, VirtualClock(fleet.end_ms))
@@ -161,7 +161,7 @@ def _by_queue(rows: list[dict[str, object]]) -> dict[str, float]:
 
 
 def _openmetrics(fleet: bulk.Fleet, begin: int, end: int) -> Iterator[str]:
-    """A series per GPU and holder, in the minutes [begin, end): 1 at the start of every minute it is held."""
+    """Return a series for each GPU and holder in the minutes [begin, end): 1 at the start of every held minute."""
     yield f"# HELP {METRIC} GPUs allocated.\n# TYPE {METRIC} gauge\n"
     begin_s = bulk.BEGIN_MS // 1000
     for node, slot, low, high, queue in _holdings(fleet):
@@ -173,7 +173,7 @@ def _openmetrics(fleet: bulk.Fleet, begin: int, end: int) -> Iterator[str]:
 
 
 def _holdings(fleet: bulk.Fleet) -> Iterator[tuple[int, int, int, int, int]]:
-    """Node, slot, its minutes [low, high) and queue of what all GPUs of a node are held for."""
+    """Return node, slot, minutes [low, high) and queue of the holders of all GPUs of a node."""
     edges = [*range(0, fleet.minutes, bulk.SLOT_MINUTES), fleet.minutes]
     for node in range(fleet.nodes):
         for slot, (low, high) in enumerate(pairwise(edges)):
@@ -182,7 +182,7 @@ def _holdings(fleet: bulk.Fleet) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _sampled(fleet: bulk.Fleet, size: Size, half_life_s: int | None, at_s: int) -> dict[str, float]:
-    """What a sampling of these series gives, by queue."""
+    """Return the result of sampling these series, by queue."""
     sampling = Sampling(int(size.window.removesuffix("h")) * 3_600, 60, 60, half_life_s, left_closed=False)
     alike = Counter((queue, low, high) for _, _, low, high, queue in _holdings(fleet))
     of_series = {

@@ -1,4 +1,4 @@
-"""Programs as processes of their own, and what they spend."""
+"""Programs as processes of their own, and their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.real.programs import free_ports
 
 @dataclass(frozen=True)
 class Spent:
-    """A running process seen from outside."""
+    """The CPU time and memory of a running process."""
 
     pid: int
 
@@ -32,16 +32,16 @@ class Spent:
         return cls(os.getpid())
 
     def cpu_s(self) -> float:
-        """Seconds of CPU so far, user and system."""
+        """Return the CPU seconds so far, user and system."""
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak_mib(self) -> float:
-        """Its largest resident memory so far."""
+        """Return the largest resident memory so far."""
         return self._status_mib("VmHWM")
 
     def resident_mib(self) -> float:
-        """Its resident memory now."""
+        """Return the resident memory now."""
         return self._status_mib("VmRSS")
 
     def _status_mib(self, field: str) -> float:
@@ -51,18 +51,18 @@ class Spent:
 
 @dataclass(frozen=True)
 class Accountant(Spent):
-    """Serving at `url` (http://127.0.0.1:PORT)."""
+    """An accountant that serves at `url` (http://127.0.0.1:PORT)."""
 
     url: str
 
     def send(self, method: str, path: str, body: bytes) -> None:
-        """JSON that it has to accept."""
+        """Send JSON, which the accountant has to accept."""
         with closing(HTTPConnection(urlsplit(self.url).netloc)) as connection:
             post(connection, method, path, body)
 
 
 def post(connection: HTTPConnection, method: str, path: str, body: bytes, encoding: str = "identity") -> bytes:
-    """Send JSON; the content of the answer. Raises SystemExit where it is a refusal."""
+    """Send JSON and return the answer's content. Raises SystemExit for a refusal."""
     connection.request(method, path, body, {"Content-Type": "application/json", "Content-Encoding": encoding})
     answer = connection.getresponse()
     text = answer.read()
@@ -73,7 +73,7 @@ def post(connection: HTTPConnection, method: str, path: str, body: bytes, encodi
 
 @contextlib.contextmanager
 def program(ready_url: str, *command: str) -> Iterator[Spent]:
-    """`gputally COMMAND`, from when it answers at this address until the block ends."""
+    """Run `gputally COMMAND`; yields once it answers at this address."""
     with subprocess.Popen([sys.executable, "-m", "gputally", *command]) as process:
         try:
             while True:
@@ -100,7 +100,7 @@ def accountant(folder: Path) -> Iterator[Accountant]:
 
 
 def child(module: str, *arguments: object, environment: Mapping[str, str] | None = None) -> Any:
-    """What a module that runs as a process of its own prints last, as JSON."""
+    """Run a module as a process and return the last line that it prints, parsed as JSON."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,9 +1,8 @@
-"""Window questions over HTTP while 1,000 nodes send 10,000 rows a second.
+"""Window queries over HTTP while 1,000 nodes send 10,000 rows a second.
 
-The ledger holds twelve hours of another 8,000 GPUs. A client asks for the last 12 hours, plain and decayed in turn,
-each time up to a minute that all nodes have reached, as a controller does. Beside each: the same question to the same
-accountant when nobody sends. The first question of each form finds nothing remembered; it is asked before, and told
-apart."""
+The ledger holds twelve hours of another 8,000 GPUs. A client queries the last 12 hours, plain and decayed in turn, each
+up to a minute that all nodes have reached, as a controller does. The baseline is the same query to the same accountant
+without senders. The first query of each form finds no cache; it runs before, and is listed separately."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ FORMS = {"12 h": {"size": "12h"}, "12 h, half-life 6 h": {"size": "12h", "half_l
 
 @dataclass(frozen=True)
 class Size:
-    """batches: per node, of 56 to 200 rows. still: questions of each form when nobody sends."""
+    """batches: for each node, of 56 to 200 rows. still: queries of each form without senders."""
 
     nodes: int = 1_000
     batches: int = 3
@@ -90,7 +89,7 @@ def _measure(folder: Path, size: Size) -> list[Figure]:
 
 
 def asked(connection: http.client.HTTPConnection, spec: dict[str, str], minute: int) -> float:
-    """Ask for a window that ends so many minutes after the first row; the milliseconds it took."""
+    """Query a window that ends `minute` minutes after the first row; return the milliseconds."""
     at = datetime.fromtimestamp(load.BEGIN_MS / 1000 + minute * 60, UTC).isoformat().replace("+00:00", "Z")
     begin = time.perf_counter()
     connection.request("GET", f"/v1/windows?{urlencode({'kind': 'sliding', **spec, 'at': at})}")

@@ -1,7 +1,7 @@
-"""Six Philly weeks under one policy: 68,810 jobs, 11 queues, 1,432 GPUs.
+"""Six weeks of the Philly trace under one policy: 68,810 jobs, 11 queues, 1,432 GPUs.
 
-Alone: seconds of CPU, without the measures. Side by side: seconds of wall a policy, with the measures, when as many
-processes play as there are cores, as `gputally fairshare simulate --compare` does. Beside both: the goal of 2 s a
+Alone: seconds of CPU time, without the measures. Side by side: wall seconds for each policy, with the measures, with as
+many processes as cores, as `gputally fairshare simulate --compare` runs them. The goal of both is 2 s for each
 policy."""
 
 from __future__ import annotations

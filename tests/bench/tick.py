@@ -1,11 +1,11 @@
 """The agent's own cost: one reading a second of a full node, a scrape, a start, and its memory after ten hours.
 
-The real binding reads the fake NVML library; times are CPU time, the fake's simulation left out. Beside each
-figure stands its goal. Needs a C compiler.
+The real binding reads the fake NVML library; times are CPU time without the fake's simulation. Each figure has its goal
+beside it. Needs a C compiler.
 
-The readings are a process of their own, with attribution, meter, spool and metrics, whose memory is looked at after
-each simulated hour: `python -m tests.bench.tick LIBRARY FOLDER GPUS PROCESSES MIG PODS HOURS` prints one JSON object.
-An hour is read every five seconds, the longest the settings allow."""
+The readings run in a process of their own, with attribution, meter, spool and metrics. Its memory is read after each
+simulated hour: `python -m tests.bench.tick LIBRARY FOLDER GPUS PROCESSES MIG PODS HOURS` prints one JSON object. Within
+an hour a reading is five seconds apart, the longest interval that the settings allow."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def measure() -> list[Figure]:
 
 
 def start(library: Path, root: Path, environ: dict[str, str]) -> float:
-    """CPU milliseconds of `gputally agent run` until it meters and serves, with its end; the second of two starts."""
+    """Return the CPU milliseconds of `gputally agent run` until it meters and serves, with its end; of the second of
+    two starts."""
     state = root / "gpus"
     state.write_text(GPU)
     environ = {**environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML_STATE": str(state)}
@@ -104,7 +105,7 @@ class Node:
         self.agent = Agent(Settings(node="n"), rig.source, outbox, uploader, self.clock, metrics=self.metrics)
 
     def tick(self, seconds: int = 1) -> float:
-        """CPU seconds of one turn."""
+        """Return the CPU seconds of one turn."""
         self.rig.wait(seconds * 1_000)
         self.clock.advance(seconds * 1_000)
         began = time.process_time()

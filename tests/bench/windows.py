@@ -1,6 +1,6 @@
 """Usage windows over a ledger of a million intervals (1,000 GPUs, 1,000 minutes).
 
-Beside them: the same sums with pandas over the same rows in memory, names resolved and nothing else to do."""
+The baseline is the same sums with pandas over the same rows in memory, with names resolved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = Goal(1_000.0)
 
 @dataclass(frozen=True)
 class Size:
-    """runs: questions of each form."""
+    """runs: queries of each form."""
 
     nodes: int = 125
     minutes: int = 1_000
@@ -40,7 +40,7 @@ TINY = Size(nodes=2, minutes=200, runs=3)
 
 
 def fill(ledger: DuckLedger, now_ms: int, size: Size = FULL) -> list[tuple[int, int, int]]:
-    """Book them; returns (queue, start, allocated µs) of each for the baseline."""
+    """Book the intervals; return (queue, start, allocated µs) of each for the baseline."""
     ledger.put_policy(load.policy(), load.BEGIN_MS)
     ledger.append([load.facts()], now_ms)
     rows: list[tuple[int, int, int]] = []

@@ -147,21 +147,21 @@ ALSO_QUIET = {
     "GputallyBackupOld": {BACKUP: f"-700000{HOURS}", "gputally_backups": f"1{HOURS}"},
     "GputallyXid": {'gputally_gpu_xid_last_timestamp_seconds{gpu_uuid="G",xid="31"}': f"3000{HOURS}"},
 }
-"""A second reason to keep quiet: somebody waits for the node; nobody waits; a budget that is used up says so itself;
-what was not metered early in the month stays so, and nothing more goes missing; a cluster scaled to nothing; a copy
-that was made once, by hand; an XID that a program causes."""
+"""A second reason to stay quiet: a pod waits for the node; no pod waits; a spent budget has an alert of its own; time
+was unmetered early in the month, and none has been since; a cluster scaled to nothing; a single manual backup; an XID
+that a program causes."""
 ALSO_FIRES = {
     "GputallyLedgerDown": {"gputally_nvml_up": f"1{HOURS}"},
     "GputallyControllerStopped": {LEADER: f"0{HOURS}", LAST_CYCLE: f"0+60{HOURS}"},
     "GputallySpoolLosing": {LOST_ROWS: f"7{HOURS}", SPOOL_FULL: f"0+1{HOURS}"},
     "GputallyInventorySilent": {'gputally_inventory_failures_total{kind="nodes"}': f"0+2{HOURS}"},
 }
-"""A second reason to fire: the accountant is not there at all; nobody leads; the spool is full; it never answered."""
+"""A second reason to fire: no accountant runs; no controller leads; the spool is full; it never answered."""
 GONE = {
     "GputallyControllerStopped": {LAST_CYCLE: "0+60x20 stale", LEADER: "1x20 stale", "gputally_ledger_up": f"1{HOURS}"},
     "GputallyLedgerDown": {"gputally_ledger_up": "1x20 stale"},
 }
-"""A third: what died is no longer scraped, and has no series any more."""
+"""A third: a program that ended is no longer scraped and has no series."""
 
 
 def scenario(name: str, series: Mapping[str, str], checks: Sequence[Scenario], interval: str = "1m") -> Scenario:

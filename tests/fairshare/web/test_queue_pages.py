@@ -56,7 +56,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
 
 ROLES = {"": 401, "unknown": 401, "ingest": 403, "progress": 403}
-"""Who gets nowhere, and how they are told."""
+"""The roles that no page accepts, with the status of the refusal."""
 
 
 @pytest.mark.parametrize("role", ["", "unknown", "ingest", "progress", "team", "read", "policy", "both", "admin"])
