@@ -42,7 +42,10 @@ CaPath = Annotated[
         help="Certificate authorities (PEM) trusted for the accountant (default: the system's).",
     ),
 ]
-Kubeconfig = Annotated[Path | None, typer.Option(help="Kubeconfig file (default: the usual one).")]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(help="Kubeconfig file (default: $KUBECONFIG or ~/.kube/config; in a pod its service account)."),
+]
 Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
 
 
@@ -60,7 +63,7 @@ class AccountantOptions:
         typer.Option(
             "--cluster-name",
             envvar="GPUTALLY_FAIRSHARE_CLUSTER_NAME",
-            help="Name of this cluster in the ledger (default: everything in the ledger).",
+            help="Name of this cluster in the ledger (default: the usage of all clusters in the ledger counts).",
         ),
     ] = ""
 
@@ -84,7 +87,7 @@ class FleetOptions(AccountantOptions):
         typer.Option(
             "--accountants",
             envvar="GPUTALLY_FAIRSHARE_ACCOUNTANTS",
-            help="File with the accountants of other clusters that the policy counts.",
+            help="File that lists the accountants of other clusters whose usage the policy counts.",
         ),
     ] = None
 
@@ -98,11 +101,11 @@ class ClusterOptions:
     """The options for a cluster, and for the controller's ConfigMap in it."""
 
     cluster: Annotated[
-        str, typer.Option("--cluster", help="kubernetes, or a YAML file with the objects of a cluster.")
+        str, typer.Option("--cluster", help="kubernetes (the API server), or a YAML file with a cluster's objects.")
     ] = "kubernetes"
     kubeconfig: Kubeconfig = None
     status: Annotated[
-        str, typer.Option("--status", help="namespace/name of the controller's ConfigMap with the state of its law.")
+        str, typer.Option("--status", help="NAMESPACE/NAME of the ConfigMap in which the controller keeps its state.")
     ] = "gputally/gputally-fairshare"
 
     @property
@@ -121,12 +124,16 @@ class TargetOptions(ClusterOptions):
     runai_credentials: Annotated[
         Path | None,
         typer.Option(
-            envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS", help="Folder with client-id and client-secret for Run:ai."
+            envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS",
+            help="Folder with the files client-id and client-secret for Run:ai.",
         ),
     ] = None
     runai_ca_file: Annotated[
         Path | None,
-        typer.Option(envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE", help="Authorities (PEM) trusted for Run:ai."),
+        typer.Option(
+            envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE",
+            help="Certificate authorities (PEM) trusted for Run:ai (default: the system's).",
+        ),
     ] = None
 
     @contextmanager
@@ -171,7 +178,7 @@ def dry_run_cycle(
 
 
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
-    """Return the state of each target's law from the controller's ConfigMap."""
+    """Return the state of each target's law from the controller's ConfigMap; none if it cannot be read."""
     try:
         return status_config_map.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
     except ClusterError:

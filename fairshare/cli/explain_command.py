@@ -4,8 +4,8 @@ The command runs one cycle as the controller would now, in which it writes and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
 from fairshare.controller import policy_file as policies
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.queues_and_weights import UNLIMITED, Gang, Pod
+from fairshare.core.queues_and_weights import UNLIMITED, Gang
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
 from fairshare.explain.queue_and_pod_explanation import (
     PodAccount,
@@ -31,9 +31,7 @@ from fairshare.explain.queue_and_pod_explanation import (
     find_pods,
     mentions,
 )
-from fairshare.targets import modes
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import AccountantUnavailable, FairshareError
@@ -113,11 +111,12 @@ def _shares(levels: Sequence[QueueLevel]) -> Table:
     figures = ("guaranteed", "limit", "weight", "without history", "due", "holds", "asks", "left")
     table = titled_table("\nShare, GPUs", ("queue",), figures)
     for depth, level in enumerate(levels):
-        e, q = level.entitlement, level.queue
+        due, queue = level.entitlement, level.queue
+        limit = "none" if queue.limit == UNLIMITED else number(queue.limit, 1)
         table.add_row(
-            indented(depth, q.name), number(q.deserved, 1), "none" if q.limit == UNLIMITED else number(q.limit, 1),
-            number(q.weight), number(e.without_history, 2), number(e.gpus, 2), number(e.allocated, 1),
-            number(e.requested, 1), f"{level.left:+.1f}",
+            indented(depth, queue.name), number(queue.deserved, 1), limit, number(queue.weight),
+            number(due.without_history, 2), number(due.gpus, 2), number(due.allocated, 1), number(due.requested, 1),
+            f"{level.left:+.1f}",
         )  # fmt: skip
     return table
 
@@ -129,11 +128,11 @@ def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
         if level.weight is None:
             table.add_row(indented(depth, level.queue.name), *[""] * 7, "the target has no object for it")
             continue
-        x = level.weight.explanation
+        steps = level.weight.explanation
         table.add_row(
-            indented(depth, level.queue.name), f"{x.n:.2%}", f"{x.u:.2%}", number(x.proportional, 4),
-            f"{number(x.lower, 3)} … {number(x.upper, 3)}", number(x.previous, 4), number(x.stepped, 4),
-            number(x.value, 4), level.weight.why,
+            indented(depth, level.queue.name), f"{steps.n:.2%}", f"{steps.u:.2%}", number(steps.proportional, 4),
+            f"{number(steps.lower, 3)} … {number(steps.upper, 3)}", number(steps.previous, 4),
+            number(steps.stepped, 4), number(steps.value, 4), level.weight.why,
         )  # fmt: skip
     return table
 
@@ -151,9 +150,9 @@ def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
 
 
 def _publication(account: QueueAccount) -> Iterator[str]:
-    p = account.published
-    yield f"mode {p.mode}: {number(p.now, 4)} in force, {number(p.wanted, 4)} wanted"
-    yield from p.obstacles
+    published = account.published
+    yield f"mode {published.mode}: {number(published.now, 4)} in force, {number(published.wanted, 4)} wanted"
+    yield from published.obstacles
 
 
 def _gangs(gangs: Sequence[Gang]) -> Table:
@@ -214,23 +213,11 @@ def _instant(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-@dataclass(frozen=True, slots=True)
-class _ExplanationInput:
-    """The inputs of an explanation. past: the decisions that `--since` covers. modes: of the targets, by name."""
-
-    policy: Policy
-    report: CycleReport
-    pods: Sequence[Pod]
-    budgets: Sequence[BudgetState]
-    past: Sequence[Decision]
-    modes: Mapping[str, str]
-
-
 @with_option_groups
 def explain(
     subject: Annotated[str, typer.Argument(help="A queue of the policy, or a pod: NAME or NAMESPACE/NAME.")],
     policy: PolicyOrInForce = None,
-    since: Annotated[str, typer.Option(help="How far back to look for decisions about it.")] = "1d",
+    since: Annotated[str, typer.Option(help="Span of past decisions to show, for example 7d.")] = "1d",
     output: Printed = "table",
     *,
     at: FleetOptions,
@@ -241,50 +228,49 @@ def explain(
     others = at.others()
     with at.client() as client:
         in_force = policies.load(policy, others)[0] if policy is not None else client.policy()
-        inputs = _explanation_input(client, in_force, back_s, others, on)
-    if subject in {queue.name for queue in inputs.policy.queues}:
-        queues = explain_queue(
-            inputs.policy, inputs.report, subject, modes=inputs.modes, budgets=inputs.budgets, past=inputs.past
-        )
+        report, pods = dry_run_cycle(in_force, client, others, on)
+        past, budgets = _past_and_budgets(client, in_force, report, back_s)
+    if subject in {queue.name for queue in in_force.queues}:
+        queues = explain_queue(in_force, report, subject, budgets=budgets, past=past)
         if not queues:
-            raise FairshareError(f"{subject}: {_why_nothing(inputs.report)}")
+            raise FairshareError(f"{subject}: {_why_nothing(report)}")
         _print([queue_json(each) for each in queues], [queue_view(each) for each in queues], output)
         return
-    pod = _pod(inputs, subject)
-    _print([pod_json(pod)], [pod_view(pod)], output)
+    found = find_pods(pods, subject)
+    if len(found) > 1:
+        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in found)
+        raise FairshareError(f"{subject}: several pods have this name ({names}): write NAMESPACE/NAME")
+    if found:
+        account = explain_pod(in_force, report, found[0], pods, budgets=budgets, past=past)
+    else:
+        account = _deleted_pod(subject, past)
+    _print([pod_json(account)], [pod_view(account)], output)
 
 
-def _explanation_input(
-    client: AccountantApi, policy: Policy, back_s: int, others: OtherClusters, on: TargetOptions
-) -> _ExplanationInput:
-    report, pods = dry_run_cycle(policy, client, others, on)
+def _past_and_budgets(
+    client: AccountantApi, policy: Policy, report: CycleReport, back_s: int
+) -> tuple[list[Decision], list[BudgetState]]:
+    """Return the decisions of the last `back_s` seconds, and the budgets; none if the report already says that the
+    accountant does not answer."""
     now_ms = SystemClock().wall_ms()
     try:
         past = [d for d in client.decisions(now_ms - back_s * 1000, now_ms + 1) if d.subject != "*"]
-        budgets = client.budgets() if policy.budgets else []
+        return past, list(client.budgets()) if policy.budgets else []
     except AccountantUnavailable:
         if report.hold is None:
             raise
-        past, budgets = [], []  # the report already says that the accountant does not answer
-    return _ExplanationInput(policy, report, pods, budgets, past, modes(policy))
+        return [], []
 
 
-def _pod(inputs: _ExplanationInput, subject: str) -> PodAccount:
-    pods = find_pods(inputs.pods, subject)
-    if len(pods) > 1:
-        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods)
-        raise FairshareError(f"{subject}: several pods have this name ({names}): write NAMESPACE/NAME")
-    if pods:
-        return explain_pod(
-            inputs.policy, inputs.report, pods[0], inputs.pods,
-            modes=inputs.modes, budgets=inputs.budgets, past=inputs.past,
-        )  # fmt: skip
-    preemptions = tuple(d for d in inputs.past if d.kind == "preemption" and mentions(d, frozenset({subject})))
+def _deleted_pod(name: str, past: Sequence[Decision]) -> PodAccount:
+    """Return what is known of a pod that does not exist any more. Raises FairshareError if it was not preempted."""
+    preemptions = tuple(d for d in past if d.kind == "preemption" and mentions(d, frozenset({name})))
     if not preemptions:
         raise FairshareError(
-            f"{subject}: no queue of the policy, no pod that requests GPUs and no recent preemption has this name"
+            f"{name}: no queue of the policy, no pod that requests GPUs and no recent preemption has this name"
         )
-    return PodAccount(subject, None, None, None, ("it is gone; the decisions about it:",), (), preemptions)
+    gone = "the pod does not exist any more; the decisions below mention it"
+    return PodAccount(name, None, None, None, (gone,), (), preemptions)
 
 
 def _why_nothing(report: CycleReport) -> str:

@@ -78,7 +78,7 @@ def _replay_cycle(
 ) -> CycleReplay:
     policy = policies.get(cycle.policy_version)
     if policy is None:
-        return CycleReplay(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
+        return CycleReplay(cycle, 0, (), f"the accountant has no version {cycle.policy_version} of the policy")
     try:
         if cycle.kind == "weight":
             numbers = _weights(cycle, decisions, cycle_report.replay_weights(policy, cycle))
@@ -172,7 +172,12 @@ _DECISION = re.compile(r"[0-9a-f]{16}/(\d{1,15})/.+")
 
 @with_option_groups
 def replay(
-    when: Annotated[str, typer.Argument(metavar="DATE|DECISION", help="2026-11-21, 2026-11-21T10:00Z, or an id.")],
+    when: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATE|DECISION", help="Day (2026-11-21), minute (2026-11-21T10:00Z), or a decision's id."
+        ),
+    ],
     output: Printed = "table",
     *,
     at: AccountantOptions,
@@ -189,7 +194,7 @@ def replay(
     chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == cycle]
     replays = recount(chosen, policies, version("gputally"))
     if not replays:
-        reason = "no such decision" if wanted else "the controller decided nothing in this time"
+        reason = "the accountant has no such decision" if wanted else "the controller decided nothing in this time"
         if one is not None:
             reason = f"a decision of kind {one.kind} has no record of a cycle's inputs: {one.reason}"
         raise FairshareError(f"{when}: {reason}")
@@ -206,7 +211,9 @@ def _span(when: str) -> tuple[int, int, str | None]:
     try:
         at_time = datetime.fromisoformat(when)
     except ValueError as error:
-        raise FairshareError(f"{when}: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id") from error
+        raise FairshareError(
+            f"{when}: neither a date such as 2026-11-21 or 2026-11-21T10:00Z, nor a decision's id"
+        ) from error
     at_time = at_time if at_time.tzinfo is not None else at_time.replace(tzinfo=UTC)
     start_ms = round(at_time.timestamp() * MS_PER_SECOND)
     return start_ms, start_ms + (MS_PER_DAY if "T" not in when and " " not in when else MS_PER_MINUTE), None

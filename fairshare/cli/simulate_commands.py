@@ -31,7 +31,7 @@ from fairshare.explain.what_if_simulation import (
 from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.policy_comparison import Result, parallel_replays
-from fairshare.simulator.simulation_model import Workload, workload_of
+from fairshare.simulator.simulation_model import Workload, capacity_for, workload_of
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, Terminal, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
@@ -41,36 +41,50 @@ from gputally.base.yaml_file import read
 
 
 def simulate(
-    trace: Annotated[Path | None, typer.Option(help="Jobs: CSV, CSV.gz or Parquet (docs/traces.md).")] = None,
-    law: Annotated[str, typer.Option(help="Law or policy to run, or several, separated by commas.")] = "deficit",
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace file with the jobs: CSV, CSV.gz or Parquet (docs/traces.md).")
+    ] = None,
+    law: Annotated[
+        str, typer.Option(help="Feedback law or scheduling policy to replay; several are separated by commas.")
+    ] = "deficit",
     with_all: Annotated[bool, typer.Option("--compare", help="Also run every feedback law and baseline.")] = False,
-    share: Annotated[Path | None, typer.Option(help="CSV with each team's `share` (default: equal shares).")] = None,
-    team_column: Annotated[str, typer.Option(help="Column with a job's team.")] = "team",
-    start: Annotated[str, typer.Option(help="Time in the trace to begin at, for example 41d33m.")] = "0s",
-    days: Annotated[int | None, typer.Option(min=8, help="Days to replay (default: to the last submission).")] = None,
+    share: Annotated[
+        Path | None, typer.Option(help="CSV file with the columns `team` and `share` (default: equal shares).")
+    ] = None,
+    team_column: Annotated[str, typer.Option(help="Column of the trace with a job's team.")] = "team",
+    start: Annotated[
+        str, typer.Option(help="Time after the start of the trace at which the replay begins, for example 41d33m.")
+    ] = "0s",
+    days: Annotated[
+        int | None, typer.Option(min=8, help="Number of days to replay (default: up to the last submission).")
+    ] = None,
     leave_out_faulty: Annotated[
         bool, typer.Option("--leave-out-faulty", help="Replay without the invalid rows.")
     ] = False,
     loads: Annotated[
-        str, typer.Option(help="Offered work over the cluster's capacity, or several with commas.")
+        str, typer.Option(help="Offered work as a multiple of the cluster's capacity; several are separated by commas.")
     ] = "1.13",
-    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs of the cluster, instead of --loads.")] = None,
+    capacity: Annotated[
+        int | None, typer.Option(min=1, help="Number of GPUs of the cluster, instead of --loads.")
+    ] = None,
     windows: Annotated[int, typer.Option(min=1, max=100, help="Number of windows to replay; 1: the whole trace.")] = 1,
     window_days: Annotated[int, typer.Option(min=15, help="Days of each window; the first week is warm-up.")] = 21,
-    plots: Annotated[Path | None, typer.Option(help="Folder for figures.")] = None,
-    kai_config: Annotated[Path | None, typer.Option(help="A scenario of KAI's own time-based simulator.")] = None,
-    output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder to which figures are written as SVG.")] = None,
+    kai_config: Annotated[
+        Path | None, typer.Option(help="Scenario file of KAI's time-based simulator, to run instead of a trace.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="CSV file to which the results are written.")] = None,
 ) -> None:
     """Replay a job trace under feedback laws and schedulers, and measure how fair each was."""
     if kai_config is not None:
         _kai(kai_config, law, output)
         return
     if trace is None:
-        raise FairshareError("give --trace or --kai-config")
+        raise FairshareError("nothing to replay: give --trace or --kai-config")
     names = list(dict.fromkeys([*law.split(","), *(scheduling_policies.NAMES if with_all else ())]))
     for name in names:
         if scheduling_policies.unknown(name):
-            raise FairshareError(f"no policy {name!r}; one of {', '.join(scheduling_policies.NAMES)}")
+            raise FairshareError(f"--law: no policy {name!r}; give one of {', '.join(scheduling_policies.NAMES)}")
     if plots is not None:
         policy_comparison.available()
     workload, parts = _workload(trace, share, team_column, leave_out_faulty)
@@ -78,12 +92,18 @@ def simulate(
     length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
     workload = workload.between(begin, begin + length)
     if length < 8 * 86_400 or not workload.submit_s:
-        raise FairshareError(f"{trace}: a replay needs jobs of at least eight days: the first week fills the cluster")
-    sizes = policy_comparison.capacities_for(workload, length / 3600, _loads(loads))
+        raise FairshareError(
+            f"{trace}: the jobs from --start on span less than eight days; a replay needs that many, because its first"
+            " week only fills the cluster"
+        )
+    sizes = [(load, capacity_for(workload, length / 3600, load)) for load in _loads(loads)]
     if capacity is not None:
         sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
     if windows > 1 and window_days * 86_400 > length:
-        raise FairshareError(f"--window-days {window_days}: the replay has {length // 86_400} days")
+        raise FairshareError(
+            f"--window-days {window_days}: the replay has only {length // 86_400} days; give fewer days, or more with"
+            " --days"
+        )
     spans = policy_comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)
     results = _run(workload, parts, names, spans, sizes)
@@ -125,14 +145,14 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     if lenient:
         jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
         if faults:
-            Terminal(stderr=True).print(f"left out {len(faults)} rows, the first: {faults[0]}")
+            Terminal(stderr=True).print(f"{len(faults)} invalid rows are left out, the first one is {faults[0]}")
     else:
         jobs = job_traces.load(trace, 0, team=team)
     teams = teams_of(jobs)
     share_of = job_traces.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
     names = [name for name in teams if name in share_of]
     if not names:
-        raise FairshareError(f"{share}: no team of {trace} has a share")
+        raise FairshareError(f"{share}: no team of {trace} has a share; the teams are {', '.join(teams[:20])}")
     whole = sum(share_of[name] for name in names)
     return workload_of(jobs, names), [share_of[name] / whole for name in names]
 
@@ -140,7 +160,9 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
 def _kai(path: Path, law: str, output: Path | None) -> None:
     """Run a scenario of KAI's own simulator, print the GPUs of each queue, and write the CSV."""
     if law not in kai_scenario_file.LAWS:
-        raise FairshareError(f"no law {law!r} for a scenario; one of {', '.join(kai_scenario_file.LAWS)}")
+        raise FairshareError(
+            f"--law: no law {law!r} for a scenario of KAI; give one of {', '.join(kai_scenario_file.LAWS)}"
+        )
     try:
         scenario = kai_scenario_file.parse(read(path))
     except DivisionError as error:
@@ -171,24 +193,29 @@ def _loads(text: str) -> list[float]:
     try:
         loads = [float(part) for part in text.split(",")]
     except ValueError:
-        raise FairshareError(f"--loads: {text!r} is not a list of numbers") from None
+        raise FairshareError(f"--loads: {text!r} is not a list of numbers, for example 0.9,1.13") from None
     if not all(0.01 <= load <= 100 for load in loads):
-        raise FairshareError(f"--loads: {text}: write numbers from 0.01 to 100")
+        raise FairshareError(f"--loads: {text}: give numbers from 0.01 to 100")
     return loads
 
 
 @with_option_groups
 def what_if(
-    policy: Annotated[Path, typer.Argument(help="The other policy (YAML).")],
+    policy: Annotated[Path, typer.Argument(help="Policy file (YAML) to try.")],
     against: Annotated[
-        Path | None, typer.Option(help="Policy to compare with (default: the accountant's policy in force).")
+        Path | None, typer.Option(help="Policy file to compare with (default: the accountant's policy in force).")
     ] = None,
-    since: Annotated[str, typer.Option(help="Span of the history to replay.")] = "30d",
-    trace: Annotated[Path | None, typer.Option(help="Trace file (docs/traces.md), instead of the ledger.")] = None,
-    capacity: Annotated[int | None, typer.Option(min=1, help="GPUs of the cluster; required with --trace.")] = None,
+    since: Annotated[str, typer.Option(help="Span of the ledger's history to replay, up to now.")] = "30d",
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace file with the jobs (docs/traces.md), instead of the ledger.")
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of GPUs of the cluster (default: the ledger's; required with --trace)."),
+    ] = None,
     format: Annotated[Output, typer.Option("--format", help="Format of the output.")] = "table",
-    output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
-    plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
+    output: Annotated[Path | None, typer.Option(help="CSV file to which the comparison is written.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder to which the figure is written as SVG.")] = None,
     *,
     at: AccountantOptions,
 ) -> None:

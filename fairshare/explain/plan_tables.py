@@ -9,9 +9,8 @@ from dataclasses import asdict
 from math import fsum
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
@@ -19,6 +18,8 @@ from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.preemption_cycle import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
+from gputally.base.command_output import figures as right_aligned
+from gputally.base.command_output import table
 
 MOST_NODES = 4
 """Largest number of nodes with lost GPUs that are named."""
@@ -28,7 +29,8 @@ _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
 def number(value: Value | None, digits: int = 3) -> str:
-    """Format with at most `digits` decimals, without trailing zeros. A text stays unchanged."""
+    """Format a number with at most `digits` decimals, without trailing zeros: `unset` for None, `unlimited` for -1. A
+    text stays unchanged."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -93,7 +95,9 @@ def steps_table(division: Division) -> RenderableType:
 
 
 def lost_words(lost: Mapping[str, float]) -> str:
-    """Describe the lost GPUs that are not part of the capacity, by node; empty if there are none."""
+    """Describe the lost GPUs, which are not part of the capacity: ` without 3 lost on n1 (2), n2 (1)`; "" for none.
+
+    lost: the number of lost GPUs by node."""
     if not lost:
         return ""
     nodes = [f"{node} ({number(count, 1)})" for node, count in sorted(lost.items())]
@@ -220,12 +224,13 @@ def division_json(case: DivisionProblem, division: Division, *, explain: bool) -
 
 
 def indented(depth: int, name: str) -> str:
-    """Return a queue's name with its indentation in the tree."""
+    """Return a queue's name, indented by its depth in the tree."""
     return "  " * min(depth, MOST_INDENT) + name
 
 
 def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
-    """Yield (depth, name), children after their parents, siblings by name."""
+    """Yield (depth, name) of every queue, children after their parents, siblings by name. parents: the parent of each
+    queue; None for a root."""
     children: dict[str | None, list[str]] = {}
     for name in sorted(parents, reverse=True):
         children.setdefault(parents[name], []).append(name)
@@ -243,16 +248,8 @@ def titled_table(
 
     names, figures, more: the headings in this order. Columns of figures are right-aligned.
     folded: the heading of a last column whose texts wrap; "" for none."""
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in names:
-        table.add_column(heading)
-    for heading in figures:
-        table.add_column(heading, justify="right")
-    for heading in more:
-        table.add_column(heading)
-    if folded:
-        table.add_column(folded, overflow="fold")
-    return table
+    last = [Column(folded, overflow="fold")] if folded else []
+    return table(Text(title, "bold"), [*names, *right_aligned(*figures), *more, *last])
 
 
 def plan_document(report: CycleReport) -> dict[str, Any]:

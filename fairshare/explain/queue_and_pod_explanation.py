@@ -19,6 +19,7 @@ from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach
+from fairshare.targets import modes
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 _ROUNDING = 1e-6
@@ -26,10 +27,11 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """One queue on the path from the root to the explained one.
+    """One queue on the path from the root to the explained queue.
 
-    left: the GPUs that it is due and does not hold; negative if it holds more.
-    weight: None if the target has no object for it."""
+    left: the GPUs that the queue is due and does not hold; negative if it holds more than it is due.
+    standing: what the target reports of the queue; None if the target has no object for it.
+    weight: the computed weight; None if the target has no object for the queue."""
 
     queue: QueuePolicy
     entitlement: Entitlement
@@ -57,9 +59,10 @@ def share_sentence(level: QueueLevel) -> str:
 def waiting_reasons(
     policy: Policy, levels: Sequence[QueueLevel], gpus: float, free: float, need: float, gang_gpus: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return why `need` more GPUs are not available, and what would have to change. The most restrictive queue of the
-    path decides.
+    """Return two tuples of sentences: whether a gang can get `need` more GPUs and why, and what would have to change.
+    The most restrictive queue of the path decides.
 
+    levels: the path from the root to the gang's queue.
     gpus, free: all GPUs of the target, and the free ones.
     gang_gpus: the GPUs that the gang needs in total, including those that it holds."""
     if gang_gpus > gpus:
@@ -81,7 +84,8 @@ def waiting_reasons(
     excess = need - tightest.left
     if excess <= _ROUNDING:
         inside = all(
-            lv.queue.deserved == UNLIMITED or lv.entitlement.allocated + need <= lv.queue.deserved for lv in levels
+            level.queue.deserved == UNLIMITED or level.entitlement.allocated + need <= level.queue.deserved
+            for level in levels
         )
         kind = "guaranteed quota" if inside else "fair share"
         if free >= need:
@@ -94,10 +98,13 @@ def waiting_reasons(
         return (f"{text}, yet {free:g} GPUs are free: the scheduler may lend them",), ()
     text = f"{text}, and only {free:g} GPUs are free: no workload is preempted for it"
     remedies = [f"{need - free:g} GPUs come free anywhere, or {excess:g} GPUs of {name!r} itself end"]
-    exhausted = [lv for lv in levels if lv.weight is not None and lv.weight.configured == 0 < lv.queue.weight]
+    exhausted = [
+        level.queue.name
+        for level in levels
+        if level.weight is not None and level.weight.configured == 0 < level.queue.weight
+    ]
     if exhausted:
-        budget_queue = exhausted[0].queue.name
-        remedies.append(f"the budget of {budget_queue!r} is exhausted: nothing over its quota until the month ends")
+        remedies.append(f"the budget of {exhausted[0]!r} is exhausted: nothing over its quota until the month ends")
     else:
         remedies += _history_remedies(policy, tightest)
         allocated = own.entitlement.allocated
@@ -106,7 +113,8 @@ def waiting_reasons(
 
 
 def _history_remedies(policy: Policy, level: QueueLevel) -> Iterator[str]:
-    """Yield how time changes the share of a queue: its usage ages, debts are repaid, its weight moves."""
+    """Yield a sentence for each change that time brings to a queue's share: its usage ages, GPU-hours that it is owed
+    are repaid, its weight moves."""
     cost = level.entitlement.without_history - level.entitlement.gpus
     if cost > _ROUNDING:
         yield (
@@ -157,7 +165,8 @@ def _until(budget: BudgetState) -> str:
 
 
 def fragmentation_notes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
-    """Yield a note if no node is large enough, or if only all free GPUs together suffice. by_node: GPUs by node."""
+    """Yield a note if no node has as many GPUs as the pod requests, or if only the free GPUs of several nodes together
+    are enough. by_node: the GPUs of each node; empty if unknown."""
     if not by_node:
         return
     allocated: dict[str, float] = {}
@@ -184,12 +193,13 @@ def span(ms: int) -> str:
 
 
 MOST_PAST = 5
-"""Number of past decisions shown."""
+"""Largest number of past decisions that an explanation has."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedWeight:
-    """The weight of a queue at a target: the one in force now, the computed one, and what prevents its publication."""
+    """The weight of a queue at a target: the one in force now, the computed one (wanted), and what prevents its
+    publication. None: the target has no object for the queue."""
 
     mode: str
     now: float | None
@@ -247,21 +257,17 @@ def explain_queue(
     report: CycleReport,
     name: str,
     *,
-    modes: Mapping[str, str],
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> tuple[QueueAccount, ...]:
-    """Return one explanation per target with computed weights.
+    """Return one explanation per target for which the cycle computed entitlements.
 
-    modes: the mode of every target, from the policy.
     past: decisions, newest first.
 
     Raises KeyError for a queue that the policy does not have."""
     path = PolicyTree(policy).path(name)
     return tuple(
-        _explain_at(target, policy, report, path, modes, budgets, past)
-        for target in report.targets
-        if target.entitlements
+        _explain_at(target, policy, report, path, budgets, past) for target in report.targets if target.entitlements
     )
 
 
@@ -276,7 +282,6 @@ def explain_pod(
     pod: Pod,
     pods: Sequence[Pod],
     *,
-    modes: Mapping[str, str],
     budgets: Sequence[BudgetState] = (),
     past: Sequence[Decision] = (),
 ) -> PodAccount:
@@ -296,7 +301,7 @@ def explain_pod(
             return PodAccount(name, pod, None, None, (text,), (), preemptions)
     else:
         owner = gang.queue
-    accounts = explain_queue(policy, report, owner, modes=modes, budgets=budgets, past=past)
+    accounts = explain_queue(policy, report, owner, budgets=budgets, past=past)
     account = next((a for a in accounts if not gangs or a.target == gangs[0][0].target), None)
     now_ms = report.at_ms
     if pod.held:
@@ -338,7 +343,6 @@ def _explain_at(
     policy: Policy,
     report: CycleReport,
     path: Sequence[QueuePolicy],
-    modes: Mapping[str, str],
     budgets: Sequence[BudgetState],
     past: Sequence[Decision],
 ) -> QueueAccount:
@@ -363,7 +367,7 @@ def _explain_at(
         sentences += [f"its smallest waiting gang: {text}" for text in why]
     decisions = tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST]
     return QueueAccount(
-        target.target, target.gpus, target.lost, free, levels, _published(target, report, name, modes),
+        target.target, target.gpus, target.lost, free, levels, _published(target, report, name, modes(policy)),
         tuple(waiting), limiting, tuple(sentences), cures, decisions,
     )  # fmt: skip
 

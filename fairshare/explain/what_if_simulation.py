@@ -20,12 +20,16 @@ from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback
-from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of
+from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of, workload_of_rows
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 
 HOUR_S = 3600
+WARM_UP_S = 7 * 86_400
+"""Longest replay before the shown span, so that the span begins with full queues and a history."""
+Days = list[tuple[float, list[float]]]
+"""For each day its end in days since the start of the span, and the mean GPUs of every queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ def leaves_only(policy: Policy) -> Policy:
     return policy.model_copy(update={"queues": leaves, "budgets": ()})
 
 
+def leaf_names(policy: Policy) -> list[str]:
+    """Return the names of the leaf queues, in the order of the policy."""
+    return [queue.name for queue in leaves_only(policy).queues]
+
+
 def bounded_together(policy: Policy) -> list[str]:
     """Return the queues whose quota or limit applies to several leaves, which one level cannot represent."""
     tree = PolicyTree(policy)
@@ -72,8 +81,11 @@ def bounded_together(policy: Policy) -> list[str]:
 def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
 ) -> Record:
-    """Replay `workload` under `policy` on `gpus` GPUs. The workload's queues are the policy's leaves, in order."""
+    """Replay `workload` under `policy` on `gpus` GPUs. Jobs of queues that are no leaves of the policy are left out.
+
+    progress: called with the finished part, 0..1."""
     one_level = leaves_only(policy)
+    workload = _sorted_into(workload, [queue.name for queue in one_level.queues])
     targets = static_parts(one_level, float(gpus))
     pool = Pool(
         gpus,
@@ -104,8 +116,8 @@ def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
     return tuple(queues)
 
 
-def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
-    """Return for the end of each day its days since `from_s`, and the mean GPUs of every queue in that day."""
+def daily(record: Record, from_s: int) -> Days:
+    """Return for each day its end in days since `from_s`, and the mean GPUs that every queue held in it."""
     return [
         (
             (at - from_s) / 86_400,
@@ -118,8 +130,8 @@ def daily(record: Record, from_s: int) -> list[tuple[float, list[float]]]:
     ]
 
 
-def daily_from_ledger(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list[float]]]:
-    """Return the same as `daily` from the ledger: gpu_us[hour][queue], from the first shown hour on."""
+def daily_from_ledger(gpu_us: Sequence[Sequence[int]]) -> Days:
+    """Return what `daily` returns, from the GPU-microseconds in the ledger: gpu_us[hour][queue]."""
     days = []
     for at in range(24, len(gpu_us) + 1, 24):
         hours = gpu_us[at - 24 : at]
@@ -127,13 +139,8 @@ def daily_from_ledger(gpu_us: Sequence[Sequence[int]]) -> list[tuple[float, list
     return days
 
 
-WARM_UP_S = 7 * 86_400
-"""Longest replay before the shown span, so that the span begins with full queues and a history."""
-Days = list[tuple[float, list[float]]]
-
-
 class WhatIfError(FairshareError):
-    """There is no history to replay."""
+    """There is no history to replay, or an option that the replay needs is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +172,7 @@ def history_from_ledger(
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
     start_ms = end_ms - (hours + warm) * MS_PER_HOUR
-    leaves = [queue.name for queue in leaves_only(policy).queues]
+    leaves = leaf_names(policy)
     held: list[HeldHour] = []
     whole = [0] * (hours + warm)
     begin = datetime.fromtimestamp(start_ms / 1000, UTC)
@@ -190,7 +197,10 @@ def history_from_ledger(
     waits = client.median_waits_s(start_ms, end_ms)
     workload = job_traces.jobs(held, leaves, gpus_by_job, waits)
     if not workload.submit_s:
-        raise WhatIfError(f"no queue of the policy ({', '.join(leaves)}) held a GPU in that time")
+        raise WhatIfError(
+            f"no queue of the policy ({', '.join(leaves)}) held a GPU in the last {span_s // HOUR_S} hours: choose a"
+            " longer span, or a policy with the queues of the ledger"
+        )
     index = {name: i for i, name in enumerate(leaves)}
     amounts = [[0] * len(leaves) for _ in range(hours)]
     for each in held:
@@ -199,7 +209,7 @@ def history_from_ledger(
     had = [sum(column) / job_traces.US_PER_GPU_HOUR for column in zip(*amounts, strict=True)]
     notes = list(job_traces.ASSUMED)
     if known > warm:
-        notes.append(f"the books begin {known - warm} hours into the span")
+        notes.append(f"the ledger has no records of the first {known - warm} hours of the span")
     if policy.window.kind != "sliding":
         notes.append(f"the {policy.window.kind} window counts as a sliding one of its size")
     if policy.usage.clusters:
@@ -213,10 +223,10 @@ def history_from_ledger(
 
 def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     """Load a job trace in whole days. Raises WhatIfError, TraceError."""
-    leaves = [queue.name for queue in leaves_only(policy).queues]
+    leaves = leaf_names(policy)
     workload = workload_of(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
-        raise WhatIfError(f"{path}: no job of a queue of the policy ({', '.join(leaves)})")
+        raise WhatIfError(f"{path}: no job has a team that is a leaf queue of the policy ({', '.join(leaves)})")
     end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)
     notes = [job_traces.ASSUMED[-1]]
     if workload.left_out:
@@ -234,11 +244,6 @@ class ComparedQueue:
     then: ReplayedQueue
 
 
-def leaves(policy: Policy) -> list[str]:
-    """Return the queues that hold GPUs themselves, in the order of the policy."""
-    return [queue.name for queue in leaves_only(policy).queues]
-
-
 def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ...]:
     """Return the assumptions behind the comparison."""
     notes = list(past.assumptions)
@@ -248,26 +253,21 @@ def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ..
     too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
     if too_large:
         notes.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
-    missing = sorted(set(leaves(now)) ^ set(leaves(then)))
+    missing = sorted(set(leaf_names(now)) ^ set(leaf_names(then)))
     if missing:
-        notes.append(f"only one of the policies has {', '.join(missing)}: there it held nothing")
+        notes.append(f"only one of the policies has {', '.join(missing)}; under the other they have no GPUs")
     return tuple(notes)
-
-
-def replay_history(policy: Policy, past: ReplayHistory, progress: Callable[[float], None] | None = None) -> Record:
-    """Replay the past under `policy`. progress: called with the finished part, 0..1."""
-    return replay_under(policy, _sorted_into(past.workload, leaves(policy)), past.gpus, past.end_s, progress)
 
 
 def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
     """Return the jobs with `leaves` as queues; jobs of other queues are left out."""
     index = {name: i for i, name in enumerate(leaves)}
-    kept = [i for i, q in enumerate(workload.queue) if workload.queues[q] in index]
-    return Workload(
-        tuple(leaves), [workload.submit_s[i] for i in kept], [workload.gpus[i] for i in kept],
-        [workload.duration_s[i] for i in kept], [index[workload.queues[workload.queue[i]]] for i in kept],
-        len(workload.queue) - len(kept),
-    )  # fmt: skip
+    rows = [
+        (submit_s, gpus, duration_s, index[workload.queues[queue]])
+        for submit_s, gpus, duration_s, queue in workload.rows()
+        if workload.queues[queue] in index
+    ]
+    return workload_of_rows(leaves, rows, len(workload.queue) - len(rows))
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
@@ -304,12 +304,12 @@ def compare(
     progress: called with the finished part, 0..1, and the current step."""
     first_step, second_step = "replaying the policy in force", "replaying the draft"
     progress(0.0, first_step)
-    before = replay_history(now, past, lambda part: progress(part / 2, first_step))
+    before = replay_under(now, past.workload, past.gpus, past.end_s, lambda part: progress(part / 2, first_step))
     progress(0.5, second_step)
-    after = replay_history(then, past, lambda part: progress(0.5 + part / 2, second_step))
-    names = leaves(then)
+    after = replay_under(then, past.workload, past.gpus, past.end_s, lambda part: progress(0.5 + part / 2, second_step))
+    names = leaf_names(then)
     days: dict[str, tuple[list[str], Days]] = {
-        "now": (leaves(now), daily(before, past.from_s)),
+        "now": (leaf_names(now), daily(before, past.from_s)),
         "then": (names, daily(after, past.from_s)),
         "had": (names, past.days or []),
     }

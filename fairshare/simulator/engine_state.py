@@ -56,7 +56,7 @@ _NUMBER = attrgetter("number")
 class Line:
     """The waiting gangs of a queue, in the order of submission. Only the first `depth` gangs may start.
 
-    smallest: the GPUs of the smallest gang within the depth; `NEVER` if none waits."""
+    smallest: the GPUs of the smallest gang that may start; `NEVER` if none waits."""
 
     def __init__(self, depth: int) -> None:
         self.gangs: list[Gang] = []
@@ -64,11 +64,11 @@ class Line:
         self._depth = depth
 
     def front(self) -> list[Gang]:
-        """Return the gangs within the depth."""
+        """Return the first `depth` gangs."""
         return self.gangs[: self._depth]
 
     def depth(self) -> int:
-        """Return how many gangs are within the depth."""
+        """Return how many gangs may start, which is at most the line's depth."""
         return min(self._depth, len(self.gangs))
 
     def join(self, gang: Gang) -> None:
@@ -144,7 +144,9 @@ class QueueTree:
         return self._levels[asking, leaf]
 
     def above_share(self, q: int, held: Sequence[int], shares: Sequence[float]) -> bool:
-        """Return True if the queue holds more than other queues must leave to it."""
+        """Return True if a queue holds more GPUs than its limit, or more than both its share and its deserved quota.
+
+        held, shares: of all queues. Other queues may take back what is above."""
         return held[q] > min(self.limits[q], max(self.deserved[q], shares[q])) + EPSILON
 
     def request(self, leaf: int, gpus: int) -> None:
@@ -230,9 +232,9 @@ class PoolPlacement:
 class NodePlacement:
     """Places gangs on the slots of nodes. An outage withdraws a GPU and restores it; outages may overlap.
 
-    A gang that fits on one node goes to the node with the fewest free slots that can hold it. A larger gang takes the
-    emptiest nodes first, and its rest is placed like a smaller gang. Only the numbers of free slots and the order of
-    the nodes decide."""
+    A gang that fits on one node goes to the node with the fewest free slots that can hold it. A larger gang first takes
+    the emptiest nodes as a whole, and its remaining members are placed like a smaller gang. Only the numbers of free
+    slots and the order of the nodes decide."""
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.slots: tuple[Slot, ...] = tuple(slot for node in nodes for slot in slots_of(node))

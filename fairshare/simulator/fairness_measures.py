@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fairshare.laws.division import fill
-from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Outcome, Record, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Outcome, Record
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 WARM_UP_S = 7 * 86_400
+"""The first seconds of a run, which only fill the cluster and do not count."""
 LENGTHS_H = {168: 42, 24: 6}
 """The hours from the start of a window to the start of the next, by the length of the windows in hours."""
 SHORT_S = 600
@@ -38,7 +39,10 @@ _LEAST_ENTITLEMENT = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One window: the used, feasible and due GPU-seconds per queue, and the possible GPU-seconds of the cluster."""
+    """One window.
+
+    used, demand, due: the GPU-seconds that each queue used, could use at most, and was due.
+    possible: the GPU-seconds of the whole cluster."""
 
     start_s: int
     end_s: int
@@ -100,56 +104,40 @@ class PolicyScore:
     slowdown: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The jobs of a workload as arrays."""
-
-    submit: Ints
-    duration: Ints
-    gpus: Ints
-    queue: Ints
-
-    @classmethod
-    def of(cls, jobs: Workload) -> _Columns:
-        return cls(*(np.asarray(column) for column in (jobs.submit_s, jobs.duration_s, jobs.gpus, jobs.queue)))
-
-
-def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
-    """Return all windows of `length_h` hours that begin at or after `from_s`, LENGTHS_H[length_h] hours apart.
+def spans(record: Record, length_h: int) -> list[Span]:
+    """Return all windows of `length_h` hours that begin after the warm-up, LENGTHS_H[length_h] hours apart.
 
     Every window begins at a snapshot."""
-    stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
-    jobs = _Columns.of(record.workload)
-    backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
-    starts = range(from_s, record.end_s - length + 1, stride)
-    return [_span(record, jobs, backlogs[at // SNAPSHOT_S], at, at + length) for at in starts]
+    stride, length_s = LENGTHS_H[length_h] * 3600, length_h * 3600
+    jobs = record.workload
+    submit, duration, gpus, queue = map(np.asarray, (jobs.submit_s, jobs.duration_s, jobs.gpus, jobs.queue))
+    windows = []
+    for start_s in range(WARM_UP_S, record.end_s - length_s + 1, stride):
+        end_s, queues = start_s + length_s, len(jobs.queues)
+        used = np.array(record.used[end_s // CONTROL_S], float) - np.array(record.used[start_s // CONTROL_S], float)
+        late, left = map(np.asarray, record.backlog[start_s // SNAPSHOT_S])
+        demand = np.bincount(queue[late], gpus[late] * np.minimum(left, length_s), queues)
+        first, last = np.searchsorted(submit, [start_s + 1, end_s])
+        arrived = slice(int(first), int(last))
+        able = np.minimum(duration[arrived], end_s - submit[arrived])
+        demand = demand + np.bincount(queue[arrived], gpus[arrived] * able, queues)
+        demand = np.maximum(demand, used)
+        due = np.array(fill(fsum(used.tolist()), demand.tolist(), list(record.pool.weights)))
+        windows.append(Span(start_s, end_s, used, demand, due, float(record.pool.capacity * length_s)))
+    return windows
 
 
-def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, Ints], start_s: int, end_s: int) -> Span:
-    queues = len(record.workload.queues)
-    used = np.array(record.used[end_s // CONTROL_S], float) - np.array(record.used[start_s // CONTROL_S], float)
-    late, left = backlog
-    demand = np.bincount(jobs.queue[late], jobs.gpus[late] * np.minimum(left, end_s - start_s), queues)
-    first, last = np.searchsorted(jobs.submit, [start_s + 1, end_s])
-    arrived = slice(int(first), int(last))
-    able = np.minimum(jobs.duration[arrived], end_s - jobs.submit[arrived])
-    demand = demand + np.bincount(jobs.queue[arrived], jobs.gpus[arrived] * able, queues)
-    demand = np.maximum(demand, used)
-    due = np.array(fill(fsum(used.tolist()), demand.tolist(), list(record.pool.weights)))
-    return Span(start_s, end_s, used, demand, due, float(record.pool.capacity * (end_s - start_s)))
-
-
-def contended(reference: Record, from_s: int = WARM_UP_S) -> dict[int, frozenset[int]]:
+def contended(reference: Record) -> dict[int, frozenset[int]]:
     """Return for each window length the starts of the windows in which demand exceeded capacity."""
     return {
-        length: frozenset(each.start_s for each in spans(reference, length, from_s) if each.contended)
-        for length in LENGTHS_H
+        length: frozenset(each.start_s for each in spans(reference, length) if each.contended) for length in LENGTHS_H
     }
 
 
-def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_s: int = WARM_UP_S) -> PolicyScore:
+def score(policy: str, record: Record, windows: dict[int, frozenset[int]]) -> PolicyScore:
     """Return the figures of one run. windows: the result of `contended` for the first-come-first-served run."""
-    weeks, days = spans(record, 168, from_s), spans(record, 24, from_s)
+    from_s = WARM_UP_S
+    weeks, days = spans(record, 168), spans(record, 24)
     used = np.array(record.used[record.end_s // CONTROL_S], float) - np.array(record.used[from_s // CONTROL_S], float)
     demand, due, used_sums = (
         [float(value) for value in np.sum(rows, axis=0)] if rows else []
@@ -183,7 +171,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
 
 
 def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
-    """Return (movement per day, widest swing) of the normalised weights in force."""
+    """Return `move_per_day` and `swing` of PolicyScore, from the weights in force after `from_s`."""
     weights = np.array(record.weights[from_s // CONTROL_S :], float)
     if len(weights) < 2:
         return 0.0, 1.0

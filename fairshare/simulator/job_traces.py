@@ -27,15 +27,15 @@ from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from fairshare.simulator.simulation_model import Job, JobKind, Workload, workload
+from fairshare.simulator.simulation_model import Job, JobKind, Workload, workload_of_rows
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_SECOND
 
 REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
 UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
-"""The columns with the utilisation. The first that a row has counts."""
+"""The columns that can contain the utilisation in percent. In each row the first one with a value counts."""
 DEFAULT_UTILISATION_PERMILLE = 500
-"""The utilisation of a job without one in the trace: half. It affects busy and idle time, never shares."""
+"""The utilisation, in permille, of a job whose row has none. It affects busy and idle time, never shares."""
 _LARGEST_S = 10 * 366 * 86_400
 _LARGEST_GANG = 1_000_000
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -43,7 +43,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a trace and its place; as text `place: reason`."""
+    """The reason why a row of a trace is not a valid job, and the row's place. `str()` gives `place: reason`."""
 
     place: str
     reason: str
@@ -57,9 +57,10 @@ class _BadCell(ValueError):
 
 
 def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
-    """Return the jobs in the order of submission, and the faults in the order of the rows (place, cells by column).
+    """Return the jobs in the order of submission, and the faults in the order of the rows.
 
-    `submit_offset_s` counts from `start_ms`."""
+    rows: the place of each row, and its cells by column.
+    start_ms: the time from which `submit_offset_s` counts."""
     jobs: list[Job] = []
     faults: list[Fault] = []
     seen: dict[str, str] = {}
@@ -89,7 +90,7 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
     duration = _number(row, "duration_s", 0.001, _LARGEST_S)
     gpus = _number(row, "gpus", 1, _LARGEST_GANG)
     if gpus != int(gpus):
-        raise _BadCell(f"gpus: {gpus:g} is not a whole number; the replay knows no parts of a GPU")
+        raise _BadCell(f"gpus: {gpus:g} is not a whole number; a replay has only whole GPUs")
     return Job(
         id=job_id,
         queue=team,
@@ -126,7 +127,7 @@ def _number(row: Mapping[str, object], name: str, least: float, most: float) -> 
     except ValueError:
         raise _BadCell(f"{name}: {str(value)[:40]!r} is not a number") from None
     if not isfinite(number) or not least <= number <= most:
-        raise _BadCell(f"{name}: {number:g} is outside {least:g} … {most:g}")
+        raise _BadCell(f"{name}: {number:g} is not between {least:g} and {most:,.0f}")
     return number
 
 
@@ -192,10 +193,10 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
 
 
 def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
-    """Return one line for each of the first faults, and the number of the others."""
+    """Return a line for each of the first `SHOWN_FAULTS` faults, and a last line with the number of further faults."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:
-        shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
+        shown.append(f"{path}: {len(faults) - SHOWN_FAULTS} more rows are invalid")
     return "\n".join(shown)
 
 
@@ -269,14 +270,14 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
                 except ValueError:
                     raise TraceError(f"{place}: share: {text[:40]!r} is not a number") from None
                 if not 0 < value < inf or row[team] in share_of:
-                    raise TraceError(f"{place}: {row[team]!r} needs one share above 0")
+                    raise TraceError(f"{place}: {row[team]!r} needs exactly one share, a number above 0")
                 share_of[row[team]] = value
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from error
     if not share_of:
-        raise TraceError(f"{path}: no share")
+        raise TraceError(f"{path}: no team has a share; write a number above 0 into the column `share`")
     return share_of
 
 
@@ -291,7 +292,7 @@ ASSUMED = (
     "a job requested the GPUs that it held in its fullest hour, and finished its work",
     "a job was submitted before it first held a GPU, by the median wait of its queue",
     "a job that holds GPUs again within a day after it stopped is the same job; after a longer gap it is a new job",
-    "the books have no jobs that never got a GPU, so demand is underestimated where queues waited for long",
+    "the ledger has no jobs that never got a GPU, so demand is underestimated where queues waited for long",
     "the cluster is one pool of equal GPUs of the median capacity; each leaf queue has its part of its parents' weight",
 )
 
@@ -337,7 +338,7 @@ def jobs(
             submit = max(0, start - round(waits_s.get(queue, 0.0)))
             rows.append((submit, job, gang, max(1, ceil(sum(amounts) / gang / 1e6)), index[queue]))
     rows.sort()
-    return workload(queues, [(submit_s, *row) for submit_s, _, *row in rows], left_out)
+    return workload_of_rows(queues, [(submit_s, *row) for submit_s, _, *row in rows], left_out)
 
 
 def capacity(gpu_us_by_hour: Iterable[int]) -> int:
@@ -347,7 +348,7 @@ def capacity(gpu_us_by_hour: Iterable[int]) -> int:
 
 
 def _runs(hours: Sequence[int]) -> list[list[int]]:
-    """Split the hours of a job where it held no GPU for more than `SAME_JOB_H` hours."""
+    """Split the hours in which a job held GPUs wherever more than `SAME_JOB_H` hours lie between two of them."""
     runs: list[list[int]] = []
     for hour in hours:
         if runs and hour - runs[-1][-1] <= SAME_JOB_H:
@@ -358,6 +359,9 @@ def _runs(hours: Sequence[int]) -> list[list[int]]:
 
 
 def _gang(amounts: Sequence[int], different: int) -> int:
-    """Return the GPUs of a job from the GPU-microseconds of its hours, and its number of different GPUs."""
+    """Return the GPUs that a job requested.
+
+    amounts: the GPU-microseconds that it held in each hour.
+    different: the number of different GPUs that it held."""
     fullest = max(1, ceil(max(amounts) / US_PER_GPU_HOUR - _CLOCK_ERROR))
     return max(fullest, different) if len(amounts) < FULL_AFTER_H else fullest

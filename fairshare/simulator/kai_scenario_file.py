@@ -22,17 +22,17 @@ from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.scheduling_policies import Feedback, Usage
-from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, workload
+from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, workload_of_rows
 from gputally.base.errors import DivisionError
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
 from gputally.server.config_loading import Model, validate
 
 
-def whole_gpus(
-    names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = (), limits: Sequence[float] = ()
-) -> Dividing:
-    """Return a function that divides whole GPUs as KAI does without history (k = 0)."""
+def whole_gpus(names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = ()) -> Dividing:
+    """Return a function that divides whole GPUs as KAI does without history (k = 0).
+
+    deserved, priorities: one per queue, in the order of `names`; without priorities every queue has 100."""
 
     def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         claims = tuple(
@@ -40,8 +40,7 @@ def whole_gpus(
                 name,
                 view.asked[q],
                 deserved[q],
-                limits[q] if limits else UNLIMITED,
-                weights[q],
+                weight=weights[q],
                 priority=priorities[q] if priorities else 100,
                 creation=q,
             )
@@ -57,8 +56,8 @@ LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
-"""The largest number of GPUs of all nodes, and of pods of one queue. They keep a typing error from filling the memory.
-"""
+"""The largest number of GPUs of all nodes, and of pods of one queue. A larger number is probably a typing error and
+could fill the memory."""
 _MOST_AMOUNT = 1e9
 
 
@@ -69,7 +68,7 @@ def _quota(value: float) -> float:
 
 
 class _Keys(Model, coerce_numbers_to_str=True):
-    """A mapping of the file. As in KAI, keys have any case, and a null counts as a missing key."""
+    """A mapping of the file. As in KAI, upper and lower case of keys are equal, and a null counts as a missing key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -198,7 +197,7 @@ def run(scenario: Scenario, law: str) -> Record:
         for gpus in scenario.pods.get(name, ())
         if gpus <= max(scenario.gpus)
     ]
-    pods = workload(names, rows, left_out=sum(map(len, scenario.pods.values())) - len(rows))
+    pods = workload_of_rows(names, rows, left_out=sum(map(len, scenario.pods.values())) - len(rows))
     deserved, priorities = _quotas(scenario), [queue.priority for queue in queues]
     rules = Rules(checkpoint_ms=MS_PER_SECOND, restart_ms=0, min_runtime_ms=0)
     pool = Pool(scenario.capacity, deserved, [queue.weight for queue in queues], rules=rules)
@@ -239,7 +238,8 @@ def second_half(record: Record) -> list[float]:
 
 
 def _level_by_level(scenario: Scenario, k: float) -> Dividing:
-    """Return a function that divides the queue tree as KAI does, by usage over the window as a part of the cluster."""
+    """Return a function that divides the queue tree as KAI does. The usage of a queue is its part of the cluster's GPU
+    time in the window."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
     def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
@@ -253,7 +253,9 @@ def _level_by_level(scenario: Scenario, k: float) -> Dividing:
 def _level_shares(
     scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
 ) -> list[float]:
-    """Return the shares of the leaves. A department's request and usage are the sums of those of its leaves."""
+    """Return the shares of the leaf queues. A department's request and usage are the sums over its leaves.
+
+    asked: the GPUs that each leaf requests. used: its usage as a part of the cluster."""
     claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
     for department in scenario.departments:
         leaves = scenario.leaves_of(department.name)

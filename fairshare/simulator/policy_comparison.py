@@ -26,18 +26,18 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from accountant.wire.policy_models import DeficitPolicy
 from fairshare.simulator import fairness_measures, scheduling_policies
 from fairshare.simulator.fairness_measures import PolicyScore
 from fairshare.simulator.scheduling_policies import LAWS, Setup
-from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload, capacity_for
+from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload
+from gputally.base.command_output import figures, table
 from gputally.base.errors import FairshareError
 
 COUNTED = 8
-"""The largest number of windows for which a bootstrap counts every resample."""
+"""The largest number of windows for which `bootstrap` computes every resample instead of an approximation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one policy in one window at one load. contended: see `fairness_measures.contended`."""
+    """The result of one policy in one window at one load.
+
+    contended: the starts of the contended windows, by their length in hours (`fairness_measures.contended`)."""
 
     load: float
     capacity: int
@@ -72,10 +74,10 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The arguments of one replay. name: of the policy.
+    """The arguments of one replay.
 
-    contended: see `fairness_measures.contended`; None: the task is the first-come-first-served run, which determines
-        the contended windows."""
+    name: the name of the policy.
+    contended: see Result; None for the first-come-first-served run, which determines the contended windows."""
 
     name: str
     load: float
@@ -96,7 +98,6 @@ class TaskRunner:
 
     workload: Workload
     share: Sequence[float]
-    settings: DeficitPolicy | None = None
 
     def __call__(self, tasks: Sequence[Task], progress: ProgressCallback) -> Iterator[Result]:
         for number, task in enumerate(tasks):
@@ -108,9 +109,7 @@ class TaskRunner:
 
     def run(self, task: Task, progress: Callable[[float], None] | None = None) -> Result:
         setup, length = Setup(task.capacity, self.share), task.window.end_s - task.window.start_s
-        record = scheduling_policies.run(
-            task.name, self.jobs(task), setup, length, settings=self.settings, progress=progress
-        )
+        record = scheduling_policies.run(task.name, self.jobs(task), setup, length, progress=progress)
         contended = fairness_measures.contended(record) if task.contended is None else task.contended
         score = fairness_measures.score(task.name, record, contended)
         return Result(task.load, task.capacity, task.window, score, record, contended)
@@ -146,11 +145,6 @@ def compare(
     for (number, task), result in zip(tasks, others, strict=True):
         results[task.name, number] = result
     return [results[name, number] for number in range(len(fifo_tasks)) for name in names]
-
-
-def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> list[tuple[float, int]]:
-    """Return each load with the GPUs of its cluster."""
-    return [(load, capacity_for(workload, hours, load)) for load in loads]
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +285,8 @@ _COSTS: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
 )
 """The costs of a small weekly error: the axis title, the figure, and the end of the linear part of the axis."""
 _MOST_EMPTIER, _MOST_WORSE = 0.02, 2.5
-"""A policy is drawn if its utilisation is at most this much below the best, and its week error at most this many times
-that of the first policy."""
+"""The figure of costs shows a policy if its utilisation is at most `_MOST_EMPTIER` below the best one, and its week
+error at most `_MOST_WORSE` times that of the first policy."""
 
 
 class PlotsMissing(FairshareError):
@@ -306,7 +300,7 @@ def available() -> None:
 
 
 def cells(score: PolicyScore) -> list[str]:
-    """Return the figures as table cells, in the order of the headings."""
+    """Return the figures as the cells of a table with the columns `_HEADINGS`."""
     return [
         f"{100 * score.week[0]:.2f}", f"{100 * score.week[1]:.2f}", f"{100 * score.day[0]:.2f}",
         f"{100 * score.day[1]:.2f}", f"{score.jain:.3f}", f"{score.worst_ratio:.2f}", f"{100 * score.utilisation:.2f}",
@@ -322,19 +316,13 @@ def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
         some = [summary for summary in summaries if (summary.load, summary.capacity) == (load, capacity)]
         title = f"load {load:.2f}, {capacity:,} GPUs, {some[0].windows} window{'s' if some[0].windows > 1 else ''}"
         title += f", {100 * some[0].mean.contended:.0f} % of the weeks contended"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("policy")
-        for heading in _HEADINGS:
-            table.add_column(heading, justify="right")
+        headings, lines = [*_HEADINGS], [[summary.policy, *cells(summary.mean)] for summary in some]
         if some[0].windows > 1:
-            table.add_column("week err, windows", justify="right")
-            table.add_column("95 % of means", justify="right")
-        for summary in some:
-            spread = [
-                f"{100 * low:.2f} … {100 * high:.2f}" for low, high in (summary.week_range, summary.week_interval)
-            ]
-            table.add_row(summary.policy, *cells(summary.mean), *(spread if summary.windows > 1 else []))
-        yield table
+            headings += ["week err, windows", "95 % of means"]
+            for line, summary in zip(lines, some, strict=True):
+                spread = summary.week_range, summary.week_interval
+                line += [f"{100 * low:.2f} … {100 * high:.2f}" for low, high in spread]
+        yield table(Text(title, "bold"), ["policy", *figures(*headings)], lines)
 
 
 def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
@@ -364,8 +352,8 @@ def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     """Draw figures of the last load and return the files. Raises FairshareError.
 
-    The figure of costs shows all windows and policies. The others show the first window and as many policies as can be
-    distinguished."""
+    The figure of costs shows all windows and policies. The other figures show the first window and at most `MOST_DRAWN`
+    policies, as many as there are colours."""
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window]
     if len(chosen) > MOST_DRAWN:
@@ -449,8 +437,9 @@ def _draw_fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 def _draw_costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
     """Draw the share error of a week against that of a day, against preemptions and the movement of weights.
 
-    Policies that no other policy beats in both figures are solid, the rest pale. The legend names the numbers. Policies
-    that leave the cluster emptier, or are far worse than the first policy, are left out."""
+    Each point is a policy with a number, which the legend explains. The points of policies that no other policy beats
+    in both figures are blue, and those of the other policies grey. Policies that leave the cluster emptier, or are far
+    worse than the first policy, are left out."""
     fullest = max(summary.mean.utilisation for summary in summaries)
     summaries = [
         summary

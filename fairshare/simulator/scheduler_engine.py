@@ -310,8 +310,8 @@ class Engine(ABC):
             ]
 
     def _bid(self, q: int, place: int) -> _Bid | None:
-        """Return the bid of a line: its first gang, from `place` on, that can start now. None: none within the scan
-        depth can."""
+        """Return the bid of a line: its first gang, from `place` on, that can start now; None if no gang within the
+        scan depth can."""
         line = self.lines[q]
         most = min(self.placement.most_free(), inf if self.rules.one_line else self.tree.room(q))
         if line.smallest > most:
@@ -427,8 +427,9 @@ class Debtor:
 def choose(
     gang: Gang, placement: Placement, debtors: Sequence[Debtor], tree: QueueTree, shares: Sequence[float], by_ms: int
 ) -> tuple[Flavour, list[Gang]] | None:
-    """Return the flavour to run on and the gangs to stop, which hold as few GPUs as possible; None if none are enough.
+    """Return the flavour on which `gang` can run after a reclaim, and the gangs to stop; None if no flavour suffices.
 
+    Of several flavours the one whose victims hold the fewest GPUs is chosen.
     by_ms: gangs that started later are not stopped."""
     best: tuple[int, int, Flavour, list[Gang]] | None = None
     for order, flavour in enumerate(gang.flavours):
@@ -450,9 +451,10 @@ def collect(
     shares: Sequence[float],
     by_ms: int,
 ) -> list[Gang]:
-    """Return the gangs to stop for `missing` GPUs of a flavour; none if all of them are not enough.
+    """Return the gangs to stop for `missing` GPUs of a flavour; none if the debtors have too few GPUs to give.
 
-    Also none if the gang's queue, or a queue above it, would then be fuller than a sibling from which it takes GPUs."""
+    The result is also empty if the queue of `gang`, or a queue above it, would then be fuller than a sibling from which
+    it takes GPUs."""
     held = list(tree.held)
     sources = [_VictimSource(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
     victims: list[Gang] = []
@@ -481,9 +483,11 @@ def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterato
 
 @dataclass(slots=True)
 class _VictimSource:
-    """A debtor while victims are collected.
+    """The gangs of a debtor that can still become victims.
 
-    gangs: its remaining gangs, newest first. newest: the next gang that can be stopped.
+    levels: see Debtor.
+    gangs: the gangs that have not been considered yet, newest first.
+    newest: the next gang that can be stopped.
     fullness: held GPUs over the share, at each level."""
 
     levels: tuple[int, ...]
@@ -522,8 +526,8 @@ def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueT
 
 
 def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
-    """Return the victims without those that are not needed. The longest running are spared first, because they would
-    lose most."""
+    """Return the victims without gangs that the reclaim does not need. Gangs that have run longest are spared first,
+    because they would lose most. surplus: the GPUs of the victims beyond the needed ones."""
     needed = list(victims)
     for victim in sorted(victims, key=lambda victim: (victim.start_ms, victim.name, victim.number)):
         if victim.gpus <= surplus:
@@ -534,15 +538,16 @@ def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
 
 @dataclass(slots=True)
 class Reservation:
-    """The time at which the first waiting gang can start, and the GPUs that are then left over for others. `admits`
-    reduces `spare` when it lets another gang start earlier."""
+    """A reservation for the first waiting gang that does not fit.
+
+    at_ms: the time at which the gang can start.
+    spare: the GPUs that are then left over. `admits` subtracts those of a gang that starts earlier and runs longer."""
 
     at_ms: int
     spare: int
 
     def admits(self, gpus: int, end_ms: int) -> bool:
-        """Return True if a gang that holds GPUs until `end_ms` keeps the reservation, and take its GPUs from the spare
-        ones."""
+        """Return True if another gang can hold `gpus` until `end_ms` without delaying the reservation."""
         if end_ms <= self.at_ms:
             return True
         if gpus > self.spare:

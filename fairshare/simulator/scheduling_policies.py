@@ -29,7 +29,7 @@ from operator import add, sub
 import numpy as np
 import numpy.typing as npt
 
-from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, WindowSpec
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, WindowSpec
 from fairshare.laws.division import fill, fill_from
 from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory, fair_share_factor
 from fairshare.laws.weight_calculation import law_of, law_results
@@ -215,7 +215,7 @@ class Usage:
 class Feedback:
     """Applies a policy's law to flat queues in every control period. Lists are in the order of the policy's queues.
 
-    targets: each queue's part of the pool by quota and weight, see `static_parts`."""
+    targets: each queue's part of the pool by quota and weight (`weight_calculation.static_parts`)."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
         self._policy, self._law = policy, law_of(policy)
@@ -257,7 +257,9 @@ class Feedback:
     def _pace(
         self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, at_once: bool
     ) -> None:
-        """Move the weights towards the wanted ones, as far as one cycle may go or, with `at_once`, all the way."""
+        """Change the weights in `in_force` to `values`, or towards them as far as the bounds allow in one cycle.
+
+        at_once: True: change the weights to `values` whatever the bounds."""
         indices, changed_ms, direction, bounds = self._indices, self._changed_ms, self._direction, self._policy.bounds
         for name, wanted in zip(names, values, strict=True):
             q = indices[name]
@@ -314,12 +316,12 @@ def run(
     setup: Setup,
     end_s: int,
     *,
-    settings: DeficitPolicy | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Record:
-    """Replay a workload under a policy of `NAMES` (any k and half-life after `kai-`). Raises ValueError.
+    """Replay a workload under a policy of `NAMES`, or `kai-` with any k and half-life. Raises ValueError for any other
+    name.
 
-    settings: of the law `deficit`."""
+    progress: called with the finished part, 0..1."""
     if unknown(name):
         raise ValueError(f"no policy {name!r}; one of {', '.join(NAMES)}")
     pool, capacity, share = setup.pool(), setup.capacity, setup.share
@@ -343,12 +345,12 @@ def run(
     elif name == "sdrf":
         dividing = StatefulDrf(capacity, share, pool.deserved)
     elif name != "static":
-        policy = law_policy(name, workload.queues, setup, settings)
+        policy = law_policy(name, workload.queues, setup)
         steering = Feedback(policy, dict(zip(workload.queues, share, strict=True)))
     return replay(workload, pool, end_s, steering=steering, dividing=dividing, ranking=ranking, progress=progress)
 
 
-def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: DeficitPolicy | None = None) -> Policy:
+def law_policy(name: str, queues: Sequence[str], setup: Setup) -> Policy:
     """Return the policy with the feedback law of this name."""
     members = tuple(
         QueuePolicy(name=queue, weight=part, deserved=setup.guaranteed * part * setup.capacity)
@@ -359,11 +361,8 @@ def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: Deficit
         window = WindowSpec.model_validate({"half_life": half_life})
         return Policy(law="kai", k=float(found[1]), window=window, bounds=FREE, queues=members)
     if name == "deficit":
-        window = WindowSpec(half_life=30 * 3600)
-        chosen = settings or DeficitPolicy()
-        return Policy(law="deficit", window=window, bounds=DEFAULT, deficit=chosen, queues=members)
-    law: Mapping[str, object] = {"law": name, "bounds": FREE, "queues": members}
-    return Policy.model_validate(law)
+        return Policy(law="deficit", window=WindowSpec(half_life=30 * 3600), bounds=DEFAULT, queues=members)
+    return Policy.model_validate({"law": name, "bounds": FREE, "queues": members})
 
 
 def _ranking(name: str, setup: Setup) -> Ranking:

@@ -18,7 +18,8 @@ WHOLE = "gpu"
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One physical GPU. shapes: of its slots: `(WHOLE,)`, a MIG geometry, or N equal replicas."""
+    """One physical GPU. shapes: the shape of each slot: `(WHOLE,)`, the profiles of its MIG instances, or N times the
+    name of a time-sliced replica."""
 
     uuid: str
     model: str
@@ -45,7 +46,7 @@ class Flavour:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One schedulable part of a GPU. index: its position in `GpuSpec.shapes`."""
+    """One slot. gpu: the GPU's uuid. index: the slot's position in `GpuSpec.shapes`."""
 
     node: str
     gpu: str
@@ -57,7 +58,7 @@ class Slot:
 class Outage:
     """A span in which a node, or one GPU, cannot be used. end_ms: None if the outage does not end.
 
-    The jobs on it stop at `start_ms` as after a crash, and keep the work up to their last checkpoint."""
+    The jobs on the node or GPU stop at `start_ms` as after a crash, and keep the work up to their last checkpoint."""
 
     target: Literal["node", "gpu"]
     name: str
@@ -177,12 +178,16 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class OutageBegan:
+    """A node or a GPU cannot be used from now on."""
+
     at_ms: int
     outage: Outage
 
 
 @dataclass(frozen=True, slots=True)
 class OutageEnded:
+    """A node or a GPU can be used again."""
+
     at_ms: int
     outage: Outage
 
@@ -211,20 +216,21 @@ class Workload:
 
     def between(self, start_s: int, end_s: int) -> Workload:
         """Return the jobs submitted in [start_s, end_s), with submission times counted from `start_s`."""
-        rows = ((at - start_s, *job) for at, *job in self._rows() if start_s <= at < end_s)
-        return workload(self.queues, rows, self.left_out)
+        rows = ((at - start_s, *job) for at, *job in self.rows() if start_s <= at < end_s)
+        return workload_of_rows(self.queues, rows, self.left_out)
 
     def fitting(self, capacity: int) -> Workload:
         """Return the workload without gangs that are larger than the cluster, which `left_out` counts."""
-        fitting = workload(self.queues, (row for row in self._rows() if row[1] <= capacity))
+        fitting = workload_of_rows(self.queues, (row for row in self.rows() if row[1] <= capacity))
         return replace(fitting, left_out=self.left_out + len(self.gpus) - len(fitting.gpus))
 
-    def _rows(self) -> Iterator[tuple[int, ...]]:
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Return the jobs as rows (submit_s, gpus, duration_s, index of the queue)."""
         return zip(self.submit_s, self.gpus, self.duration_s, self.queue, strict=True)
 
 
-def workload(queues: Sequence[str], rows: Iterable[Sequence[int]], left_out: int = 0) -> Workload:
-    """Return the workload of rows (submit_s, gpus, duration_s, index of the queue)."""
+def workload_of_rows(queues: Sequence[str], rows: Iterable[Sequence[int]], left_out: int = 0) -> Workload:
+    """Return the workload of rows (submit_s, gpus, duration_s, index of the queue) in the order of their submission."""
     rows = list(rows)
     submit_s, gpus, duration_s, queue = ([row[column] for row in rows] for column in range(4))
     return Workload(tuple(queues), submit_s, gpus, duration_s, queue, left_out)
@@ -241,7 +247,7 @@ def workload_of(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
         for job in ordered
         if job.queue in index
     ]
-    return workload(queues, rows, len(ordered) - len(rows))
+    return workload_of_rows(queues, rows, len(ordered) - len(rows))
 
 
 def capacity_for(workload: Workload, hours: float, load: float) -> int:
@@ -250,8 +256,11 @@ def capacity_for(workload: Workload, hours: float, load: float) -> int:
 
 
 TICK_S = 60
+"""Seconds of a scheduling cycle."""
 CONTROL_S = 600
+"""Seconds of a control period, after which the controller may change weights."""
 SNAPSHOT_S = 6 * 3600
+"""Seconds between two snapshots of the unfinished jobs."""
 
 
 @dataclass(frozen=True, slots=True)

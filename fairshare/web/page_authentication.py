@@ -48,7 +48,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 class Refusal(HTTPException):
-    """The reason why a request is refused, as the caller reads it: a title and a sentence."""
+    """The refusal of a request, as the caller reads it: a title and a sentence with the reason."""
 
     def __init__(self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, detail, dict(headers or {}))
@@ -78,7 +78,7 @@ async def read_form(request: Request) -> Fields:
 
 
 def sent(form: Fields, name: str) -> str:
-    """Return the first value of a form's field, "" if the form has no such field."""
+    """Return the first value that a form has for a field; "" if it has none."""
     return (form.get(name) or ("",))[0]
 
 
@@ -92,9 +92,10 @@ class SignInFault(FairshareError):
 
 
 class SignIns:
-    """Provides the sign-in service for the present version of the callers file. Thread-safe.
+    """Provides the sign-in service for the version of the callers file that is in force. Thread-safe.
 
-    report: called with the faults of a new version that is invalid; the earlier version then stays in force.
+    report: called with the faults of a new version of the file that is invalid. The earlier version then stays in
+        force.
 
     Raises FileFault for an invalid first version, SignInFault for an invalid key."""
 
@@ -161,9 +162,9 @@ class Caller:
 
 
 class PageAuthentication:
-    """Authenticates requests for the pages by a token or by a signed-in session.
+    """Authenticates requests for the pages by a token or by the session of a signed-in person.
 
-    people: returns the sign-in service, or None while sign-in is not available.
+    people: a function that returns the sign-in service, or None while sign-in is not available.
 
     Without `tokens` and `people`, every caller on this machine is admitted, and no other caller."""
 
@@ -174,16 +175,19 @@ class PageAuthentication:
         self._anonymous_secret = secrets.token_bytes(32)
 
     def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
-        """Return the caller. Raises Refusal. A form must also come from one of these pages.
+        """Return the caller of a request. Raises Refusal for a caller without the scope.
 
-        for_teams: the page has a version for callers who see only some teams."""
+        form: the fields of a submitted form, which must come from one of these pages.
+        for_teams: True if the page has a version for callers who see only some teams."""
         if self._open and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)
         if caller.teams is not None and not for_teams:
-            raise Refusal(403, "Not for one team", "this page shows every queue, and you may see those of your teams")
+            raise Refusal(403, "Not for one team", "this page shows every queue; you may see those of your teams")
         if not caller.may(scope):
-            raise Refusal(403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}")
+            raise Refusal(
+                403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}, which the operator can grant"
+            )
         if form is not None:
             same_site(request)
             if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), caller.mark.encode()):

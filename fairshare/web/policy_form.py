@@ -38,9 +38,9 @@ _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list after the change.
+    """One queue of the file after the change.
 
-    at: its position in the file before the change; None: it is new.
+    at: its position in the file before the change; None for a new queue.
     values: the changed values by key; None removes the key."""
 
     at: int | None
@@ -51,15 +51,15 @@ class Entry:
 class Revision:
     """The changes that a submitted form makes to the policy file.
 
-    values: the changed values outside of the list, by path; None removes the key.
-    entries: all entries of the list after the change, in order."""
+    values: the changed values outside of the queues, by path; None removes the key.
+    entries: all queues after the change, in order."""
 
     values: Mapping[Path, Plain]
     entries: tuple[Entry, ...]
 
 
 def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
-    """Return the data after the revision."""
+    """Return the file's data after the revision."""
     wanted: dict[str, Any] = deepcopy(dict(data))
     for path, value in revision.values.items():
         _put(wanted, path, value)
@@ -75,7 +75,8 @@ def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
 
 
 def revise(text: str, revision: Revision) -> tuple[str, bool]:
-    """Return the text after the revision, and True if the old text was edited; False: it was written from the data."""
+    """Return the file's text after the revision, and True if the old text could be edited; False if the text had to be
+    written from the data, which loses comments."""
     data: Any = parse(text, "policy").data or {}
     wanted = revised(data, revision)
     if wanted == data:
@@ -90,7 +91,7 @@ def revise(text: str, revision: Revision) -> tuple[str, bool]:
 
 
 def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
-    """Return the data as the text of a file, one queue per line. heading: the first lines."""
+    """Return the data as the text of a policy file, one queue per line. heading: the lines before the data."""
     parts = [heading] if heading else []
     for key, value in data.items():
         if key == LISTED:
@@ -127,10 +128,9 @@ def _heading(text: str) -> str:
 
 
 def _edited(text: str, revision: Revision) -> str:
-    """Return the text with the revision edited in.
+    """Return the file's text with the changes of the revision.
 
-    ruamel.yaml gets the text without the comments on lines of their own, which keep their positions among the other
-    lines."""
+    ruamel.yaml gets the text without the lines that are only comments. `_merged` puts these lines back."""
     lines = [f"{line}\n" for line in text.splitlines()]
     bare = "".join(line for line in lines if _has_content(line))
     _, indent, offset = load_yaml_guess_indent(bare)
@@ -166,8 +166,8 @@ def _change(editor: YAML, tree: Any, revision: Revision) -> None:
 
 
 def _styled(editor: YAML, value: Plain) -> Any:
-    """Return a value for ruamel.yaml: each key of a mapping and each mapping of a list on its own line, the rest on one
-    line."""
+    """Return a value that ruamel.yaml writes with each key of a mapping, and each mapping of a list, on a line of its
+    own, and every other value on one line."""
     if isinstance(value, dict) and value:
         return {key: _styled(editor, each) for key, each in value.items()}
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
@@ -182,9 +182,10 @@ def _dumped(editor: YAML, tree: Any) -> list[str]:
 
 
 def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
-    """Return the lines of a file with the differences between `before` and `after`.
+    """Apply the differences between `before` and `after` to the lines of a file, and return the new text.
 
-    before: the unchanged file as ruamel.yaml formats it, without the comments on lines of their own."""
+    before, after: the file before and after the change as ruamel.yaml formats it, without lines that are only
+        comments."""
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
     """For each line of `before`, the index of the first of the file's lines that it represents."""
@@ -235,14 +236,16 @@ def _indent(line: str) -> int:
 
 
 Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
-"""The kind of a field. switch: true or false. yaml: a part of the file with a structure, as YAML."""
+"""The kind of a field. switch: true or false. yaml: a list or a mapping of the file, as YAML text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field for one value of the policy. path: its keys in the policy, or its key in a queue.
+    """A field of the form for one value of the policy.
 
-    help: a hint, for the kind `yaml` an example. choices: the values of the kind `choice`, with their texts."""
+    path: the value's keys in the policy, or its key in a queue.
+    help: a hint for the user; for the kind `yaml` an example.
+    choices: the values of the kind `choice`, with their texts."""
 
     path: tuple[str, ...]
     label: str
@@ -272,7 +275,7 @@ class Field:
 
 
 def duration_text(seconds: int) -> str:
-    """Return a duration as a policy file has it: `7d`, `90m`."""
+    """Return a duration as a policy file writes it, in whole days, hours, minutes or seconds: `7d`, `90m`."""
     for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds and seconds % length == 0:
             return f"{seconds // length}{unit}"
@@ -281,7 +284,8 @@ def duration_text(seconds: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Fields under one heading. lead: the sentence below it. folded: the page shows the fields on demand."""
+    """Fields under one heading. lead: the sentence below the heading. folded: True if the page hides the fields until
+    the user opens them."""
 
     title: str
     lead: str
@@ -295,7 +299,7 @@ _MINUS = "\u2212"
 
 
 def shown(each: Field, value: Any) -> str:
-    """Return a value of the file as the text of its field; "" for a missing key."""
+    """Return a value of the file as the text of its field in the form; "" for None, the value of a missing key."""
     if value is False and each.kind == "choice":
         return "off"  # YAML would read the text as a boolean
     if each.kind == "yaml" and value is not None:
@@ -304,9 +308,9 @@ def shown(each: Field, value: Any) -> str:
 
 
 def value(each: Field, text: str) -> Plain:
-    """Return the value in the file for a field's text; None: remove the key.
+    """Return the value that the file gets for a field's text; None to remove the key.
 
-    Invalid text stays text, which the validation of the policy then refuses."""
+    Invalid text is returned as text, which the validation of the policy then refuses."""
     if not text:
         return None
     if each.kind == "list":
@@ -351,7 +355,7 @@ def text_of(value: Any) -> str:
 
 
 def look(data: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path; None if there is none."""
+    """Return the value at a path of the data; None if a key is missing."""
     for key in path:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
@@ -367,9 +371,9 @@ def _lines(value: Any) -> str:
 
 
 _MODES = (
-    ("off", "off: not at all"),
-    ("dry-run", "dry-run: decided and recorded, nothing is stopped"),
-    ("enforce", "enforce: done"),
+    ("off", "off: no preemption"),
+    ("dry-run", "dry-run: decided and recorded, no workload is stopped"),
+    ("enforce", "enforce: workloads are stopped"),
 )
 _APPLY = (("dry-run", "dry-run: printed, not written"), ("enforce", "enforce: written to the cluster"))
 _WEIGHT = (("weight", "weight: published to its queues"), ("off", "off"))
@@ -389,7 +393,7 @@ TARGETS = Group(
     (
         *_target(
             "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI reads usage"), _WEIGHT[1]),
-            Field(("targets", "kai", "endpoint"), "KAI reads usage at", "text", "address, for the mode usage"),
+            Field(("targets", "kai", "endpoint"), "KAI reads usage at", "text", "an address; for the mode usage"),
         ),
         *_target(
             "kueue", "Kueue", _WEIGHT,
@@ -398,20 +402,20 @@ TARGETS = Group(
         *_target(
             "volcano", "Volcano",
             (
-                _WEIGHT[0], ("deserved", "deserved: its capacity plugin"), ("hierarchy", "hierarchy: its drf"),
-                _WEIGHT[1],
+                _WEIGHT[0], ("deserved", "deserved: for its plugin capacity"),
+                ("hierarchy", "hierarchy: for its plugin drf"), _WEIGHT[1],
             ),
             Field(("targets", "volcano", "config"), "Volcano's configuration", "text", "namespace/name"),
         ),
         Field(
             ("targets", "kube_scheduler", "mode"), "kube-scheduler", "choice", "",
-            (("extender", "extender: it asks gputally's extender"), _WEIGHT[1]),
+            (("extender", "extender: the scheduler asks gputally's extender"), _WEIGHT[1]),
         ),
         *_target(
             "runai", "Run:ai", _WEIGHT,
             Field(("targets", "runai", "url"), "Run:ai at", "text", "https://…"),
             Field(("targets", "runai", "node_pool"), "Run:ai's node pool", "text"),
-            Field(("targets", "runai", "cluster"), "Run:ai's cluster", "text", "its id, where there are several"),
+            Field(("targets", "runai", "cluster"), "Run:ai's cluster", "text", "the id; needed if there are several"),
         ),
     ),
     folded=True,
@@ -430,19 +434,28 @@ BUDGETS = Group(
 
 PREEMPTION = Group(
     "Preemption",
-    "When running work gives way, and how much of it at most.",
+    "When running work is preempted, and how much of it at most.",
     (
         Field(("preemption", "mode"), "Preemption", "choice", "", _MODES),
         Field(("preemption", "quota"), "For quotas", "switch", "queues within their quota may take GPUs back"),
-        Field(("preemption", "over_share"), "For shares", "switch", "queues below their share may, from queues above"),
-        Field(("preemption", "saturation"), "Saturation", "number", "factor by which the others must stay fuller"),
-        Field(("preemption", "wait"), "Wait before", "duration", "a workload may preempt others"),
-        Field(("preemption", "min_runtime"), "Protected", "duration", "after a start"),
-        Field(("preemption", "cool_down"), "Cool-down", "duration", "after having been preempted"),
-        Field(("preemption", "per_team"), "Most per team", "number", "workloads stopped in an hour"),
-        Field(("preemption", "per_cluster"), "Most in all", "number", "workloads stopped in an hour"),
-        Field(("preemption", "lost_gpu_hours"), "Most work lost", "number", "GPU-hours of work in a day"),
-        Field(("preemption", "targets"), "Per target", "yaml", "the mode of one target alone: kai: enforce"),
+        Field(
+            ("preemption", "over_share"), "For shares", "switch",
+            "queues below their share may take GPUs back from queues above theirs",
+        ),
+        Field(
+            ("preemption", "saturation"), "Saturation", "number",
+            "held over due GPUs of the taking queue, times this, stays below that of the giving queue",
+        ),
+        Field(("preemption", "wait"), "Wait before", "duration", "how long a workload waits before it may preempt"),
+        Field(("preemption", "min_runtime"), "Protected", "duration", "how long a workload is protected after a start"),
+        Field(
+            ("preemption", "cool_down"), "Cool-down", "duration",
+            "how long a workload is protected after it was preempted",
+        ),
+        Field(("preemption", "per_team"), "Most per team", "number", "largest number of workloads stopped in an hour"),
+        Field(("preemption", "per_cluster"), "Most in all", "number", "largest number of workloads stopped in an hour"),
+        Field(("preemption", "lost_gpu_hours"), "Most work lost", "number", "GPU-hours of work lost in a day"),
+        Field(("preemption", "targets"), "Per target", "yaml", "kai: enforce  # the mode of one target"),
         Field(("preemption", "classes"), "Priority classes", "yaml", "- {name: urgent, value: 1000, preempts: true}"),
         Field(
             ("preemption", "slos"), "Latencies", "yaml",
@@ -482,18 +495,24 @@ _LAWS = (
 GROUPS = (
     Group(
         "History",
-        "Which past counts, and how strongly.",
+        "Which past usage counts, and how strongly.",
         (
             Field(("window", "kind"), "Window", "choice", "", _KINDS),
             Field(("window", "size"), "Length", "duration", "for example 7d, 12h, 1h30m"),
-            Field(("window", "half_life"), "Half-life", "duration", "usage that old counts half; empty: all the same"),
-            Field(("window", "start"), "Boundaries from", "instant", "with the window tumbling: 2026-10-01T00:00:00Z"),
-            Field(("window", "cron"), "Cron", "text", "with the window cron: minute hour day month weekday"),
+            Field(
+                ("window", "half_life"), "Half-life", "duration",
+                "age at which usage counts half; empty: all usage counts in full",
+            ),
+            Field(("window", "start"), "Boundaries from", "instant", "for a tumbling window: 2026-10-01T00:00:00Z"),
+            Field(("window", "cron"), "Cron", "text", "for a cron window: minute hour day month weekday"),
             Field(("window", "decay"), "Decay", "choice", "", _DECAYS),
-            Field(("window", "calc_period"), "Decay period", "duration", "of Slurm's decay: PriorityCalcPeriod"),
-            Field(("window", "gpu_weights"), "Weights of models", "yaml", "how much a GPU-second counts: H100: 2.5"),
+            Field(("window", "calc_period"), "Decay period", "duration", "for the decay slurm: PriorityCalcPeriod"),
+            Field(("window", "gpu_weights"), "Weights of models", "yaml", "H100: 2.5  # a GPU-second counts 2.5 times"),
             Field(("measure",), "Measure", "choice", "", _MEASURES),
-            Field(("usage", "clusters"), "Clusters", "list", "whose usage counts together; empty: this one's alone"),
+            Field(
+                ("usage", "clusters"), "Clusters", "list",
+                "clusters whose usage counts together; empty: only this cluster",
+            ),
             Field(("law",), "Law", "choice", "", _LAWS),
             Field(("k",), "k", "number", "how strongly history counts in the law kai; 0: not at all"),
         ),
@@ -506,25 +525,37 @@ GROUPS = (
             Field(("bounds", "max_multiplier"), "At most", "number", "times the configured weight"),
             Field(("bounds", "max_step"), "Step", "number", "largest relative change in one cycle"),
             Field(("bounds", "deadband"), "Deadband", "number", "smaller relative changes are not published"),
-            Field(("bounds", "hold_down"), "Hold-down", "duration", "no turning round sooner than this"),
-            Field(("max_staleness",), "Staleness", "duration", "with older figures the last weights stay"),
-            Field(("min_coverage",), "Coverage", "number", "with thinner figures the last weights stay; 1 is all"),
+            Field(("bounds", "hold_down"), "Hold-down", "duration", "time before a weight may change its direction"),
+            Field(("max_staleness",), "Staleness", "duration", "if the usage is older, the last weights stay"),
+            Field(
+                ("min_coverage",), "Coverage", "number",
+                "if less of the capacity is metered (0 to 1), the last weights stay",
+            ),
         ),
     ),
     Group(
         "The deficit law",
-        "Read by the law deficit alone.",
+        "These values apply only to the law deficit.",
         (
             Field(("deficit", "repay"), "Repay over", "duration", "a debt is repaid at its GPU-hours over this time"),
             Field(("deficit", "rate"), "Rate", "number", "largest move off a share, as a part of the pool"),
             Field(("deficit", "horizon"), "Horizon", "duration", "how far ahead pending work counts as demand"),
-            Field(("deficit", "gain"), "Gain", "number", "how strongly a queue's distance from its due acts"),
-            Field(("deficit", "smoothing"), "Smoothing", "duration", "averaged over this time"),
+            Field(
+                ("deficit", "gain"), "Gain", "number",
+                "how strongly the weight reacts to the difference between due and held GPUs",
+            ),
+            Field(("deficit", "smoothing"), "Smoothing", "duration", "time over which due and held GPUs are averaged"),
             Field(("deficit", "reclaim_price"), "Reclaim price", "number", "largest log-weight that preempting costs"),
-            Field(("deficit", "price_knee"), "Price knee", "number", "evictions per GPU-hour that cost half of it"),
+            Field(("deficit", "price_knee"), "Price knee", "number", "evictions per GPU-hour that cost half the price"),
             Field(("deficit", "quiet"), "Quiet below", "number", "smaller differences of share move no weight"),
-            Field(("turns", "min_turn"), "Shortest turn", "duration", "of a gang that no share admits"),
-            Field(("turns", "ratio"), "Turn's weight", "number", "most, as a ratio to the others'; 0: no turns"),
+            Field(
+                ("turns", "min_turn"), "Shortest turn", "duration",
+                "shortest time for which a gang larger than its queue's share gets a turn",
+            ),
+            Field(
+                ("turns", "ratio"), "Turn's weight", "number",
+                "largest weight in a turn, as a ratio to the other queues'; 0: no turns",
+            ),
             Field(("turns", "lump"), "Turns from", "number", "smallest gang that gets a turn, as a part of the pool"),
         ),
         folded=True,
@@ -555,8 +586,9 @@ _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 class Row:
     """One queue in the form.
 
-    at: its position in the file; None: it is new.
-    gone: True: the user removes it."""
+    at: the queue's position in the file; None for a new queue.
+    values: the texts of its fields, by the field's name.
+    gone: True if the user removes the queue."""
 
     at: int | None
     values: Mapping[str, str]
@@ -565,7 +597,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The texts of all fields. values: those outside of the queues, by the field's name."""
+    """The texts of all fields of the form.
+
+    values: the texts of the fields outside of the queues, by the field's name.
+    rows: the queues."""
 
     values: Mapping[str, str]
     rows: tuple[Row, ...]
@@ -575,7 +610,7 @@ class Form:
 class Finding:
     """A fault in a submitted form, or advice on it.
 
-    field: the name of the form's field, "" for none.
+    field: the name of the field that the finding concerns, "" for no single field.
     place: file:line in the changed file.
     where: the path in the policy, "" for advice."""
 
@@ -591,15 +626,15 @@ class Finding:
 
     @property
     def beside(self) -> str:
-        """Return the text to show beside the field; in a `yaml` field it names the value that it concerns."""
+        """Return the text to show beside the field. For a value inside a `yaml` field the text begins with its path."""
         return self.sentence if self.where.startswith(f"{self.field}.") else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The changed policy file that a form results in.
+    """The policy file with the changes of a form.
 
-    edited: True: the file's own text with the changes; False: the text was written from the data.
+    edited: True if `text` is the file's own text with the changes; False if it was written from the data.
     policy: None if the file is invalid."""
 
     text: str
@@ -656,7 +691,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
         head = f"{LISTED}.{number}."
         at = _sent(sent, head + "at")
         if at and not _WHOLE.fullmatch(at):
-            raise ValueError(f"{head}at: not a number")
+            raise ValueError(f"{head}at: {at[:40]!r} is not a number")
         rows.append(
             Row(
                 int(at) if at else None,
@@ -668,7 +703,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
 
 
 def with_new_row(form: Form) -> Form:
-    """Return the form with one more, empty queue."""
+    """Return the form with an empty queue added at the end."""
     return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
 
 
@@ -712,7 +747,7 @@ def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
 
 
 def names(form: Form) -> tuple[str, ...]:
-    """Return the names of the queues in the form, which can be parents."""
+    """Return the names of the queues in the form that the user does not remove. These can be parents."""
     return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
 
 
@@ -728,7 +763,7 @@ def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ..
         if row.gone or (row.at is None and not any(row.values.values())):
             continue
         if row.at is not None and not 0 <= row.at < len(standing.queues):
-            raise ValueError(f"the file has no queue {row.at}: it has changed since the form was opened")
+            raise ValueError(f"the file has no queue {row.at}: it has changed since the form was opened; open it again")
         base = standing.queues[row.at] if row.at is not None else {}
         changed = {
             each.name: value(each, row.values[each.name])

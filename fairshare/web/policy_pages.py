@@ -95,7 +95,7 @@ def preview_page(request: RequestContext) -> Response:
     preview = request.context.previews.get(key)
     if preview is None:
         raise Refusal(
-            404, "No such preview", "another replica has made this preview, or it is too old: start a new one"
+            404, "No such preview", "another replica made this preview, or newer previews replaced it: start a new one"
         )
     if more == "state":
         return JSONResponse({"state": preview.state, "part": round(preview.part, 3), "doing": preview.doing})

@@ -57,7 +57,8 @@ class History:
         return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
 
     def _by_hour(self, hours: int, *queues: str) -> ByHour:
-        """Return the time that these queues held together, or that all queues held. The caller holds the lock."""
+        """Return the GPU time that these queues, or without names all queues, held together in each of the last whole
+        hours. The caller holds the lock."""
         by_hour = self._cache.get((hours, queues))
         if by_hour is None:
             end_ms = self._clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
@@ -68,7 +69,7 @@ class History:
         return by_hour
 
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
-        """Return the newest decisions, without the records of cycles' inputs. Raises AccountantUnavailable."""
+        """Return the newest decisions as `shown_decisions` selects them. Raises AccountantUnavailable."""
         return shown_decisions(islice(self._client.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
 
     def decision(self, id: str, at_ms: int) -> tuple[Decision | None, tuple[Decision, ...]]:
@@ -82,9 +83,10 @@ def _hour_ms(hour: str) -> int:
 
 
 def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", kind: str = "") -> list[Decision]:
-    """Return the first `most` decisions of a kind and a queue, without the records of cycles' inputs.
+    """Return the first `most` decisions of a kind about a queue, without the records of cycles' inputs.
 
-    queue: only decisions about the queue or about work in it; "": about all queues. kind: "": of all kinds."""
+    queue: only decisions about this queue or about work in it count; "" for all queues.
+    kind: "" for all kinds."""
     matching = (
         each
         for each in decisions
@@ -103,7 +105,7 @@ MOST_DECISIONS = 500
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The GPUs and the weight of a queue at a target in one cycle. weight None: no weight was computed."""
+    """The GPUs and the weight of a queue at a target in one cycle. weight: None if the cycle computed none."""
 
     at_ms: int
     due: float
@@ -135,6 +137,7 @@ class ReportCache:
         self._decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
 
     def observe(self, report: CycleReport, policy: Policy) -> None:
+        """Keep the report of a cycle. The controller calls this after every cycle."""
         with self._lock:
             self._snapshot = Snapshot(report, policy)
             self._decisions.extend(report.decisions)

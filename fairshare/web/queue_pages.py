@@ -20,7 +20,6 @@ from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.laws.weight_calculation import static_parts
-from fairshare.targets import modes
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_routing import RequestContext, link
@@ -173,7 +172,7 @@ def owned(policy: Policy, teams: Collection[str]) -> frozenset[str]:
 
 
 def part(target: TargetView, queues: Collection[str]) -> TargetView:
-    """Return a target with only these queues, and without texts about others."""
+    """Return a target with only these queues, and without texts that can name other queues."""
     rows = [replace(row, why="") for row in target.rows if row.name in queues]
     top = min((row.depth for row in rows), default=0)
     rows = [replace(row, depth=row.depth - top) for row in rows]
@@ -181,7 +180,7 @@ def part(target: TargetView, queues: Collection[str]) -> TargetView:
 
 
 def own_account(account: QueueAccount) -> QueueAccount:
-    """Return a queue's explanation without data of other queues."""
+    """Return a queue's explanation without the figures and sentences about other queues."""
     return replace(
         account,
         levels=(account.own,),
@@ -244,7 +243,7 @@ def queue(request: RequestContext) -> Response:
             weight_plot = svg_plots.over_time(title, [line], start_ms, end_ms, "", height=150)
         plot = svg_plots.over_time(f"{name} at {target.name}: GPUs", lines, start_ms, end_ms)
         panels.append({"target": target, "row": row, "plot": plot, "weights": weight_plot})
-    accounts = explain_queue(policy, report, name, modes=modes(policy), past=past)
+    accounts = explain_queue(policy, report, name, past=past)
     if own is not None:
         accounts = tuple(map(own_account, accounts))
         past = [each.model_copy(update={"reason": ""}) for each in past]
@@ -273,7 +272,7 @@ def decision(request: RequestContext) -> Response:
     """Answer `/decision?id=&at=`: every input of a decision, and its arithmetic in words."""
     id, at = request.parameter("id")[:500], request.parameter("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
-        raise Refusal(404, "No such decision", "the address contains no time of a decision")
+        raise Refusal(404, "No such decision", "the address needs the decision's time in milliseconds as `at`")
     missing = ""
     try:
         one, same_cycle = request.context.history.decision(id, int(at))

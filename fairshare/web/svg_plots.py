@@ -124,7 +124,8 @@ def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
 
 
 def nice(highest: float) -> float:
-    """Return the end of an axis: the next of 1, 2, 4, 5 and 10 times a power of ten."""
+    """Return the end of an axis for values up to `highest`: the next larger of 1, 2, 4, 5 and 10 times a power of
+    ten."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))

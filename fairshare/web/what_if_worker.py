@@ -62,9 +62,10 @@ class Preview:
     """The state of a preview, running or finished.
 
     text: the changed policy file.
-    edited: whether the file's own text was edited, or the file was written from its data.
+    edited: True if the text is the file's own text with the changes; False if it was written from the data.
     part, doing: the finished part of the work (0..1), and the present step.
-    fault: the reason of a failure."""
+    result: None until the preview is done.
+    fault: the reason why the preview failed, "" if it did not fail."""
 
     order: PreviewOrder
     text: str
@@ -77,7 +78,8 @@ class Preview:
 
 
 Work = Callable[[PreviewOrder, ProgressCallback, threading.Event], Comparison]
-"""Makes a preview. Raises Cancelled soon after the event is set, and an Exception with a sentence if it fails."""
+"""Makes a preview. Raises Cancelled soon after the event is set, and any other exception, with a sentence as its
+message, if the preview fails."""
 
 
 class Previews:
@@ -116,6 +118,7 @@ class Previews:
             return next(iter(self._stops), None)
 
     def cancel(self, key: str) -> None:
+        """Ask a preview to stop, if it is running."""
         with self._lock:
             stop = self._stops.get(key)
         if stop is not None:
@@ -151,7 +154,7 @@ class Previews:
 
 def compare(order: PreviewOrder, client: AccountantApi, progress: ProgressCallback) -> Comparison:
     """Make a preview from the accountant's history. Raises WhatIfError and AccountantUnavailable."""
-    progress(0.0, "reading the books")
+    progress(0.0, "reading the ledger")
     past = history_from_ledger(client, order.then, order.days * 86_400, None, order.at_ms)
     end_ms = order.at_ms // MS_PER_HOUR * MS_PER_HOUR
     return what_if_simulation.compare(
@@ -171,11 +174,11 @@ class PreviewFailed(FairshareError):
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Implements `Work` in a separate process.
+    """Makes a preview (`Work`) in a separate process.
 
     client: creates the client of the accountant in the process.
     most_mib, most_s: the memory and the time that the process may use.
-    compare: the function to run, a function of a module, because it is passed by name."""
+    compare: the function that the process runs. It must be a function of a module, because it is pickled."""
 
     client: Callable[[], AccountantApi]
     most_mib: int = 768
@@ -216,7 +219,9 @@ class Worker:
             try:
                 kind, *content = pipe.recv()
             except EOFError as error:
-                raise PreviewFailed(f"its process ended; it may use {self.most_mib} MiB: choose fewer days") from error
+                raise PreviewFailed(
+                    f"its process ended, perhaps because {self.most_mib} MiB are not enough: choose fewer days"
+                ) from error
             if kind == "progress":
                 progress(*content)
             elif kind == "done":

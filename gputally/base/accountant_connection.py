@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -28,7 +27,7 @@ class ProbeResult:
     """The server's answer to a probe.
 
     reason: the server's message; "" for status 200.
-    date_ms: the time of the answer's Date header, in whole seconds; None if there is none."""
+    date_ms: the Date header in milliseconds since 1970, exact to a second; None without a valid header."""
 
     status: int
     reason: str
@@ -80,9 +79,7 @@ class AccountantConnection:
         self._reused = self._connection()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -112,7 +109,7 @@ class AccountantConnection:
             return response.read()
 
     def probe(self, path: str) -> ProbeResult:
-        """Send a GET and return the answer, whatever its status. Raises Unanswered without an answer."""
+        """Send a GET and return the answer, also if its status is an error. Raises Unanswered without an answer."""
         with self._response("GET", path) as response:
             response.read()
             reason = "" if response.status_code == 200 else problem(response)
@@ -142,7 +139,7 @@ class AccountantConnection:
     def _response(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **request: Any
     ) -> Iterator[httpx2.Response]:
-        """Send a request and yield the open response, whatever its status."""
+        """Send a request and yield the open response, also if its status is an error."""
         headers = {**self._authorization(), **(headers or {})}
         self._reload_ca_file()
         try:
@@ -163,7 +160,7 @@ class AccountantConnection:
         return atomic_file.stamp(self._ca_file) if self._ca_file is not None else None
 
     def _reload_ca_file(self) -> None:
-        """Read the CA file again if it has changed; an incomplete file changes nothing."""
+        """Read the CA file again if it has changed. A file that cannot be read changes nothing."""
         stamp = self._ca_stamp()
         if stamp != self._loaded_ca_stamp:
             with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -22,9 +22,6 @@ PATIENCE_S: Final = 45.0
 """Default time limit of one run. It is less than a minute, so that an alert notices a run that hangs within a
 minute."""
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-"""The signals that ask a program to end."""
-
 RESTART_S: Final = 5.0
 """Pause before a loop that raised an exception starts again."""
 
@@ -36,7 +33,7 @@ FAILURES_HELP: Final = "Failed runs of a background task of this program."
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task's state at one moment.
+    """The state of a background task at one moment.
 
     fault: why the task does not work; None while it works.
     stopped: True if the task hangs, its thread has ended, or its last run raised an error that is not expected.
@@ -134,13 +131,14 @@ class BackgroundTask:
         return began is not None and self._clock.monotonic_ms() - began > self._patience_s * MS_PER_SECOND
 
     def state(self) -> TaskState:
+        """Return the present state."""
         began = self._began_ms
         running_s = None if began is None else (self._clock.monotonic_ms() - began) / MS_PER_SECOND
         fault, stopped = self._current_fault(running_s)
         return TaskState(fault, stopped, self._failures, running_s)
 
     def _current_fault(self, running_s: float | None) -> tuple[str | None, bool]:
-        """Return `fault` and `stopped` of the state."""
+        """Return the values of `fault` and `stopped` in TaskState. running_s: see TaskState."""
         if self._ended:
             return None, False
         if self._thread is not None and not self._thread.is_alive():
@@ -206,10 +204,8 @@ class BackgroundTasks:
         return thread
 
 
-def set_on_signals(
-    event: threading.Event, numbers: Collection[signal.Signals] = STOP_SIGNALS
-) -> Mapping[signal.Signals, Any]:
-    """Set `event` when one of these signals arrives. Return the previous handlers.
+def set_on_signals(event: threading.Event) -> Mapping[signal.Signals, Any]:
+    """Set `event` when SIGTERM or SIGINT asks the program to end. Return the previous handlers by signal.
 
     The handler interrupts the main thread at any point, and setting the event there would deadlock if the main thread
     holds the event's lock. The handler therefore passes the signal to a thread through a `SimpleQueue`, whose `put` is
@@ -222,7 +218,7 @@ def set_on_signals(
             event.set()
 
     threading.Thread(target=forward, name="signals", daemon=True).start()
-    return {number: signal.signal(number, lambda at, _: arrived.put(at)) for number in numbers}
+    return {number: signal.signal(number, lambda at, _: arrived.put(at)) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
 def error_summary(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Column, Table
+from rich.text import TextType
 
 from gputally.base.untrusted_text import for_cell, for_json, for_terminal
 
@@ -122,7 +123,7 @@ class Terminal(Console):
 
 
 def table(
-    title: str,
+    title: TextType,
     columns: Sequence[str | Column],
     rows: Iterable[Sequence[RenderableType]] = (),
     *,

@@ -12,7 +12,7 @@ import httpx2
 
 
 def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
-    """Parse an http or https address. example: a valid address for the message."""
+    """Parse an http or https address. Raises `fault` for any other text. example: a valid address for the message."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -23,7 +23,8 @@ def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
 
 
 def tls_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:
-    """Return a TLS context that trusts the CAs of a PEM file, or the system's for None."""
+    """Return a TLS context that trusts the CAs of a PEM file, or the system's for None. Raises `fault` for a file
+    without a certificate."""
     if ca_file is None:
         return httpx2.create_ssl_context()
     try:

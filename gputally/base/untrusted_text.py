@@ -72,10 +72,10 @@ def known_epoch(text: str) -> str:
     return text
 
 
-def unprintable(value: object, at: str = "") -> str:
-    """Return the place of a text or key in a JSON-like document that has a control character other than a line end or a
-    tab; "" if there is none. at: the place of the document itself."""
-    todo: list[tuple[str, object]] = [(at, value)]
+def unprintable(value: object) -> str:
+    """Return the place (`key.0.key`) of a text or key in a JSON-like document that has a control character other than a
+    line end or a tab; "" if there is none."""
+    todo: list[tuple[str, object]] = [("", value)]
     while todo:
         place, part = todo.pop()
         if isinstance(part, str):

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         log = options.out / LOG
         log.write_text("", encoding="utf-8")
-        with WorkerProcesses(log) as processes:
+        with closing(WorkerProcesses(log)) as processes:
             return _run(options, processes)
     except (TraceError, AccountantError) as error:
         return _fail(str(error))
@@ -76,21 +76,23 @@ def parser() -> argparse.ArgumentParser:
         prog="gputally demo",
         description="Simulate a cluster of 64 GPUs through the real agents, accountant and controller.",
     )
-    arguments.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
+    arguments.add_argument(
+        "--days", type=_days, help=f"number of days to simulate (default: {DAYS}, or as long as the trace)"
+    )
     arguments.add_argument(
         "--interval", type=_interval, default=_BUCKET_S, help="metering interval that divides 15m (default: 15m)"
     )
     arguments.add_argument("--seed", type=int, default=1, help="seed of the workload and of the faults (default: 1)")
-    arguments.add_argument(
-        "--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)"
-    )
+    arguments.add_argument("--trace", type=Path, help="trace file to replay instead of generated jobs (docs/traces.md)")
     arguments.add_argument(
         "--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)"
     )
     arguments.add_argument("--port", type=_port, default=8080, help="port of the accountant's pages (default: 8080)")
     arguments.add_argument("--once", action="store_true", help="exit after the run instead of serving the pages")
     arguments.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    arguments.add_argument("--output", choices=OUTPUTS, default="table", help="format of the summary; csv: by team")
+    arguments.add_argument(
+        "--output", choices=OUTPUTS, default="table", help="format of the summary; csv has a line per team"
+    )
     return arguments
 
 
@@ -106,13 +108,13 @@ def _interval(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if not isinstance(seconds, int) or seconds <= 0 or _BUCKET_S % seconds:
-        raise argparse.ArgumentTypeError(f"{text!r} does not divide 15 minutes")
+        raise argparse.ArgumentTypeError(f"{text!r} does not divide 15 minutes; write for example 1m, 5m or 15m")
     return seconds
 
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
 
 

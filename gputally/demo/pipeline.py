@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
@@ -106,7 +105,7 @@ class ControlPlane:
 
 @dataclass(slots=True)
 class ControllerCounts:
-    """Number of the controller's cycles, of those that held the weights, and of published weights."""
+    """Counts the controller's cycles, the cycles that held the weights, and the published weights."""
 
     cycles: int = 0
     holds: int = 0
@@ -148,7 +147,7 @@ class Pipeline:
         """The ground truth and the number of closed intervals, after the run."""
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as stack:
-            processes = stack.enter_context(processes or WorkerProcesses())
+            processes = stack.enter_context(closing(processes or WorkerProcesses()))
             self._accountant, self._agents = processes.accountant, processes.agents
             removed_folder = folder if scratch else None
             accountant_config = AccountantConfig(
@@ -177,9 +176,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:

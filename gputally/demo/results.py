@@ -7,14 +7,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from accountant.billing.usage_pricing import ACCOUNTS
@@ -24,12 +24,12 @@ from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.explain.plan_tables import report_view
 from fairshare.simulator.fairness_measures import entitlement, feasible_demand
-from gputally.base.command_output import Output, Terminal
+from gputally.base.command_output import Output, Terminal, figures
 from gputally.base.command_output import show as print_result
-from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from gputally.base.units import US_PER_MS
 from gputally.demo.cluster_and_workload import parts
 from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals
-from gputally.demo.pipeline import Pipeline
+from gputally.demo.pipeline import ControllerCounts, Pipeline
 from gputally.demo.scenario import Scenario
 from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
 
@@ -52,7 +52,7 @@ class TeamResult:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of the run. holds: True if it passes."""
+    """One check of the run. holds: True if it passes. detail: the difference that the check found, or its figures."""
 
     name: str
     holds: bool
@@ -61,25 +61,19 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a run, which `as_json` writes to summary.json."""
+    """The results of a run.
+
+    capacity_gpu_us: the GPU time of the whole cluster in the span.
+    sent: the number of intervals that the agents sent, including those that they sent twice.
+    started, rejected, evictions: the number of started jobs, of jobs that can never start, and of stops by reclaim.
+    wall_seconds: the duration of the run."""
 
     scenario: Scenario
+    ledger: LedgerFigures
+    counts: ControllerCounts
     capacity_gpu_us: int
-    accounts: Accounts
     teams: tuple[TeamResult, ...]
-    unassigned: Accounts
-    currency: str
-    total_cost: Decimal | None
-    unallocated_cost: Decimal | None
-    coverage: float
     sent: int
-    stored: int
-    duplicates: int
-    quarantined: int
-    cycles: int
-    holds: int
-    weights_published: int
-    acks_lost: int
     started: int
     rejected: int
     evictions: int
@@ -88,11 +82,17 @@ class Results:
 
     @property
     def ok(self) -> bool:
+        """True if every check passes."""
         return all(check.holds for check in self.checks)
+
+    @property
+    def unassigned(self) -> Accounts:
+        """The GPU time that was held without a team."""
+        return self.ledger.by_team.get(UNASSIGNED, Accounts())
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of summary.json. Money is decimal text, and GPU time is integer microseconds."""
-        scenario = self.scenario
+        scenario, ledger, counts = self.scenario, self.ledger, self.counts
         return {
             "schema": 1,
             "seed": scenario.seed,
@@ -103,15 +103,15 @@ class Results:
                 "interval_s": scenario.interval_s,
             },
             "capacity_gpu_us": self.capacity_gpu_us,
-            "accounts_gpu_us": self.accounts.model_dump(),
-            "currency": self.currency,
-            "cost": _text(self.total_cost),
+            "accounts_gpu_us": ledger.accounts.model_dump(),
+            "currency": ledger.currency,
+            "cost": _text(ledger.total),
             "teams": {
                 team.name: {
                     "gpu_us": team.accounts.allocated,
                     "busy_gpu_us": team.accounts.busy,
                     "cost": _text(team.cost),
-                    "currency": self.currency,
+                    "currency": ledger.currency,
                     "share_before": round(team.share_before, 6),
                     "share_after": round(team.share_after, 6),
                     "share_entitled": round(team.entitled, 6),
@@ -119,18 +119,14 @@ class Results:
                 for team in self.teams
             },
             "unassigned_gpu_us": self.unassigned.allocated,
-            "coverage": round(self.coverage, 6),
+            "coverage": round(ledger.coverage, 6),
             "intervals": {
                 "sent": self.sent,
-                "stored": self.stored,
-                "duplicates_dropped": self.duplicates,
-                "quarantined": self.quarantined,
+                "stored": ledger.rows["stored"],
+                "duplicates_dropped": ledger.rows["duplicate"],
+                "quarantined": ledger.rows["quarantined"],
             },
-            "controller": {
-                "cycles": self.cycles,
-                "holds": self.holds,
-                "weights_published": self.weights_published,
-            },
+            "controller": asdict(counts),
             "jobs": {"started": self.started, "rejected": self.rejected, "reclaimed": self.evictions},
             "checks": {check.name: check.holds for check in self.checks},
             "wall_seconds": round(self.wall_seconds, 1),
@@ -144,22 +140,11 @@ def collect(pipeline: Pipeline, ledger: LedgerFigures, before: TrueTotals, wall_
     capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS
     return Results(
         scenario=scenario,
+        ledger=ledger,
+        counts=pipeline.counts,
         capacity_gpu_us=capacity,
-        accounts=ledger.accounts,
         teams=_teams(pipeline, before, ledger.by_team, ledger.costs),
-        unassigned=ledger.by_team.get(UNASSIGNED, Accounts()),
-        currency=ledger.currency,
-        total_cost=ledger.total,
-        unallocated_cost=ledger.costs.get(IDLE),
-        coverage=ledger.coverage,
         sent=pipeline.site_result.closed + pipeline.resent,
-        stored=ledger.rows["stored"],
-        duplicates=ledger.rows["duplicate"],
-        quarantined=ledger.rows["quarantined"],
-        cycles=pipeline.counts.cycles,
-        holds=pipeline.counts.holds,
-        weights_published=pipeline.counts.weights_published,
-        acks_lost=ledger.acks_lost,
         started=sum(outcome.first_start_ms is not None for outcome in outcomes),
         rejected=sum(outcome.rejected for outcome in outcomes),
         evictions=sum(outcome.evictions for outcome in outcomes),
@@ -282,19 +267,16 @@ def _plan(pipeline: Pipeline) -> str:
 
 
 def _accounts_table(results: Results) -> RenderableType:
-    table = _table()
-    table.add_column("account")
-    for heading in ("GPU-hours", "of capacity"):
-        table.add_column(heading, justify="right")
+    table = _table("account", *figures("GPU-hours", "of capacity"))
     for account in ACCOUNTS:
-        amount = getattr(results.accounts, account)
+        amount = getattr(results.ledger.accounts, account)
         table.add_row(
             figure_formatting.ACCOUNT_NAMES[account],
             figure_formatting.hours(amount),
             figure_formatting.percent(amount / results.capacity_gpu_us),
         )
     table.add_section()
-    exact = results.accounts.total == results.capacity_gpu_us
+    exact = results.ledger.accounts.total == results.capacity_gpu_us
     table.add_row(
         f"= capacity {_mark(exact)}",
         figure_formatting.hours(results.capacity_gpu_us),
@@ -305,17 +287,16 @@ def _accounts_table(results: Results) -> RenderableType:
 
 
 def _teams_table(results: Results) -> RenderableType:
-    table = _table()
-    table.add_column("team", no_wrap=True)
-    for heading in ("GPU-hours", "busy", f"cost {results.currency}", "weight", "before", "after", "entitled"):
-        table.add_column(heading, justify="right")
+    currency = results.ledger.currency
+    headings = figures("GPU-hours", "busy", f"cost {currency}", "weight", "before", "after", "entitled")
+    table = _table(Column("team", no_wrap=True), *headings)
     for team in results.teams:
         held = team.accounts.allocated
         table.add_row(
             team.name,
             figure_formatting.hours(held),
             figure_formatting.percent(team.accounts.busy / held if held else None),
-            figure_formatting.money(team.cost, results.currency),
+            figure_formatting.money(team.cost, currency),
             f"{team.weight:g}",
             figure_formatting.percent(team.share_before),
             _share_after(team.share_before, team.share_after, team.entitled),
@@ -329,24 +310,24 @@ def _teams_table(results: Results) -> RenderableType:
             "no team",
             figure_formatting.hours(held),
             busy,
-            figure_formatting.money(rest, results.currency),
+            figure_formatting.money(rest, currency),
             *[""] * 4,
             style="dim",
         )
     table.add_row(
         "unallocated",
-        figure_formatting.hours(results.accounts.unallocated),
+        figure_formatting.hours(results.ledger.accounts.unallocated),
         "",
-        figure_formatting.money(results.unallocated_cost, results.currency),
+        figure_formatting.money(results.ledger.costs.get(IDLE), currency),
         *[""] * 4,
         style="dim",
     )
     table.add_section()
     table.add_row(
         "total",
-        figure_formatting.hours(results.accounts.allocated + results.accounts.unallocated),
+        figure_formatting.hours(results.ledger.accounts.allocated + results.ledger.accounts.unallocated),
         "",
-        figure_formatting.money(results.total_cost, results.currency),
+        figure_formatting.money(results.ledger.total, currency),
         *[""] * 4,
         style="bold",
     )
@@ -358,47 +339,37 @@ def _teams_table(results: Results) -> RenderableType:
 
 
 def _protocol_table(results: Results) -> RenderableType:
-    table = _table()
-    table.add_column("")
-    table.add_column("", justify="right")
+    ledger, counts = results.ledger, results.counts
+    table = _table("", *figures(""))
+    table.show_header = False
     table.add_row("intervals sent", f"{results.sent:,}")
-    table.add_row("intervals stored", f"{results.stored:,}")
-    table.add_row(f"duplicates dropped ({results.acks_lost} answers lost on the way)", f"{results.duplicates:,}")
-    table.add_row("coverage (metered part of the working capacity)", figure_formatting.percent(results.coverage, 3))
-    table.add_row(
-        f"control cycles ({results.holds} held because usage was missing)",
-        f"{results.cycles:,}",
-    )
-    table.add_row("weights written to Queue objects", f"{results.weights_published:,}")
+    table.add_row("intervals stored", f"{ledger.rows['stored']:,}")
+    table.add_row(f"duplicates dropped ({ledger.acks_lost} answers lost on the way)", f"{ledger.rows['duplicate']:,}")
+    table.add_row("coverage (metered part of the working capacity)", figure_formatting.percent(ledger.coverage, 3))
+    table.add_row(f"control cycles ({counts.holds} held because usage was missing)", f"{counts.cycles:,}")
+    table.add_row("weights written to Queue objects", f"{counts.weights_published:,}")
     jobs = f"jobs started ({results.evictions:,} stops by reclaim, {results.rejected} never possible)"
     table.add_row(jobs, f"{results.started:,}")
-    table.show_header = False
     return table
 
 
 def _checks_table(results: Results) -> RenderableType:
-    table = _table()
+    table = _table("", "", "")
     table.show_header = False
-    for _ in range(3):
-        table.add_column("")
     for check in results.checks:
         table.add_row(_mark(check.holds), check.name.replace("_", " "), Text(check.detail, "dim"))
     return table
 
 
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+def _table(*columns: str | Column) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
 def _span(results: Results) -> str:
     scenario = results.scenario
     start, end = (utc(at) for at in (scenario.start_ms, scenario.end_ms))
-    return f"{start[:10]} to {end[:10]} ({scenario.days} days × {_gpus(results)} GPUs)"
-
-
-def _gpus(results: Results) -> int:
-    span_us = (results.scenario.end_ms - results.scenario.start_ms) * MS_PER_SECOND
-    return results.capacity_gpu_us // span_us
+    gpus = sum(len(node.gpus) for node in scenario.nodes)
+    return f"{start[:10]} to {end[:10]} ({scenario.days} days × {gpus} GPUs)"
 
 
 def _mark(holds: bool) -> str:
@@ -412,8 +383,10 @@ def _share_after(before: float, after: float, entitled: float) -> Text:
 
 
 def _cost_without_team(results: Results) -> Decimal | None:
-    """Return the cost of GPU time that no team held: the total cost less that of the teams and of unallocated time."""
-    if results.total_cost is None:
+    """Return the cost of GPU time that was held without a team: the total less the cost of the teams and of unallocated
+    time; None if some of the time has no price."""
+    total = results.ledger.total
+    if total is None:
         return None
-    costs = [team.cost for team in results.teams] + [results.unallocated_cost]
-    return results.total_cost - sum((cost for cost in costs if cost is not None), Decimal(0))
+    costs = [team.cost for team in results.teams] + [results.ledger.costs.get(IDLE)]
+    return total - sum((cost for cost in costs if cost is not None), Decimal(0))

@@ -29,8 +29,7 @@ from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pkgutil import resolve_name
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fairshare.simulator.simulation_model import Event, NodeSpec
 from gputally.base.errors import AccountantError
@@ -187,7 +186,7 @@ def _serve_calls(worker: str, pipe: Connection, part: WorkerObject) -> bool:
 
 
 def _error_line(worker: str, error: Exception) -> str:
-    """Describe an error in one line, and log an unexpected error with its traceback."""
+    """Return the reason of an error in one line, and log an error that is not expected with its traceback."""
     if isinstance(error, AccountantError):
         return str(error)
     if isinstance(error, OSError) and error.filename:
@@ -207,8 +206,8 @@ class AccountantConfig:
     """The arguments of the demo's accountant.
 
     folder: an empty folder for the ledger.
-    port: 0 for any free port.
-    log_file: the file of the accountant's warnings; None for no log of warnings."""
+    port: the port to serve at; 0 for any free port.
+    log_file: the file to which the accountant writes its warnings; None for no log of warnings."""
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]
@@ -349,23 +348,14 @@ class AgentPool:
 
 
 class WorkerProcesses:
-    """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the machines with agents. As a
-    context manager it shuts them down.
+    """The demo's worker processes: an accountant (gputally.demo.accountant_process) and the machines with agents.
 
-    log_file: the file of the warnings of all processes; None for no log of warnings."""
+    log_file: the file to which all processes write their warnings; None for no log of warnings."""
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
         self.accountant = Worker("the accountant", ACCOUNTANT, log_file=log_file)
         self.agents = AgentPool(log_file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the agents, which can still have records to deliver, and then the accountant. Idempotent."""

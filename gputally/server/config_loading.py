@@ -61,7 +61,9 @@ def load_settings(
 
 
 def at(key: str, message: str) -> ValueError:
-    """Return an error that names the setting at fault, for a validator to raise. key: with dots for nested settings."""
+    """Return a ValueError that names the setting at fault, for a validator to raise.
+
+    key: the setting's name, with dots for nested settings."""
     fault = ValueError(message)
     fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
     return fault
@@ -69,7 +71,7 @@ def at(key: str, message: str) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class _Override:
-    """A value from the environment or the command line. place: the variable or the option."""
+    """A value from the environment or the command line. path: its setting. place: its variable or option."""
 
     path: tuple[str, ...]
     value: object
@@ -303,7 +305,7 @@ class ReloadedFile(Generic[T]):
 
 
 class _FileNotInForce(FileFault):
-    """The file is valid but conflicts with something else that can change."""
+    """`enforce` refused a valid version of the file because of a conflict that a change elsewhere can end."""
 
 
 class WatchedFile(ReloadedFile[T]):

@@ -46,8 +46,8 @@ class Identity:
 
     certificate, key: PEM files of the server.
     client_ca: PEM file of the CAs of client certificates; None: the server asks for no client certificate.
-    clients_required: True if a client without a certificate gets no connection. If False, it can send a bearer
-        token."""
+    clients_required: True if a client without a certificate gets no connection; False if it gets one and can send a
+        bearer token."""
 
     certificate: Path
     key: Path
@@ -361,7 +361,7 @@ def serve(
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
-            ssl_context_factory=None if tls is None else _always(tls.current),
+            ssl_context_factory=None if tls is None else lambda *_: tls.current,
         ),
         bound,
         limits or ConnectionLimits(),
@@ -391,13 +391,3 @@ def serve(
         server.should_exit = True
         thread.join()
         bound.close()
-
-
-def _always(context: ssl.SSLContext) -> _Factory:
-    def factory(_config: uvicorn.Config, _default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-        return context
-
-    return factory
-
-
-_Factory = Callable[[uvicorn.Config, Callable[[], ssl.SSLContext]], ssl.SSLContext]

@@ -48,7 +48,7 @@ def configure(level: Level) -> None:
 def gauge(
     name: str, text: str, samples: Iterable[tuple[Sequence[str], float]], *, labels: Sequence[str] = ()
 ) -> GaugeMetricFamily:
-    """Return a gauge. samples: the values of its labels, and the value of the sample."""
+    """Return a gauge. samples: the values of the labels and the value of each sample."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for label_values, value in samples:
         family.add_metric(label_values, value)

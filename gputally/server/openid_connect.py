@@ -171,8 +171,10 @@ def verified_claims(
 
 
 def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
-    """Check the authorized party of a token (OpenID Connect Core 1.0, 3.1.3.7). Raises Unauthenticated for a token that
-    was made for a client not in `clients`, and for a token with several audiences and no authorized party."""
+    """Check the authorized party (`azp`) of a token (OpenID Connect Core 1.0, 3.1.3.7).
+
+    Raises Unauthenticated if the token was made for a client not in `clients`, or if it has several audiences and no
+    authorized party."""
     party, audience = claims.get("azp"), claims.get("aud")
     if party is None and isinstance(audience, list) and len(audience) > 1:
         raise Unauthenticated("the token is for several audiences and does not say which client it was made for (azp)")
@@ -227,16 +229,17 @@ class Endpoints:
 
 
 class Provider:
-    """A client of an issuer with which people sign in. Thread-safe."""
+    """A client of an issuer with which people sign in. Thread-safe. Its methods raise AuthorityUnavailable if the
+    issuer gives no valid answer."""
 
-    def __init__(self, issuer: Issuer, login: Login, transport: httpx2.BaseTransport | None = None) -> None:
+    def __init__(self, issuer: Issuer, login: Login) -> None:
         self.issuer = issuer
         self.login = login
-        self._transport = transport
         self._endpoints: Endpoints | None = None
 
     @property
     def label(self) -> str:
+        """The text of the sign-in link."""
         return self.login.label or httpx2.URL(self.issuer.issuer).host
 
     def authorization_url(self, redirect: str, state: str, nonce: str, verifier: str) -> str:
@@ -285,7 +288,7 @@ class Provider:
 
     def _request(self, method: str, url: str, **more: Any) -> httpx2.Response:
         try:
-            with http_calls.client(self._tls, _PROVIDER_TIMEOUT_SECONDS, transport=self._transport) as client:
+            with http_calls.client(self._tls, _PROVIDER_TIMEOUT_SECONDS) as client:
                 return client.request(method, url, headers={"Accept": "application/json"}, **more)
         except httpx2.HTTPError as error:
             raise AuthorityUnavailable(f"the provider does not answer ({type(error).__name__})") from error
@@ -323,8 +326,8 @@ def _document(answer: httpx2.Response) -> dict[str, Any]:
 
 
 def _safe(address: str) -> str:
-    """Return the address if it is https, or http on this machine. Raises AuthorityUnavailable for any other address,
-    because another machine could read or answer the requests."""
+    """Return an address of the provider if it is https, or http on this machine. Raises AuthorityUnavailable for any
+    other address, because a third machine could read or answer requests to it."""
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:

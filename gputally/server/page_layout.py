@@ -38,8 +38,9 @@ _OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
 
 
 def headers(*, script: bool = False) -> Mapping[str, str]:
-    """Return the security headers of every response. They forbid resources of other sites, frames and caching. script:
-    True to let script files of this server run; inline scripts never run."""
+    """Return the security headers of every response. They forbid resources of other sites, frames and caching.
+
+    script: True to let script files of this server run; inline scripts never run."""
     return {
         "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
         "X-Content-Type-Options": "nosniff",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -160,7 +160,7 @@ LONGEST_PARAMETER: Final = 4_000
 
 
 class CrossSite(Exception):
-    """A form does not belong to this session."""
+    """A form was not sent by a page of the caller's own session."""
 
 
 def to_sign_in(path: str) -> str:
@@ -196,8 +196,7 @@ class SignInService:
 
     callers: the callers file in force.
     signer: signs the cookies.
-    public_url: the address of the pages in a browser.
-    keys: creates the key cache of an issuer."""
+    public_url: the address of the pages in a browser."""
 
     def __init__(
         self,
@@ -206,7 +205,6 @@ class SignInService:
         signer: CookieSigner,
         public_url: str,
         session_seconds: int,
-        keys: Callable[[openid_connect.Fetch, Clock], Keys] = Keys,
     ) -> None:
         self._grants = callers.grants
         self._clock = clock
@@ -218,7 +216,7 @@ class SignInService:
         self._sign_in_cookie = ("__Secure-" if self._secure else "") + f"{signer.program}-sign-in"
         self.providers = tuple(Provider(issuer, issuer.login) for issuer in callers.issuers if issuer.login is not None)
         self._keys = {
-            provider.issuer.issuer: keys(openid_connect.key_source(provider.issuer), clock)
+            provider.issuer.issuer: Keys(openid_connect.key_source(provider.issuer), clock)
             for provider in self.providers
         }
 
@@ -305,7 +303,7 @@ FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
 """Name of the form field with the session's secret."""
 PATHS = frozenset({SIGN_IN_PATH, CALLBACK_PATH, SIGN_OUT_PATH, SIGNED_OUT_PATH})
 Kind = Literal["no-provider", "too-long", "unauthenticated", "cross-site", "authority-unavailable"]
-"""Kinds of refusals."""
+"""The reasons for which the sign-in pages refuse a request."""
 
 
 class SignInSite(Protocol):

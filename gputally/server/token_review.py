@@ -37,13 +37,13 @@ from gputally.server.tokens_and_grants import (
 
 T = TypeVar("T")
 REMEMBERED_MS = 60 * MS_PER_SECOND
-"""How long an admitted token is cached."""
+"""Milliseconds for which an admitted token is cached."""
 REFUSED_MS = 10 * MS_PER_SECOND
-"""How long a refused token is cached."""
+"""Milliseconds for which a refused token is cached."""
 MOST_REMEMBERED = 16_384
-"""Number of cached tokens."""
+"""Largest number of cached tokens."""
 MOST_TEAMS = 500
-"""Number of teams for which a person's right to see the team is reviewed."""
+"""Largest number of teams for which the API server is asked whether a person may see the team."""
 _REVIEWS_AT_ONCE = 8
 _POD = "authentication.kubernetes.io/pod-uid"
 _POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -106,7 +106,11 @@ _access_review = msgspec.json.Decoder(_AccessReview)
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The cached answer for a token: the principal, or None and the reason. until_ms: monotonic time of its expiry."""
+    """The cached answer for a token.
+
+    principal: None if the API server refused the token.
+    reason: why it was refused, "" if it was not.
+    until_ms: the monotonic time at which the answer expires."""
 
     principal: Principal | None
     reason: str

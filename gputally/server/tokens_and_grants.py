@@ -60,9 +60,9 @@ _CHECK_EVERY_MS = 1_000
 class Principal:
     """An authenticated caller. The scope `admin` includes all others.
 
-    cluster, node: the only ones whose usage the principal may report.
-    teams: the only teams whose figures it may see and whose jobs' progress it may report; None: all teams.
-    pod: uid of the pod in `cluster` that the principal is; a pod may report the progress of its own job."""
+    cluster, node: the only cluster and node whose usage the principal may report; None for no such limit.
+    teams: the only teams whose figures it may see and whose jobs' progress it may report; None for all teams.
+    pod: the pod's uid in `cluster` if the principal is a pod, which may report the progress of its own job."""
 
     name: str
     scopes: frozenset[Scope]
@@ -72,6 +72,7 @@ class Principal:
     pod: str | None = None
 
     def may(self, scope: Scope) -> bool:
+        """Return True if the principal has the scope."""
         return scope in self.scopes or "admin" in self.scopes
 
 
@@ -125,7 +126,7 @@ class AnyOf:
 
 
 class CurrentAuthenticator:
-    """Calls the authenticator that `current` returns, which changes with the configuration."""
+    """Passes each token to the authenticator that `current` returns at that time."""
 
     def __init__(self, current: Callable[[], Authenticator]) -> None:
         self._current = current
@@ -135,7 +136,7 @@ class CurrentAuthenticator:
 
 
 class AllowAll:
-    """Accepts every caller. accountant.core.settings allows it only on a loopback address."""
+    """Accepts every caller. The accountant's settings allow it only on a loopback address."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
@@ -380,7 +381,7 @@ def agent(account: str, node: str | None, agents: Collection[str], cluster: str)
 
 
 def _instant(value: object) -> int | None:
-    """Convert a NumericDate (RFC 7519) to milliseconds; None if the value is not one."""
+    """Convert a NumericDate (RFC 7519) to milliseconds; None for a value that is no NumericDate."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**53:
         return None
     return round(value * MS_PER_SECOND)
@@ -443,9 +444,9 @@ class Issuer(Model):
         if self.login is not None and self.cluster is not None:
             raise ValueError("people do not sign in with a cluster's issuer: leave out login or cluster")
         if (self.jwks_file is None) == (self.jwks_url is None):
-            raise ValueError("give jwks_file or jwks_url")
+            raise ValueError("give jwks_file or jwks_url, and not both")
         if bool(self.agents or self.jobs) != bool(self.cluster):
-            raise ValueError("cluster and agents (or jobs) go together")
+            raise ValueError("cluster and agents (or jobs) go together: give both, or neither for people's tokens")
         _check_accounts(self.agents)
         return self
 

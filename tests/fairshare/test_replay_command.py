@@ -85,10 +85,10 @@ def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(decided: Rec
 @pytest.mark.parametrize(
     ("when", "fault"),
     [
-        ("yesterday", "yesterday: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id"),
+        ("yesterday", "yesterday: neither a date such as 2026-11-21 or 2026-11-21T10:00Z, nor a decision's id"),
         ("2001-01-01", "2001-01-01: the controller decided nothing in this time"),
         ("9999-12-31", "9999-12-31: the controller decided nothing in this time"),
-        (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: no such decision"),
+        (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: the accountant has no such decision"),
     ],
 )
 def test_nothing_to_replay_is_one_line(when: str, fault: str, decided: Recorded, capsys: Capsys) -> None:

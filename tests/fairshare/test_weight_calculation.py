@@ -321,7 +321,7 @@ def test_page_and_event_give_the_sentence_of_the_decision(cycles: Make, seed: in
             change: Any = decision.inputs["change"]
             assert fsum([change["before"], *change["parts"].values()]) == pytest.approx(decision.value, abs=1e-12)
             assert events[decision.subject] == decision.reason
-            (account,) = explain_queue(policy, report, decision.subject, modes={}, past=report.decisions)
+            (account,) = explain_queue(policy, report, decision.subject, past=report.decisions)
             assert [one.reason for one in account.past] == [decision.reason]
             page = " ".join(decision_text.decision_text(decision, report.decisions).sentences)
             assert decision.reason.partition(";")[0][1:] in page

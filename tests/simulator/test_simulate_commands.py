@@ -71,11 +71,14 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
     ("arguments", "message"),
     [
         ([], "give --trace or --kai-config"),
-        (["--trace", "{trace}", "--law", "fair"], "no policy 'fair'; one of fifo, "),
+        (["--trace", "{trace}", "--law", "fair"], "no policy 'fair'; give one of fifo, "),
         (["--trace", "{trace}"], "{trace}:1: no column team"),
         (["--trace", "{trace}", "--team-column", "vc", "--loads", "much"], "--loads: 'much' is not a list of numbers"),
         (["--trace", "{trace}", "--team-column", "vc", "--start", "soon"], "--start: not a duration: 'soon'"),
-        (["--trace", "{trace}", "--team-column", "vc", "--windows", "3"], "--window-days 21: the replay has 15 days"),
+        (
+            ["--trace", "{trace}", "--team-column", "vc", "--windows", "3"],
+            "--window-days 21: the replay has only 15 days",
+        ),
         (["--kai-config", "{trace}.yaml"], "{trace}.yaml"),
         (["--kai-config", "{trace}", "--law", "kai-1"], "no law 'kai-1' for a scenario"),
     ],

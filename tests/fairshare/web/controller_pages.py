@@ -106,7 +106,7 @@ def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
 def quick(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
     """A comparison with made-up figures instead of a replay."""
     told(0.5, "replaying the draft")
-    names = what_if_simulation.leaves(order.then)
+    names = what_if_simulation.leaf_names(order.then)
     rows, series = [], {}
     days = [float(day) for day in range(1, order.days + 1)]
     for q, name in enumerate(names):

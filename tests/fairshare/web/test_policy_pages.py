@@ -143,7 +143,7 @@ def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
     go = threading.Event()
 
     def work(order: PreviewOrder, told: ProgressCallback, stop: threading.Event) -> Comparison:
-        told(0.25, "reading the books")
+        told(0.25, "reading the ledger")
         for _ in range(1_000):
             if stop.is_set():
                 raise Cancelled
