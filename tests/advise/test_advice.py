@@ -44,7 +44,7 @@ H100 = Pool("prod", "h100", "NVIDIA H100", "eu", "on-demand")
 QUANTITY = re.compile(
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-"""Of a limit of karpenter.sh/v1 NodePools; source: their CustomResourceDefinition, aws/karpenter-provider-aws."""
+"""The pattern of a limit of karpenter.sh/v1 NodePools. Source: their CRD, aws/karpenter-provider-aws."""
 
 
 def hours(*held: float, nodes: int = 4, gpus: int = 8, pool: Pool = H100, day: int = 5) -> list[NodeHour]:

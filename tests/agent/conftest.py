@@ -21,7 +21,7 @@ from tests.fakes.nvml.library import FakeNvml
 from tests.fakes.process_table import add_process
 
 BUSY_GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "simulate 70000 500000", f"load 10 500000 {MIB}"]
-"""Busy half of the time."""
+"""A GPU that is busy half of the time."""
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ MINUTE = 60_000
 MIB = 1 << 20
 GIB = 1 << 30
 UID = "5f0ce1b2-7a41-4c0e-9d55-0123456789ab"
-"""Of a pod."""
+"""The uid of a pod."""
 CID = "9b30000000000000000000000000000000000000000000000000000000000001"
-"""Of a container."""
+"""A container id."""
 
 
 def pod(name: str) -> Holder:

@@ -38,10 +38,10 @@ from tests.fakes.nvml.library import FakeNvml
 
 SAMPLE, LISTENER = "sample", "metrics"
 OTHERS = ("fake", "Thread-")
-"""Of the test, and of one request to the listener."""
+"""Prefixes of thread names of the test's fakes, and of one request to the listener."""
 THREADS = ("ship", "kubelet", "pods", "node", "slices", "claims", "dcgm", LISTENER)
 WATCHED_BY_ITS_CALLER = "nvml"
-"""The thread of calls to the driver: each call has a time limit, and who made it goes on without its answer."""
+"""The thread of calls to the driver. After a call's time limit its caller continues without the answer."""
 
 
 def asked(port: int, path: str) -> tuple[int, str]:

@@ -27,7 +27,7 @@ ROLES = {
     "agent": "scopes: [ingest], cluster: prod, node: node-1",
     "admin": "scopes: [admin]",
 }
-"""The token of each is its name."""
+"""Entries of the token file by name; each token equals its name."""
 PRICES = price_book_text(H100="2.5")
 _URL = re.compile(rb"http://127\.0\.0\.1:\d+")
 

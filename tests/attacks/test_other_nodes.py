@@ -17,7 +17,7 @@ from tests.attacks.conftest import Running
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 MINUTE_MS = 60_000
 SPAN_MS = 40 * 24 * 60 * MINUTE_MS
-"""Of the questions: all that is reported here."""
+"""The span of the queries, which contains everything reported here."""
 OLDEST = "00000000-0000-7000-8000-000000000000"
 """Sorts before every honest epoch."""
 OWNER, ATTACKER = "node-2", "node-1"
@@ -27,7 +27,7 @@ JOB = Holder(kind="slurm", uid="4711", name="job 4711")
 PROCESS = Holder(kind="process", uid="node-2/812/77", name="python")
 MIG = Slice(profile="1g.10gb", gi=7, ci=0, compute=1, compute_of=7, memory_mib=9728, memory_of_mib=81559)
 NUMBERS = itertools.count(1)
-"""Of the attacker's records."""
+"""Numbers of the attacker's records."""
 
 
 def row(seq: int, gpu: str, start_ms: int, **given: Any) -> UsageInterval:

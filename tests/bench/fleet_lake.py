@@ -49,7 +49,7 @@ TOP: Final = 100
 RUNS: Final = 3
 DAYS: Final = 30
 _COMPLETE: Final = "complete"
-"""Name of a file that a finished lake has."""
+"""Name of the file that marks a finished lake."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ BEGIN_MS: Final = 1_790_812_800_000  # 2026-10-01T00:00Z
 GPUS_A_NODE: Final = 8
 IDLE_EVERY: Final = 8
 SHIFT_MS: Final = 1_500_000
-"""Pods change 25 minutes after a full hour."""
+"""Pods change at 25 minutes past the hour."""
 MODELS: Final = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
 _DAYS_A_COMMIT: Final = 4
 

@@ -28,7 +28,7 @@ from tests.compat.opencost_rule import Asked, Pod, by_namespace
 from tests.real.prometheus import Prometheus, backfill, prometheus
 
 RESOLUTIONS_S = (300, 60)
-"""OpenCost's default, and the finest that a scrape a minute allows."""
+"""OpenCost's default resolution, and the finest that one scrape a minute allows."""
 CASES = {
     "steady": "a pod with 8 GPUs, all day",
     "jobs": "197 jobs of 5 to 90 minutes, a GPU each",
@@ -38,7 +38,7 @@ CASES = {
     "mig": "a GPU divided into seven MIG instances, seven pods that request `nvidia.com/mig-1g.10gb`",
     "dark": "a pod with 8 GPUs on a node that is without power for an hour",
 }
-"""By namespace."""
+"""The description of each namespace."""
 
 
 @dataclass(frozen=True)

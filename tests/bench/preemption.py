@@ -23,7 +23,7 @@ from tests.bench.figure import Figure, median_cpu_seconds
 QUEUES, GANGS, RUNNING, SIZE = 1_000, 2_500, 2_100, 8
 NOW_MS = 1_790_812_800_000
 SPREAD = 4
-"""Every fifth group of so many gangs lies across as many nodes."""
+"""Every fifth group of this number of gangs is spread over as many nodes."""
 GOAL_S = 0.6
 SCATTERED_GOAL_S = 1.5
 

@@ -51,9 +51,9 @@ TINY = Size(nodes=3, minutes=90, window="1h", queues=3, runs=2)
 Questions = list[tuple[str, list[tuple[str, str, float]]]]
 METRIC = "kai_queue_allocated_gpus"
 BLOCK_MINUTES = 120
-"""Of Prometheus' blocks, which begin at multiples of two hours, as the history does."""
+"""Length of Prometheus' blocks, which begin at multiples of two hours, as the history does."""
 SAME = 1e-9
-"""Relative: sums of as many floating-point numbers in another order."""
+"""Relative tolerance: the sums add floating-point numbers in another order."""
 
 
 def measure(size: Size = FULL) -> list[Figure]:

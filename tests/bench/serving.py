@@ -25,7 +25,7 @@ from tests.bench.service import accountant
 
 GOAL_MS = 50.0
 LEAST_MINUTES = 7
-"""In the batches of the slowest node."""
+"""Minutes in the batches of the slowest node."""
 PAST_MINUTES = 720
 FORMS = {"12 h": {"size": "12h"}, "12 h, half-life 6 h": {"size": "12h", "half_life": "6h"}}
 

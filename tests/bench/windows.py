@@ -22,7 +22,7 @@ from tests.bench.figure import Figure, Goal, quantile, timed
 GPUS = 8
 SIZE_S, HALF_LIFE_S = 12 * 3600, 6 * 3600
 WHOLE_MINUTES = Goal(5.0)
-"""At the median; a window that begins at any other second cuts the row of every GPU, and has no goal."""
+"""Goal for the median. A window that begins at any other second splits the row of every GPU and has no goal."""
 FIRST = Goal(1_000.0)
 
 

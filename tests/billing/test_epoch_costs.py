@@ -44,7 +44,7 @@ BOOKS = {
 
 
 PODS = {"a": "train", "b": "other"}
-"""The job of each."""
+"""The job of each pod."""
 
 
 @pytest.fixture(scope="module")

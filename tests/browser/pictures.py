@@ -26,11 +26,11 @@ PICTURES = {
     "node": 900, "decisions": 900, "why": 1000, "prices": 800, "invoice": 1000, "coverage": 900,
     "shares": 760, "queue": 1100, "policy": 1300, "preview": 1250,
 }  # fmt: skip
-"""Which pages, and how much of each from the top, in pixels."""
+"""The pictured pages, with the height of each picture in pixels."""
 MOST_MS = 120_000
-"""For one page, on a machine that has other things to do."""
+"""Time limit of one page, on a busy machine."""
 DAYS = 1
-"""The past that the dashboards show."""
+"""Days that the dashboards show."""
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ PAGES = (
 )  # fmt: skip
 WIDTHS = {"phone": 390, "desk": 1440}
 A4_WIDTH = 794
-"""In CSS pixels."""
+"""The width of A4 in CSS pixels."""
 MOST_TABS = 60
 SCHEMES = ("light", "dark")
 

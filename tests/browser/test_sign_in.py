@@ -32,7 +32,7 @@ from tests.usage_records import batch, interval, pod_facts, pod_holder
 pytestmark = pytest.mark.real
 MINUTE_MS = 60_000
 TEAMS = ("vision", "zebra")
-"""Whose lead signs in, and whose name that lead must never read."""
+"""The team of the lead who signs in, and a team whose name that lead must never see."""
 
 
 @dataclass

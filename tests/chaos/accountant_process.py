@@ -26,7 +26,7 @@ from tests.deadlines import patience_s, until
 
 QUARTER_MS = 900_000
 GONE = (OSError, http.client.HTTPException)
-"""What a question raises where the process is not there (any more)."""
+"""Errors of a request while the process does not run."""
 
 
 @dataclass

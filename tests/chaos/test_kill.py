@@ -32,7 +32,7 @@ from tests.deadlines import Deadline, patience_s
 from tests.real.programs import free_ports
 
 KILLS = 10
-"""Of each process."""
+"""Number of kills of each process."""
 SEED = 20261001
 
 A_GPU = {"model": "A100"}

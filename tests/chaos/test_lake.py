@@ -41,7 +41,7 @@ PUBLISHED = "gputally_lake_published_timestamp_seconds"
 LAKE_FOLDER = "lake"
 MOST_QUARTERS = 18 * 96
 FILES_OF_A_RUN = 40
-"""About as many as a run that publishes writes; the instant of a kill does not depend on how fast the machine is."""
+"""About the number of files that one run publishes. Kills are timed by files, independent of the machine's speed."""
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ class Pair:
         self.replicas = replicas
         self.sender = outbox()
         self.away_s: list[float] = []
-        """From each end of a leader until the other one served."""
+        """Seconds from each end of a leader until the other replica served."""
 
     def leading(self) -> AccountantProcess | None:
         for replica in self.replicas:

@@ -32,7 +32,7 @@ OF_A_POD: Values = {
     "podSecurityContext": {"supplementalGroups": [4000]},
     "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
 }
-"""What a pod may be given, for each component."""
+"""Values that every component accepts for its pod."""
 SPREAD: Values = {
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}

@@ -10,9 +10,9 @@ from tests.chart.conftest import COMPONENT, PROBES, Manifest, Rendered
 
 RESTRICTED = {"accountant", "fairshare"}
 OF_THE_ACCOUNTANT = {"gputally-accountant", "gputally-kai-usage", "gputally-opencost"}
-"""Its Service and network policy, and those of its ports without credentials."""
+"""Names of the accountant's Service, and of the Services and policies of its ports without credentials."""
 OF_THE_OPERATOR = {"secrets", "login", "lake"}
-"""Secrets whose keys the operator names."""
+"""Volumes of Secrets whose keys the operator chooses."""
 
 
 def test_every_container_is_bounded_probed_and_read_only(workloads: dict[str, Manifest]) -> None:

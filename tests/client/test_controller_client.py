@@ -129,7 +129,7 @@ def test_a_policy_may_measure_cost_or_weigh_models(client: AccountantApi) -> Non
 
 LOST_QUARTERS = 4
 LOST = {"all": {0: 0, 1: 0}, "one": {1: 0}, "late": {0: 3}, "same": {0: 0}}
-"""From which quarter on which GPU of each node is lost."""
+"""The quarter-hour from which a GPU of each node is lost."""
 
 
 def _lost_batch(cluster: str, node: str, many: int = LOST_QUARTERS) -> Batch:

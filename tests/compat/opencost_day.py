@@ -20,13 +20,13 @@ from gputally.base.units import MS_PER_HOUR
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 DAY_S = 86_400
 MARGIN_S = 900
-"""Of history before and after the window."""
+"""Length of the history before and after the window."""
 SCRAPE_S, SCRAPED_AT_S = 60, 17
 LINGER_S = 600
 OUTAGE_S = (12 * 3_600, 12 * 3_600 + 1_800)
-"""Prometheus is away, in the copy of the history that lacks it."""
+"""The time for which the second copy of the history has no samples."""
 DARK_S = (10 * 3_600 + 40, 11 * 3_600 + 40)
-"""The node `dark` has no power."""
+"""The time for which the node `dark` has no power."""
 WHOLE, SHARED, INSTANCE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
 GAPLESS, GAPPED = "whole", "gapped"
 """The label `cluster` of the two copies."""
@@ -46,7 +46,7 @@ class Pod:
     resource: str = WHOLE
     parts: int = 1
     slot: int = 0
-    """Which MIG instance."""
+    """Number of the MIG instance."""
 
     @property
     def uid(self) -> str:

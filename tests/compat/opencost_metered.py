@@ -27,7 +27,7 @@ from tests.compat.opencost_day import DARK_S, DAY_S, MARGIN_S, START_MS, Pod
 from tests.empty_ledger import fresh
 
 ASKED_S = 5
-"""Between two answers of the kubelet."""
+"""Time between two answers of the kubelet."""
 STEADY_S = 300
 
 

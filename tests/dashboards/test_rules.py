@@ -17,7 +17,7 @@ RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
 RULES = [*prometheus_rules.RECORDS, *prometheus_rules.ALERTS]
 DURATION = re.compile(r"\d+[mh]")
 BY_PROMETHEUS = {"instance"}
-"""What a series has besides its own labels."""
+"""Labels that Prometheus adds to a series."""
 
 
 @pytest.fixture(params=RULES, ids=lambda rule: rule.name)

@@ -39,7 +39,7 @@ LATENCIES = "\n".join(
         "# EOF\n",
     ]
 )
-"""Of the service `chat`: everything took between 50 and 100 ms."""
+"""Latencies of the service `chat`: every request took between 50 and 100 ms."""
 
 
 def furnish(server: ApiServer) -> None:

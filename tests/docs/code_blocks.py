@@ -29,7 +29,7 @@ SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql")
 _FENCE = re.compile(
     r"^(?P<in>[ ]*)(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=in)(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
 )
-"""Also those of a list, which are indented."""
+"""Matches code blocks, also indented ones in lists."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def pages_with_text() -> dict[Path, str]:
 
 
 PAGES = {str(page.relative_to(ROOT)): list(code_blocks_of(page, text)) for page, text in pages_with_text().items()}
-"""The blocks of every page, by its place in the repository."""
+"""The code blocks of every page, by its path in the repository."""
 
 
 def with_commands(mark: str | None) -> list[str]:

@@ -15,7 +15,7 @@ from tests.docs.code_blocks import ROOT, pages_with_text
 from tests.docs.page_commands import Shell
 
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
-"""Of the checkout, by links: paths in the pages begin there."""
+"""Folders of the checkout that are linked, because paths in the pages begin there."""
 
 
 @pytest.fixture(scope="session")

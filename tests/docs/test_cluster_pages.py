@@ -20,7 +20,7 @@ from tests.real.prometheus import backfill, prometheus
 
 pytestmark = pytest.mark.real
 INSTALL = "docs/install.md"
-"""Typed whole, by a reader who has the checkout and nothing else that the page names."""
+"""The page runs as a whole, from a checkout without the files that it names."""
 HELM = ("helm", "--namespace", cluster_of_pages.RELEASE)
 
 

@@ -26,7 +26,7 @@ from tests.real.programs import free_ports
 
 pytestmark = pytest.mark.real
 LOOKS_S, ENDS_S = 4.0, 40.0
-"""How long one that goes on is let go on (its start takes less), and one that ends by itself."""
+"""Seconds until a continuous command is stopped (its start takes less), and time limit of one that ends by itself."""
 METRICS = "http://node:9401/metrics"
 GPU = "gpu GPU-11111111-2222-3333-4444-555555555555 NVIDIA_H200\nmem 150754820096 0\nutil 0 0\npower 90000 5\n"
 STEPS = {
@@ -36,7 +36,7 @@ STEPS = {
     if block.language in COMMANDS and block.mark == "gpu"
     for step in steps(block)
 }
-"""Each once, on whichever pages it stands."""
+"""The distinct commands of all pages."""
 
 
 @pytest.fixture(scope="module")

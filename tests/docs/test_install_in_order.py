@@ -35,7 +35,7 @@ pytestmark = pytest.mark.real
 PAGE, SPACE = "docs/install.md", "gputally"
 TEN_MINUTES_S = 600
 FIRST_FIGURES_S = 60 + 30
-"""An interval and a delivery of the chart's defaults, which the test shortens."""
+"""Seconds of an interval and a delivery by the chart's defaults, which the test shortens."""
 NODES = {
     "gpu-operator": {"nvidia.com/gpu.present": "true"},
     "gke": {"cloud.google.com/gke-gpu-driver-version": "latest"},

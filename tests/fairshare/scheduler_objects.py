@@ -16,7 +16,7 @@ V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration
 ALIASES = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
 )
-"""Nine lines of YAML that stand for 134 million values."""
+"""Nine lines of YAML that expand to 134 million values."""
 STRATEGIES = "[LessThanOrEqualToFinalShare, LessThanInitialShare]"
 ACTIVE = {
     "type": "Active",

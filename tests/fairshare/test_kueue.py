@@ -566,7 +566,7 @@ def test_a_job_is_meant_by_its_own_name(accountant: Any, clock: Any) -> None:
 
 
 _READS, _READS_NOT, _EXITS = (True, False), (False, False), (False, True)
-"""(weights are read, the manager does not start)."""
+"""(Whether weights are read, whether the manager fails to start.)"""
 
 
 def _read(version: str, text: str) -> Configuration:

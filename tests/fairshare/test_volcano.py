@@ -31,7 +31,7 @@ from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_objects import ALIASES, volcano
 
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
-"""After whatever a real API server says of when an object was made."""
+"""Later than any creation time of a real API server."""
 
 
 def _queue(

@@ -203,7 +203,7 @@ def test_a_very_deep_tree_is_read_in_one_pass() -> None:
 
 
 WEEK = 48 * 168 * 3600
-"""Of 48 GPUs, in GPU-seconds."""
+"""A week of 48 GPUs in GPU-seconds."""
 DEPARTMENTS = [
     {"name": "A"}, {"name": "B"}, {"name": "C"},
     {"name": "a1", "parent": "A"}, {"name": "a2", "parent": "A"},

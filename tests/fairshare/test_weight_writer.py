@@ -33,7 +33,7 @@ def _apply(name: str, previous: float | None, value: float) -> Apply:
 
 
 INSTALLED = object_of(CONFIG_MAP, "settings", namespace="gputally")
-"""Of the release, whose namespace a real cluster has to have."""
+"""An object of the release's namespace, which a real cluster has to have."""
 WHERE = StatusObject("gputally", "gputally-fairshare")
 
 

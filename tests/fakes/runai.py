@@ -22,7 +22,7 @@ class StandIn:
         self.asked: list[tuple[str, str]] = []
         self.patches: list[tuple[str, Any]] = []
         self.answers: list[httpx2.Response] = []
-        """What to answer instead, in this order, to requests other than for a token."""
+        """Answers, in order, to the next requests that are not for a token."""
         self.tokens = 0
         self.lasts_s = 3600
         self.revoked = False

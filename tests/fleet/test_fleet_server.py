@@ -50,7 +50,7 @@ QUESTIONS = (
     f"/v1/cost?by=gpu_model,team&{WITHIN}", "/v1/prices", "/v1/policy", "/v1/audit",
     "/v1/decisions", "/month/2026-10/lines", "/month/2026-10/lines.csv", "/prices", "/decisions",
 )  # fmt: skip
-"""What a ledger's accountant and the fleet have to answer alike, byte by byte but for the navigation."""
+"""Addresses that the ledger's accountant and the fleet answer identically, except for the navigation."""
 ENTRANCES = ("", "month/2026-10", "jobs", "nodes", "decisions", "prices", "coverage", "invoice/2026-10", "proposals")
 
 

@@ -19,7 +19,7 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
 
 NOW_MS = 1_791_000_000_000
-"""Some days after 2026-10-01."""
+"""The time of the import, some days after 2026-10-01."""
 
 
 @dataclass(frozen=True)

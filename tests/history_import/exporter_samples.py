@@ -29,7 +29,7 @@ from gputally.demo.simulated_machines import pods_of
 Generation = Literal["old", "new"]
 _LINGER_MS = 10 * MS_PER_MINUTE
 _SLOW = 5
-"""Of an old pod, what does not change is written every so many scrapes only, which keeps the history small."""
+"""Scrapes between two samples of a pod's unchanging series, which keeps the history small."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Pod:
     permille: int
     ended_ms: int | None = None
     told: str = ""
-    """What was last written of it."""
+    """The pod's phase in its last sample."""
 
 
 @dataclass

@@ -302,7 +302,7 @@ PUBLIC_ROUTES = {
     ("POST", "/sign-out"),
     ("GET", "/signed-out"),
 }
-"""What needs no token: nothing about teams but what /metrics is configured to show."""
+"""Routes without a token. They show nothing about teams except what /metrics is configured to show."""
 
 
 def routes(app: FastAPI) -> set[tuple[str, str]]:

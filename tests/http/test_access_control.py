@@ -64,7 +64,7 @@ ROUTES = {
         "POST /v1/jobs/{id}/progress",
     ),
 }  # fmt: skip
-"""By the scope that they need."""
+"""Routes by the scope that they need."""
 NEEDS = {tuple(route.split()): scope for scope, needing in ROUTES.items() for route in needing}
 PARTS = {
     "{id:path}": "prod~vision~Job~train",
@@ -253,7 +253,7 @@ def test_no_token_is_ever_logged(accountant, logs):
 
 MINUTE_MS = 60_000
 OURS, THEIRS = "vision", "zebra"
-"""THEIRS is the mark: it stands in no text of the product."""
+"""THEIRS is the marker: it occurs in no text of the product."""
 ROLES = {
     "lead": ("read", ", teams: [vision]"),
     "lead-who-reports": ("read, progress", ", teams: [vision]"),

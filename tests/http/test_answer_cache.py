@@ -472,7 +472,7 @@ QUESTIONS = {
     "/v1/cost?until": {"by": "pod,hour", "end": str(NOW_MS + MS_PER_DAY)}, "/v1/jobs": {},
     "/v1/jobs?until": {"end": str(NOW_MS + MS_PER_DAY)},
 }  # fmt: skip
-"""Path, and a word that tells two questions of it apart."""
+"""Path, and a parameter that distinguishes two queries of it."""
 
 
 def node(number: int, minutes: int, pods: int = 3) -> bytes:

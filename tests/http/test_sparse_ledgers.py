@@ -43,7 +43,7 @@ def words(page: str) -> str:
 
 EMPTY, MINUTE, STOPPED, VANISHED, UNPRICED = LEDGERS = ("empty", "minute", "stopped", "vanished", "unpriced")
 UNMETERED = (EMPTY, STOPPED)
-"""Of the current month, nothing is metered."""
+"""Ledgers without metered time in the current month."""
 QUIET = (STOPPED, VANISHED)
 
 FIGURES = {
@@ -55,7 +55,7 @@ FIGURES = {
     "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
     "/invoice/{month}/lines.csv": "",
 }  # fmt: skip
-"""Addresses that show figures of the books, with what is asked."""
+"""Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {
     "/v1/adjustments", "/v1/audit", "/v1/backups", "/v1/backups/{name}", "/v1/clock", "/v1/corrections",
     "/v1/decisions", "/v1/deliveries", "/v1/imports", "/v1/policy", "/v1/policy/versions", "/v1/prices",
@@ -63,9 +63,9 @@ NO_FIGURES = {
     "/decisions/{at_ms}/{id:path}", "/leading", "/livez", "/readyz", "/openapi.json",
     "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
 }  # fmt: skip
-"""What was put there by people and programs, with its own times."""
+"""Addresses of entries by users and programs, which have their own times."""
 MORE = ("/jobs?state=waiting", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-11")
-"""Further pages of the walk."""
+"""Further addresses that the test visits."""
 NO_MONEY = re.compile(r"EUR 0(\.00)?(?![.\d])")
 
 

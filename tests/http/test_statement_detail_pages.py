@@ -35,7 +35,7 @@ from tests.usage_records import batch, interval, pod_facts, pod_holder
 DAY_MS = 86_400_000
 PAGE = {"Accept": "text/html"}
 TEAMS = {"vision": 3, "language": 4, EVIL: 5}
-"""Pods of each."""
+"""Pods of each team."""
 
 
 @pytest.fixture(scope="module")

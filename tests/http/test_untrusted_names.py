@@ -47,7 +47,7 @@ from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 MARK = "zq"
-"""In every name, so that it is found again."""
+"""Part of every name, by which the tests find it."""
 NAMES = tuple(
     f"{MARK}{n}{name}" if name[:1] not in "=+-@" else f"{name}{MARK}{n}"
     for n, name in enumerate(

@@ -90,7 +90,7 @@ CLOUDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "nothing known": ({"kubernetes.io/arch": "amd64"}, {}),
 }
-"""Labels of a node, and what they say of it."""
+"""Labels of a node, and the facts they state."""
 
 
 @pytest.mark.parametrize("cloud", CLOUDS, ids=str)

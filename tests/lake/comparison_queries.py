@@ -44,7 +44,7 @@ CUTS: tuple[tuple[Dimension, ...], ...] = (
 JOB = JobKey("prod", "ns-1", "Job/j1")
 
 Reading = Callable[[Any], object]
-"""Of a snapshot of the ledger, or of the lake."""
+"""A query of a ledger's snapshot, or of the lake."""
 
 QUESTIONS: dict[str, Reading] = {
     **{f"usage by {', '.join(by) or 'nothing'}": lambda one, by=by: one.usage(*SPAN, by) for by in CUTS},

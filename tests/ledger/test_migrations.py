@@ -29,7 +29,7 @@ from tests.ledger.conftest import NOW_MS, START_MS, Hand, booked
 from tests.real.programs import free_ports, running, wait_ready
 
 KEPT = Path(__file__).parents[1] / "golden" / "ledger"
-"""Ledger files of every earlier schema, packed."""
+"""Compressed ledger files of every earlier schema."""
 SCHEMAS = len([f for f in (resources.files("accountant.storage") / "migrations").iterdir() if f.name.endswith(".sql")])
 
 

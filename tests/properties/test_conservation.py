@@ -62,7 +62,7 @@ class History:
     energy_uj: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     unknown_busy_us: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     unknown_energy_uj: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Of these, what was while the holders were unknown: no row has it where a GPU was not wholly held."""
+    """The part of it for which the holders were unknown. No row contains it unless the GPU was wholly held."""
     unread: set[str] = field(default_factory=set)
     placed: int = 0
     unknown_since_ms: int | None = None

@@ -28,7 +28,7 @@ HAND = Hand()
 END_MS = START_MS + 60 * MINUTE
 MONTH_MS = 30 * 24 * 60 * MINUTE
 CLOSED, OPEN = Month(2026, 9), Month(2026, 10)
-"""The month before START_MS, and the one that it begins."""
+"""The month before START_MS, and the month that starts there."""
 BOOK = price_book("id: h100, model: H100, price: '2.10', valid_from: 2026-01-01", timezone="UTC")
 VICTIMS = ("n1", "n2")
 TEAMS = ("red", "blue")
@@ -69,7 +69,7 @@ def _facts(draw: st.DrawFn) -> dict[str, Any]:
 _batches = st.tuples(
     st.sampled_from(EPOCHS), st.integers(1, 9), st.lists(_rows(), max_size=4), st.lists(_facts(), max_size=3)
 )
-"""Epoch, how far ahead of its last number it goes on, rows and facts."""
+"""Epoch, distance from its last number, rows and facts."""
 
 
 def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], facts: list[dict[str, Any]]) -> Batch:

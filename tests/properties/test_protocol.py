@@ -161,7 +161,7 @@ class Oracle:
 
 
 HORIZON = 400
-"""Cells; the ledger is asked about all of them."""
+"""Number of cells; every check queries all of them."""
 
 BATCHES = st.integers(1, 4)
 WHOLE = st.tuples(st.sampled_from([*PODS, None]), st.integers(0, CELL_US)).map(

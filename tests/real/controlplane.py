@@ -39,7 +39,7 @@ class ApiServer:
     again: Callable[[], subprocess.Popen[bytes]]
     """Starts it anew on the same etcd and waits until it is ready; what ran before has to be dead."""
     processes: list[subprocess.Popen[bytes]]
-    """Every one that was started; the last is the one that runs."""
+    """Every process that was started; the last one runs."""
 
     def kubeconfig_for(self, token: str, folder: Path) -> Path:
         """Write a kubeconfig that logs in with `token`."""

@@ -20,9 +20,9 @@ from tests.real.prometheus import Prometheus
 
 WIDTH = 1440
 POINTS_S = 900
-"""Between two points of a line."""
+"""Seconds between two points of a line."""
 RATE_HOURS = 4 * prometheus_history.EVERY_HOURS
-"""What `$__rate_interval` is: four scrapes."""
+"""Hours of `$__rate_interval`: four scrape intervals."""
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>dashboard</title><link rel="stylesheet" href="preview.css"></head>
 <body style="margin:0"><div id="root"></div><script src="board.js"></script><script src="preview.js"></script></body>

@@ -40,7 +40,7 @@ from tests.fairshare.preemption_cases import gang, policy, situation
 from tests.usage_records import pod_facts, pod_holder
 
 EVERY_HOURS = 1
-"""Between two scrapes; the demo's programs move once an hour."""
+"""Hours between two scrapes; the demo's programs advance once an hour."""
 
 LATER = """\
 # TYPE gputally_budget_forecast_ratio gauge
@@ -48,7 +48,7 @@ gputally_budget_forecast_ratio{budget="research-hours",team="research",queue=""}
 # TYPE gputally_unmetered_gpus gauge
 gputally_unmetered_gpus{node="ill-2"} 4
 """
-"""What an accountant shows once days are over, and while a node is silent for long."""
+"""Metrics of an accountant after some days, and while a node is silent for long."""
 LAKE = """\
 # TYPE gputally_lake_published_timestamp_seconds gauge
 gputally_lake_published_timestamp_seconds {at_s}
@@ -57,7 +57,7 @@ gputally_lake_differences 2
 # TYPE gputally_fleet_published_timestamp_seconds gauge
 gputally_fleet_published_timestamp_seconds{{ledger="prod-eu"}} {at_s}
 """
-"""What an accountant and the fleet's pages show of a lake that was last published at `at_s`."""
+"""Metrics of an accountant and the fleet's pages for a lake that was last published at `at_s`."""
 
 ACCOUNTANT = {"job": "gputally-accountant", "instance": "accountant:8080"}
 FAIRSHARE = {"job": "gputally-fairshare", "instance": "fairshare:9402"}

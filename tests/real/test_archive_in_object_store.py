@@ -33,7 +33,7 @@ PIECES = {
     "a piece": r"^PUT .*partNumber=2",
     "put together": r"^POST .*uploadId=",
 }
-"""Requests by which a large file is sent."""
+"""Requests that send a large file."""
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ T = 1_790_812_800_000
 MINUTES = 40
 SCRAPE_MS = 30_000
 REPLACED_MS = 20 * 60_000
-"""When the agent's pod is another, under another address."""
+"""Time at which a new agent pod with another address takes over."""
 PANELS = {
     f"{name}/{panel['title']}": panel
     for name, render in DASHBOARDS.items()

@@ -39,7 +39,7 @@ BACKUP = "gputally_backup_last_timestamp_seconds"
 LAST_CYCLE, LEADER = "gputally_fairshare_last_cycle_timestamp_seconds", "gputally_fairshare_leader"
 BUDGET = 'gputally_budget_spent_ratio{budget="b",team="nlp",queue=""}'
 HOURS = "x600"
-"""As steps: ten hours."""
+"""Ten hours in promtool's notation for steps."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def test_what_is_recorded_is_the_figure(rules_folder: Path) -> None:
 # --- stories of several clusters ---
 
 STEPS = " ".join(f"{i * 60} {i * 60}" for i in range(1, 800))
-"""A counter as it is scraped every 30 s: it moves by a whole interval of 60 s at once."""
+"""A counter in 30-second samples: it grows by a whole interval of 60 s at a time."""
 
 
 @dataclass(frozen=True)

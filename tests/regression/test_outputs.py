@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 CHECKOUT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")
 DAYS, START, END = "2", "2026-10-01T00:00:00Z", "2026-10-03T00:00:00Z"
-"""What the demo simulates."""
+"""The options of the demo."""
 MONTH = "2026-10"
 SPAN = urlencode({"start": START, "end": END})
 QUESTIONS = (
@@ -42,7 +42,7 @@ QUESTIONS = (
     "/v1/audit", "/v1/nothing", "/v1/usage", "/v1/usage?start=x&end=y", f"/v1/usage?{SPAN}&by=nothing", "/openapi.json",
 )  # fmt: skip
 PAGES = 60
-"""Pages that are followed from the first one."""
+"""Maximum number of pages that the test follows from the first one."""
 
 
 class Links(HTMLParser):

@@ -21,7 +21,7 @@ from tests.fakes.list_ledger import ListLedger, Row
 HOSTILE = (
     '=HYPERLINK("http://x")', "+1", "-1", "@SUM(A1)", "\tx", "\rx", "＝1", "<script>alert(1)</script>", "a\x00b\x0b",
 )  # fmt: skip
-"""Names that would like to be formulas, markup, or no text at all."""
+"""Names that look like formulas or markup, or that contain control characters."""
 USERS = ("ann", "bob", "chen", "dora", "emil", "fay")
 DAY_MS = 24 * HOUR_MS
 START_MS, END_MS = at("2026-10-01"), at("2026-11-01")

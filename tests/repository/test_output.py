@@ -27,13 +27,13 @@ ELSEWHERE = {
     "gputally accountant report",
     "gputally report",
 }
-"""They write files of their own form: `--output` is where to."""
+"""Commands that write files of their own form; their `--output` is the path."""
 TEXT = {
     "accountant serve", "accountant fleet serve", "fleet serve", "accountant token new", "accountant token revoke",
     "fairshare run", "fairshare check", "fairshare shard", "accountant slurm",
     "agent run", "agent top", "dashboards build", "dashboards check",
 }  # fmt: skip
-"""They print lines, or show a screen of their own."""
+"""Commands that print lines, or show a screen of their own."""
 
 
 def printed(output: Output, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -96,7 +96,7 @@ def test_every_thread_is_a_watched_task_or_somebody_waits_for_it() -> None:
 
 NAMED = re.compile(r"(?<![\w./:-])((?:agent|accountant|fairshare|tests|scripts)(?:\.[a-zA-Z]\w*)+)(?![\w/-]|\.\w)")
 OTHER = {"agent.privilege"}
-"""Words of that shape that are no module: a value of the chart."""
+"""Texts in the form of a module name that are values of the chart."""
 
 
 def _texts(path: Path) -> Iterator[str]:

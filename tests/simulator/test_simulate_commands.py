@@ -127,7 +127,7 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
 
 
 SIMULATED = json.loads((Path(__file__).parents[1] / "golden" / "kai_simulations.json").read_text("utf-8"))
-"""What KAI's own simulator made of scenarios of ours; its source and commit are in `meta`."""
+"""Results of KAI's own simulator for this project's scenarios; its source and commit are in `meta`."""
 
 
 @pytest.mark.parametrize("case", SIMULATED["scenarios"], ids=lambda case: case["name"])

@@ -80,7 +80,7 @@ def test_facts_that_were_refused_at_first_are_unknown_and_asked_for_again(machin
 
 
 COHERENT = ["gpu GPU-dddd NVIDIA_GH200_480GB", f"mem {96 * GIB} {60 * GIB}", "util 0 0", "power 1 1", "addressing 2"]
-"""Its memory is the system's too: 60 GiB of it are in use, most of them for cached files."""
+"""It shares the system's memory, of which 60 GiB are in use, mostly for cached files."""
 
 
 def test_coherent_memory_is_what_processes_hold(machine: Machine) -> None:

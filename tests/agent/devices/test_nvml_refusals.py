@@ -27,18 +27,18 @@ NewRig = Callable[..., Any]
 SECONDS = 9
 REFUSED = {"meanwhile": range(3, 6), "at-first": range(3), "always": range(SECONDS)}
 FEW = (3, 4, 10, 999)
-"""Of the return codes, what is tried for every function without effort; the others are dealt out."""
+"""The return codes that are tried for every function; each other code is tried for some functions."""
 SAMPLE_US = 160_000
 """A row may differ from the truth by one sample of the driver."""
 NOTHING_TO_TELL = {
     ("nvmlDeviceGetProcessUtilization", 6), ("nvmlDeviceGetProcessesUtilizationInfo", 6), ("nvmlDeviceGetSamples", 6),
     ("nvmlDeviceGetMigDeviceHandleByIndex", 2), ("nvmlDeviceGetMigDeviceHandleByIndex", 6),
 }  # fmt: skip
-"""Answers, not refusals: no process was busy, there is no newer sample, there is no such instance."""
+"""Codes that are answers: no process was busy, no newer sample exists, no such instance exists."""
 LACKS = {
     (name, code) for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetGraphicsRunningProcesses_v3") for code in (3, 13)
 }
-"""From the first reading on the answer of a GPU that cannot be cut, or on which nothing draws."""
+"""The answer, from the first reading on, of a GPU without MIG, or without graphics processes."""
 MIG = [
     f"mig MIG-1 1 0 4 4g.71gb {71 * GIB} 0", f"mig MIG-2 2 0 2 2g.35gb {35 * GIB} 0",
     f"mig MIG-3 3 0 1 1c.2g.35gb {35 * GIB} 0 2", f"mig MIG-4 3 1 1 1c.2g.35gb {35 * GIB} 0 2",

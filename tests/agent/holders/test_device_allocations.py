@@ -281,7 +281,7 @@ def test_a_pod_behind_reservations_counts_once(namespaces: tuple[str, ...], list
 
 FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "gpu-fraction": "0.01", "gpu-memory": "1",
           "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}  # fmt: skip
-"""What the owner of a pod can write into it at any time."""
+"""Annotations and labels that the owner of a pod can change at any time."""
 
 
 @pytest.mark.parametrize("systems", [frozenset(), frozenset({"kai"}), frozenset({"hami"}), frozenset({"kai", "hami"})])

@@ -28,7 +28,7 @@ from tests.real.programs import free_ports, running
 pytestmark = pytest.mark.real
 NODE, WORK = "gpu-0", "work"
 MANY = 21
-"""Owners of one kind, unknown and at once, from which the accountant lists the kind instead of asking one by one."""
+"""Number of unknown owners of one kind from which the accountant lists the kind instead of requesting each."""
 Kind = tuple[str, str]
 """apiVersion and kind."""
 BUILT_IN = {"", "apps", "authentication.k8s.io", "authorization.k8s.io", "batch", "coordination.k8s.io",
@@ -41,7 +41,7 @@ VERSIONS = {
     "scheduling.volcano.sh/queues": ("v1beta1", "Queue"), "scheduling.volcano.sh/podgroups": ("v1beta1", "PodGroup"),
     "batch.volcano.sh/jobs": ("v1alpha1", "Job"),
 }  # fmt: skip
-"""Versions and kinds that the programs ask for by name; those of owners are found out by discovery."""
+"""Versions and kinds that the programs name; those of owners come from discovery."""
 CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "schedulingshards", "configs"}
 
 
@@ -59,7 +59,7 @@ IDLE = {
     ("batch.volcano.sh", "jobs", "get"): "the same",
     ("kai.scheduler", "configs", "get"): "where KAI's operator finds usage, in mode usage alone",
 }
-"""Rights of fairshare that this run has no occasion for, and where they are used."""
+"""Rights of fairshare that this run does not use, with the tests that use them."""
 
 
 def granted(manifests: Rendered, component: str) -> set[Right]:

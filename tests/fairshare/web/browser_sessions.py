@@ -51,9 +51,9 @@ PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{PROGRAM}", f"__Secure-{PROGRAM}-sign-in"
 SIGNER = CookieSigner(b"k" * 32, PROGRAM)
-"""With the key of `granting.key`."""
+"""Signed with `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
-"""Queues that a lead of vision must not read a word of; the first is above theirs."""
+"""Queues that a lead of vision must not see; the first is the parent of vision's."""
 
 
 class Faults(list[str]):

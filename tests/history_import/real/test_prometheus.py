@@ -29,7 +29,7 @@ HOURS = 10
 END_MS = START_MS + HOURS * MS_PER_HOUR
 HOUR_US = 3_600_000_000
 CLUSTERS = {"old": 60_000, "new": 30_000}
-"""Generation of labels, and how often is scraped."""
+"""The generation of labels, and the scrape interval in milliseconds."""
 
 
 @dataclass(frozen=True)
