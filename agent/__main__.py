@@ -48,7 +48,7 @@ _MAX_LOG_TEXT = 2_000
 
 
 class JsonLines(logging.Formatter):
-    """Formats a log record as a JSON object: time, level, logger and event, then the fields given as `extra`."""
+    """Formats a log record as a JSON object: time, level, logger and event, then the fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
 
 
 def _log_json(level: str) -> None:
-    """Log everything from `level` on to stderr, one JSON object per line."""
+    """Write records of this level and above to stderr, one JSON object per line."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -114,16 +114,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of all commands; for the command `run` only its own, so that the daemon does not import the
-    libraries of the other commands."""
+    """Return the parser of the command line.
+
+    words: the command line. If it begins with `run`, the parser contains only that command, so that the daemon does not
+        import the libraries of the other commands."""
     whole = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     whole.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="meter until stopped", description="Meter, spool and upload until stopped.")
     run.add_argument("--config", type=Path, metavar="FILE", help="Settings file (YAML).")
     run.add_argument("--print-config", action="store_true", help="Print the settings in force and exit.")
-    run.add_argument("--watch", action="store_true", help="Show a live table.")
-    run.add_argument("--once", action="store_true", help="Show the table once and exit, without metering.")
+    run.add_argument("--watch", action="store_true", help="Show a live table of the GPUs while metering.")
+    run.add_argument("--once", action="store_true", help="Print the table once and exit, without metering.")
     run.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     for name in settings.names():
         text = settings.description(name).replace("%", "%%")
@@ -200,8 +202,10 @@ def _once(chosen: Settings) -> int:
 
 
 def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
-    """Return the source of readings. Raises FileFault for a scenario or pods file that cannot be read, SettingsError if
-    no source is chosen."""
+    """Return the source of readings: a simulated node or this machine.
+
+    Raises FileFault for a scenario or pods file that is invalid or cannot be read, and SettingsError if this machine
+    has no kubelet and the settings name no other source of holders, or for an address that cannot be used."""
     if chosen.simulated:
         from agent.simulation.scenario_file import load_scenario
 
@@ -240,9 +244,10 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
 
 
 def _with_signal_and_dcgm(source: Source, gpus: Gpus, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
-    """Return the source with a driver that SIGUSR1 closes, and with a dcgm-exporter's figures if one is configured.
+    """Return a source around `source` that closes the driver at SIGUSR1 and, if a dcgm-exporter is configured, adds the
+    exporter's figures.
 
-    Raises SettingsError for an address that cannot be scraped."""
+    Raises SettingsError for an exporter's address that is not http://."""
     from agent.devices.driver_lifecycle import ReleasableSource
 
     releasable = ReleasableSource(source, gpus, clock, chosen.release_s)
@@ -274,7 +279,7 @@ def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uplo
 
 
 def _boot_id(proc: str) -> str:
-    """Return an id that changes with every boot; empty if the kernel gives none, and then no state is carried over."""
+    """Return the kernel's id of this boot; "" if it cannot be read."""
     try:
         return (Path(proc) / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

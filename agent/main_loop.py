@@ -44,12 +44,17 @@ log = logging.getLogger("agent.main_loop")
 MAX_BACKLOG_ROWS = 20_000
 """Largest number of rows in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
 STALE_SAMPLES = 10
-"""Sampling hangs if no sample has ended for this many sampling periods and for `PATIENCE_S`, the longer of both."""
+"""Number of sampling periods without a finished sample after which sampling hangs; it takes at least `PATIENCE_S`."""
 
 
 @dataclass(slots=True)
 class Health:
-    """Counters of the agent itself, for its metrics. Only the main loop writes them."""
+    """The state of the agent itself, for its metrics. Only the main loop writes it.
+
+    backlog_rows: rows in memory while the spool cannot be written.
+    backlog_lost_rows: rows that were lost because the memory was full.
+    spool_failure: why the spool cannot be written; "" if it can.
+    uploads: number of uploads by outcome."""
 
     intervals_closed: int = 0
     samples_failed: int = 0
@@ -69,10 +74,11 @@ class _UnspooledRecords:
 
 
 class Agent:
-    """One node's agent, which owns its source, uploader and outbox: `shutdown` closes them.
+    """The agent of one node. It owns its source, uploader and outbox: `shutdown` closes them.
 
     metrics: gets the snapshot, the closed sets and the agent's state after every sample.
-    on_sample: is called with every metered snapshot."""
+    on_sample: is called with every metered snapshot.
+    tasks: the list in which the two loops are entered."""
 
     def __init__(
         self,
@@ -109,7 +115,7 @@ class Agent:
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
         """The last spooled facts by uid: as they were read, and without the fields that change with every reading."""
         self._forgotten = 0
-        """`Outbox.forgotten` when these facts were last compared."""
+        """`Outbox.forgotten` at the last comparison of facts."""
         self._backlog: deque[_UnspooledRecords] = deque()
         self._lost: LostRecords | None = None
 
@@ -128,7 +134,7 @@ class Agent:
             self._record_source_failure(error)
             return None
         first = not self._resumed
-        self._skip_clock_steps()
+        before_step = self._skip_clock_steps()
         closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
         self._spool(closed, self._changed_facts(snapshot), always=first)
         now_ms = self._clock.monotonic_ms()
@@ -136,19 +142,20 @@ class Agent:
         health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
         self._sampling.progress()
         if self._metrics is not None:
-            self._metrics.observe(snapshot, closed)
+            self._metrics.observe(snapshot, (*before_step, *closed))
             self._metrics.operate(self._operations(snapshot))
         if self._on_sample is not None:
             self._on_sample(snapshot)
         return snapshot
 
     def ship(self, upto: int | None = None) -> ShipResult:
-        """Try once to deliver records, none newer than number `upto`. If the outbox cannot be read, the outcome is
-        "retry"."""
+        """Try once to deliver records. If the outbox cannot be used, the outcome is `retry`.
+
+        upto: the newest number to send; None sends all."""
         try:
             result = self._uploader.ship(upto)
         except OutboxUnavailable as error:
-            log.warning("the spool cannot be read: the upload is retried", extra={"reason": str(error)})
+            log.warning("the spool cannot be used: the upload is tried again", extra={"reason": str(error)})
             result = ShipResult("retry", retry_in_ms=MS_PER_SECOND, detail=str(error))
         if result.outcome not in ("idle", "waiting"):
             self.health.uploads[result.outcome] = self.health.uploads.get(result.outcome, 0) + 1
@@ -163,8 +170,7 @@ class Agent:
     def run(self, stop: threading.Event) -> None:
         """Sample on this thread and upload on a second one until `stop` is set, then shut down.
 
-        Raises DriverReplaced and ClockSetBack after a clean shutdown that uploads nothing: the next process uploads.
-        """
+        Raises DriverReplaced and ClockSetBack after a shutdown that leaves all records to the next process."""
         patience_s = max(PATIENCE_S, 1.5 * self._settings.timeout_s)
         shipping = self._tasks.start("ship", self._ship_loop, stop, _shipping_failed, patience_s)
         period_ms = round(self._settings.sample_s * MS_PER_SECOND)
@@ -182,11 +188,11 @@ class Agent:
             self.shutdown(shipping, deliver=deliver)
 
     def shutdown(self, shipping: threading.Thread | None = None, *, deliver: bool = True) -> None:
-        """Close the open intervals, spool them, upload records until the grace period ends, and close source, uploader
-        and outbox.
+        """Close and spool the open intervals, upload records until the grace period ends, and close source, uploader
+        and outbox. The next process uploads the records that remain.
 
-        shipping: the upload thread; if it does not end, the next process uploads the rest.
-        deliver: False leaves all records to the next process."""
+        shipping: the upload thread; None if there is none. This method uploads only if that thread has ended.
+        deliver: False uploads nothing."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
         self._skip_clock_steps()
@@ -264,7 +270,8 @@ class Agent:
         self._sampling.begin()
 
     def _raise_if_clock_was_set_back(self) -> None:
-        """Raise ClockSetBack if the wall clock was far ahead, was set back, and now agrees with the accountant's."""
+        """Raise ClockSetBack if the wall clock was far ahead, was set back, and now agrees with the accountant's
+        clock."""
         ahead_ms = -self._timeline.offset_ms
         if ahead_ms > WRONG_MS and self._origins.agrees(self._clock.wall_ms() - self._clock.monotonic_ms()):
             raise ClockSetBack(
@@ -272,31 +279,35 @@ class Agent:
             )
 
     def _origin_ms(self) -> int:
-        """Return the origin of the meter's time: its value when the monotonic clock was 0."""
+        """Return the origin of the timeline: its time when the monotonic clock was 0."""
         return self._timeline.now_ms() - self._clock.monotonic_ms()
 
-    def _skip_clock_steps(self) -> None:
-        """Exclude from metering the time by which the wall clock was set ahead since the last call."""
+    def _skip_clock_steps(self) -> tuple[ClosedSet, ...]:
+        """Exclude from metering the time by which the wall clock was set ahead since the last call. Spool and return
+        the sets that close before this time."""
         timeline = self._timeline
         if timeline.step_count != self._clock_steps:
             self._clock_steps = timeline.step_count
-            log.warning("the wall clock was set", extra={"by_ms": timeline.steps[-1].offset_ms})
+            log.warning("the wall clock was set", extra={"by_ms": timeline.last_step_ms})
         by_ms, self._skipped_ms = timeline.skipped_ms - self._skipped_ms, timeline.skipped_ms
-        if by_ms:
-            self._spool(self._meter.skip(by_ms), ())
-            with suppress(OutboxUnavailable):
-                self._origins.date_following(self._origin_ms())
-                self._redate()
+        if not by_ms:
+            return ()
+        closed = self._meter.skip(by_ms)
+        self._spool(closed, ())
+        with suppress(OutboxUnavailable):
+            self._origins.date_following(self._origin_ms())
+            self._redate()
+        return closed
 
     def _redate(self) -> None:
         """Correct the times of unsent records that a wrong clock dated in this boot, if the present clock agrees with
-        the accountant's."""
+        the accountant's clock."""
         origin_ms = self._origin_ms()
         if self._origins.agrees(origin_ms) and (count := self._origins.redate(origin_ms)):
             log.warning("the times of records with a wrong date are corrected", extra={"records": count})
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Handle the first snapshot of this process: continue where an earlier process of the same boot ended."""
+        """Meter the first snapshot of this process, and continue where an earlier process of the same boot ended."""
         self._resumed = True
         origin_ms = self._origin_ms()
         try:
@@ -315,10 +326,11 @@ class Agent:
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
     def _changed_facts(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
-        """Return facts that are new or changed since they were spooled; the time of observation is not a change.
+        """Return the facts that are new or have changed since they were spooled. A later time of observation is not a
+        change.
 
-        If the accountant lost records that no spool contains any more, return all facts, because the lost records
-        contained the owners of these pods."""
+        If the accountant lost records that the spool does not contain any more, return all facts, because the lost
+        records may have contained them."""
         if (forgotten := self._outbox.forgotten) != self._forgotten:
             self._forgotten = forgotten
             self._facts.clear()
@@ -332,9 +344,9 @@ class Agent:
         return known is None or (known[0] is not facts and known[1] != _comparable(facts))
 
     def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
-        """Spool new records, after those that could not be spooled earlier.
+        """Spool new records, after the records that could not be spooled earlier.
 
-        always: store the meter's state even if there is no record."""
+        always: True to store the meter's state even if there is no record."""
         self.health.intervals_closed += sum(len(c.rows) for c in closed)
         if closed or facts or always:
             self._add_to_backlog(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
@@ -358,8 +370,8 @@ class Agent:
     def _append(self, oldest: _UnspooledRecords) -> bool:
         """Append records to the outbox. Return False if the outbox cannot be written.
 
-        The meter's state goes only with the newest records: earlier it would claim that the outbox has sets that are
-        still in memory."""
+        Only the newest records are stored together with the meter's state. With earlier ones, the state would claim
+        that the outbox contains sets that are still in memory."""
         state = self._meter.state() if len(self._backlog) == 1 else None
         try:
             appended = self._outbox.append(oldest.sets, oldest.facts, state)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from hypothesis import settings
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded
 from tests.hypothesis_examples import examples
+from tests.restored_logging import restored_logging
 
 settings.register_profile("house", max_examples=examples(30, 200))
 settings.load_profile("house")
@@ -61,17 +61,8 @@ def logs() -> Iterator[list[Any]]:
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """Restore the configuration of logging, which a program that runs in a test changes."""
-    root = logging.getLogger()
-    level, known = root.level, set(root.handlers)
-    configured = structlog.get_config() if structlog.is_configured() else None
-    yield
-    if configured is None:
-        structlog.reset_defaults()
-    else:
-        structlog.configure(**configured)
-    root.setLevel(level)
-    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler and one not in known]:
-        root.removeHandler(handler)
+    with restored_logging():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,9 @@
 
 It holds device memory and keeps the GPU busy through the CUDA driver, and reads NVML like the agent. Run in several
 pods that share a GPU, it shows whether the agent assigns to each pod the memory that this pod allocated. It prints the
-expected and the measured value of each check. A value that this process may not read is unknown and not a failure. Exit
-codes: 0 all values are as expected, 1 some value is not, 2 wrong call, 3 no GPU.
+expected and the measured value of each check. A value that this process may not read is unknown and not a failure.
 
-The driver's library is loaded on first use. Metering does not use this module. Not thread-safe.
+Metering does not use this module. Not thread-safe.
 
 Source of the calls: cuda.h (CUDA driver API); the kernel is PTX, which the driver compiles for its GPU."""
 
@@ -18,15 +17,19 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
+
+from rich.console import Group, RenderableType
 
 from agent.core.readings import (
     DeviceReading,
     InstanceReading,
+    MigInstance,
     ProcessReading,
     Reading,
     Snapshot,
@@ -37,14 +40,15 @@ from agent.core.readings import (
 from agent.devices.nvml_library import DriverReplaced
 from agent.wire import Holder
 from gputally.base.clock import Clock, SystemClock
-from gputally.base.command_output import OUTPUTS, Output, show
+from gputally.base.command_output import OUTPUTS, Output, show, table
 from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.base.untrusted_text import for_terminal
 
 LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
-_BLOCKS_PER_MULTIPROCESSOR, _THREADS = 1, 64
+_THREADS = 64
+"""Threads of a block; each multiprocessor runs one block."""
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 # Every thread reads the GPU's nanosecond clock until its time is over. Runs on any GPU since Maxwell.
@@ -77,9 +81,11 @@ class NoCuda(CudaFault):
 
 
 class Cuda:
-    """A CUDA device, used as a context manager that holds a CUDA context. Raises NoCuda, CudaFault.
+    """A CUDA device, which is used as a context manager: it holds a CUDA context until the end of the block. Every
+    method raises NoCuda or CudaFault for a failed call.
 
-    ordinal: the index among the devices that this process may use. library: path of libcuda, if not the system's."""
+    ordinal: the index among the devices that this process may use.
+    library: the name or path of libcuda."""
 
     def __init__(self, ordinal: int = 0, library: str = LIBRARY) -> None:
         try:
@@ -94,7 +100,7 @@ class Cuda:
         self._call("cuDeviceGet", ctypes.byref(self._device), ordinal)
         count = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSORS, self._device)
-        self._blocks = max(count.value, 1) * _BLOCKS_PER_MULTIPROCESSOR
+        self._blocks = max(count.value, 1)
 
     def __enter__(self) -> Cuda:
         self._call("cuCtxCreate_v2", ctypes.byref(self._context), 0, self._device)
@@ -106,7 +112,8 @@ class Cuda:
             self._context = ctypes.c_void_p()
 
     def uuid(self) -> str:
-        """Return `8-4-4-4-12` hex digits of the GPU, or of the MIG instance if the process was given one."""
+        """Return the uuid of the GPU, or of the MIG instance if the process has one, without the prefix `GPU-` or
+        `MIG-`."""
         raw = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid_v2", raw, self._device)
         digits = bytes(raw).hex()
@@ -119,7 +126,7 @@ class Cuda:
         self._call("cuCtxSynchronize")
 
     def spin(self, milliseconds: int) -> None:
-        """Start work that keeps every multiprocessor busy for that long, after earlier work. Return at once."""
+        """Queue work that keeps every multiprocessor busy for this time, and return at once."""
         if self._kernel.value is None:
             module = ctypes.c_void_p()
             self._call("cuModuleLoadData", ctypes.byref(module), _KERNEL)
@@ -130,7 +137,7 @@ class Cuda:
         self._call("cuLaunchKernel", self._kernel, *grid, None, parameters, None)
 
     def finish(self) -> None:
-        """Wait for all started work."""
+        """Wait until all queued work is done."""
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -155,7 +162,8 @@ MIB = 1024 * 1024
 GRANULE_MIB = 2
 """Unit in which the driver allocates memory."""
 MIN_BUSY_PERCENT = 80
-"""Lowest accepted busy part of an unshared device; the sampler sees the start and end a little late."""
+"""Lowest accepted busy time of an unshared device. It is below 100 % because the driver's samples begin and end a
+little later than the load."""
 _CHUNK_MS = 250  # a display's watchdog ends kernels that run for seconds
 _SETTLE_MS = 1_000  # about how often the driver renews its readings
 _SIZE = re.compile(r"(\d+)(MiB|GiB)")
@@ -168,7 +176,8 @@ Verdict = Literal["ok", "FAILED", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of the test."""
+    """One check: its subject, the expected and the measured value, and whether they agree (`unknown` if the value may
+    not be read)."""
 
     name: str
     expected: str
@@ -176,53 +185,50 @@ class Check:
     verdict: Verdict
 
 
-class Load(Protocol):
-    """Puts load on a GPU. `Cuda` is the implementation."""
-
-    def uuid(self) -> str: ...
-
-    def allocate(self, size: int) -> None: ...
-
-    def spin(self, milliseconds: int) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The part of a snapshot about this process and its device."""
+    """The part of a snapshot about this process and its device.
+
+    device: None if the agent does not list the device.
+    mig, instance: the MIG instance and its reading, if the process has one.
+    process: None if the agent does not list this process.
+    pids, holders: all processes and holders on the device or instance."""
 
     at_ms: int
-    device: DeviceReading | None
-    instance: InstanceReading | None
-    process: ProcessReading | None
-    pids: tuple[int, ...]
-    holders: tuple[Holder, ...]
+    device: DeviceReading | None = None
+    mig: MigInstance | None = None
+    instance: InstanceReading | None = None
+    process: ProcessReading | None = None
+    pids: tuple[int, ...] = ()
+    holders: tuple[Holder, ...] = ()
 
 
 def size(text: str) -> int:
-    """Return the bytes of a text such as `512MiB` or `2GiB`. Raises ValueError."""
+    """Parse a size above 0 such as `512MiB` or `2GiB`, and return the bytes. Raises ValueError."""
     match = _SIZE.fullmatch(text)
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"expected a size like 512MiB or 2GiB, got {text!r}")
+        raise ValueError(f"--memory: expected a size above 0 such as 512MiB or 2GiB, not {text!r}")
     return int(match[1]) * _SIZES[match[2]]
 
 
 def duration_ms(text: str) -> int:
-    """Return the milliseconds of a text such as `10s`, `500ms` or `2m`. Raises ValueError."""
+    """Parse a time such as `10s`, `500ms` or `2m`, and return the milliseconds. Raises ValueError."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError(f"expected a time like 10s, 500ms or 2m, got {text!r}")
+        raise ValueError(f"--busy: expected a time such as 10s, 500ms or 2m, not {text!r}")
     return int(match[1]) * _TIMES[match[2]]
 
 
 def examine(
-    load: Load, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
+    cuda: Cuda, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
 ) -> tuple[Check, ...]:
-    """Put the load on the GPU and check the agent's readings. holder: the holder of this process, None if unknown.
+    """Put load on the GPU and check the agent's readings. Raises CudaFault.
 
-    Raises CudaFault."""
-    uuid = load.uuid()
+    pid: this process.
+    holder: the expected holder; None checks no holder.
+    memory: bytes to allocate.
+    busy_ms: how long to keep the GPU busy; 0 checks no busy time."""
+    uuid = cuda.uuid()
 
     def look() -> _View:
         return _view(source.snapshot(clock.wall_ms()), uuid, pid)
@@ -232,28 +238,29 @@ def examine(
 
     pause(_SETTLE_MS)
     before = look()
-    load.allocate(memory)
+    cuda.allocate(memory)
     pause(_SETTLE_MS)
     after = look()
-    checks = [_device(uuid, after), *_mig(uuid, after), _pid(pid, after), _memory(memory, before, after)]
+    checks = [*_device(uuid, after), _pid(pid, after), _memory(memory, before, after)]
     if holder is not None:
         checks.append(_holder(holder, after))
     if busy_ms:
-        checks.append(_busy([after, *_keep_busy(load, look, pause, busy_ms)]))
+        checks.append(_busy([after, *_keep_busy(cuda, look, pause, busy_ms)]))
     return tuple(checks)
 
 
-def _keep_busy(load: Load, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> list[_View]:
-    """Keep the GPU busy for that long and return the views taken meanwhile, so that no driver sample is lost."""
+def _keep_busy(cuda: Cuda, look: Callable[[], _View], pause: Callable[[int], None], busy_ms: int) -> list[_View]:
+    """Keep the GPU busy for `busy_ms`, read the agent's view several times, so that no driver sample is lost, and
+    return the views."""
     spent = 0
     views: list[_View] = []
     while spent < busy_ms or not views:
         chunk = max(min(_CHUNK_MS, busy_ms - spent), 1)
-        load.spin(chunk)
+        cuda.spin(chunk)
         pause(chunk)
         spent += chunk
         views.append(look())
-    load.finish()
+    cuda.finish()
     return views
 
 
@@ -267,23 +274,17 @@ def _view(snapshot: Snapshot, uuid: str, pid: int) -> _View:
         here = [p for p in device.processes if p.mig_uuid == place and p.running]
         process = next((p for p in here if p.pid == pid), None)
         holders = tuple(r.holder for r in device.holders if r.mig_uuid == place)
-        return _View(snapshot.at_ms, device, instance, process, tuple(p.pid for p in here), holders)
-    return _View(snapshot.at_ms, None, None, None, (), ())
+        return _View(snapshot.at_ms, device, mig, instance, process, tuple(p.pid for p in here), holders)
+    return _View(snapshot.at_ms)
 
 
-def _device(uuid: str, view: _View) -> Check:
+def _device(uuid: str, view: _View) -> list[Check]:
+    """Check the device, and the MIG instance if the process has one."""
     if view.device is None:
-        return Check("device", uuid, "not listed by NVML", "FAILED")
-    gpu = view.device.gpu
-    return Check("device", uuid, f"GPU {gpu.index}, {gpu.model}", "ok")
-
-
-def _mig(uuid: str, view: _View) -> tuple[Check, ...]:
-    """Check the MIG instance, if the process was given one."""
-    if view.device is None or view.instance is None:
-        return ()
-    mig = next(m for m in view.device.gpu.mig if m.uuid == view.instance.mig_uuid)
-    return (Check("MIG instance", uuid, f"{mig.profile}, GPU instance {mig.gi}", "ok"),)
+        return [Check("device", uuid, "not listed by NVML", "FAILED")]
+    gpu, mig = view.device.gpu, view.mig
+    checks = [Check("device", uuid, f"GPU {gpu.index}, {gpu.model}", "ok")]
+    return checks + ([Check("MIG instance", uuid, f"{mig.profile}, GPU instance {mig.gi}", "ok")] if mig else [])
 
 
 def _pid(pid: int, view: _View) -> Check:
@@ -293,7 +294,7 @@ def _pid(pid: int, view: _View) -> Check:
 
 
 def _memory(wanted: int, before: _View, after: _View) -> Check:
-    """Check the process's additional memory since `before`, so that its context does not count."""
+    """Check the memory that the process has gained since `before`. What its CUDA context uses does not count."""
     low, high = wanted // MIB, -(-wanted // (GRANULE_MIB * MIB)) * GRANULE_MIB + 1  # NVML's bytes are cut to MiB
     expected = f"{low} MiB more"
     had = before.process.memory_mib if before.process else Unavailable("process not seen")
@@ -318,8 +319,8 @@ def _holder(expected: Holder, view: _View) -> Check:
 
 
 def _busy(views: Sequence[_View]) -> Check:
-    """Check busy time from the first view to the last. On an unshared device it is the device's busy time; on a shared
-    one the process's own, which may be any value above 0."""
+    """Check the busy time from the first view to the last: the device's if this process has the device alone, else the
+    process's own, which may be any value above 0."""
     span_us = (views[-1].at_ms - views[0].at_ms) * US_PER_MS
     alone = all(len(view.pids) <= 1 for view in views)
     expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"
@@ -332,7 +333,7 @@ def _busy(views: Sequence[_View]) -> Check:
 
 
 def _busy_of_process(views: Sequence[_View]) -> Reading:
-    """Return the sum of the process's busy times. Each view has only the time since the previous view."""
+    """Add up the busy times of the process. Each view has the time since the previous view."""
     return sum_readings(view.process.busy_us if view.process else Unavailable("process not seen") for view in views)
 
 
@@ -346,12 +347,11 @@ def _busy_of_device(before: _View, after: _View) -> Reading:
 def _device_counter(view: _View) -> Reading:
     if view.device is None:
         return Unavailable("device not listed")
-    if view.instance is None:
+    if view.mig is None or view.instance is None:
         return view.device.busy_us
     if isinstance(view.instance.busy_us, Unavailable):
         return view.instance.busy_us
-    mig = next(m for m in view.device.gpu.mig if m.uuid == view.instance.mig_uuid)
-    return view.instance.busy_us * view.device.gpu.compute_slices // mig.compute
+    return view.instance.busy_us * view.device.gpu.compute_slices // view.mig.compute
 
 
 def _called(holder: Holder) -> str:
@@ -363,51 +363,50 @@ def _digits(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
-def table(checks: Sequence[Check]) -> str:
-    """Return the checks as an aligned table, followed by a summary line."""
-    head = Check("CHECK", "EXPECTED", "SEEN", "ok")
-    widths = [max(len(getattr(check, column)) for check in (head, *checks)) for column in ("name", "expected", "seen")]
-    lines = []
-    for check in (head, *checks):
-        verdict = "RESULT" if check is head else check.verdict
-        cells = (check.name, check.expected, check.seen)
-        lines.append("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), verdict]))
-    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "FAILED", "unknown")}
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    return "\n".join([*lines, "", f"{'FAILED' if counts['FAILED'] else 'passed'}: {summary}"])
+def _table(checks: Sequence[Check]) -> RenderableType:
+    """Return the checks as a table, followed by a line with the number of each verdict."""
+    rows = [(check.name, check.expected, check.seen, check.verdict) for check in checks]
+    counts = Counter(check.verdict for check in checks)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("ok", "FAILED", "unknown") if counts[verdict])
+    result = "FAILED" if counts["FAILED"] else "passed"
+    return Group(table("", ("check", "expected", "seen", "result"), rows), f"{result}: {summary}")
 
 
 def print_checks(checks: Sequence[Check], output: Output) -> None:
-    """Print the checks. The table needs no library, because the agent's image has none."""
-    if output == "table":
-        sys.stdout.write(table(checks) + "\n")
-    else:
-        show(output, lambda: "", [asdict(check) for check in checks])
+    show(output, lambda: _table(checks), [asdict(check) for check in checks])
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the arguments of `gputally agent smoke`."""
     parser = commands.add_parser(
         "smoke",
-        help="make a known load and check that it is seen",
-        description="Hold GPU memory, keep the GPU busy, and check that the agent's reading of NVML shows it. "
-        "Exit code 0: it does; 1: it does not; 2: wrong call; 3: no GPU.",
+        help="put a known load on a GPU and check that the agent sees it",
+        description="Hold GPU memory, keep the GPU busy, and check that the agent reads this load from NVML. "
+        "Exit codes: 0 all values are as expected, 1 some value is not, 2 wrong call, 3 no GPU.",
     )
-    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="Memory to hold (default 512MiB).")
-    parser.add_argument("--busy", default="0s", metavar="TIME", help="Keep the GPU busy that long (default: not).")
-    parser.add_argument("--device", type=int, default=0, metavar="N", help="Which of the visible GPUs (default 0).")
+    parser.add_argument("--memory", default="512MiB", metavar="SIZE", help="GPU memory to hold (default 512MiB).")
+    parser.add_argument(
+        "--busy",
+        default="0s",
+        metavar="TIME",
+        help="How long to keep the GPU busy (default 0s: busy time is not checked).",
+    )
+    parser.add_argument(
+        "--device", type=int, default=0, metavar="N", help="Number of the GPU among the visible ones (default 0)."
+    )
     parser.add_argument(
         "--pod-uid",
         default=os.environ.get("POD_UID", ""),
         metavar="UID",
-        help="The pod this runs in; default: the variable POD_UID, else what the control group says.",
+        help="UID of the pod that the command runs in (default: the variable POD_UID, else the pod in the process's "
+        "control group).",
     )
-    parser.add_argument("--proc", default="/proc", help="The process table (default /proc).")
-    parser.add_argument("--output", choices=OUTPUTS, default="table", help="How to print the checks.")
+    parser.add_argument("--proc", default="/proc", help="Where the host's process table is mounted (default /proc).")
+    parser.add_argument("--output", choices=OUTPUTS, default="table", help="Format of the output.")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command and return its exit code."""
+    """Run `gputally agent smoke` and return its exit code."""
     from agent.devices.driver_lifecycle import Gpus
     from agent.devices.nvml_library import Driver
     from agent.holders.node_reader import NodeSource
@@ -439,8 +438,9 @@ def run(arguments: argparse.Namespace) -> int:
 def report(
     cuda: Cuda, source: Source, clock: Clock, holder: Holder | None, memory: int, busy_ms: int, output: Output = "table"
 ) -> int:
-    """Run the test, print the checks, and return the exit code. Raises NoCuda, CudaFault."""
-    source.snapshot(clock.wall_ms())  # so that the counters have begun before the load does
+    """Put load on the GPU, print the checks, and return the exit code: 1 if a check failed, else 0. Raises NoCuda,
+    CudaFault."""
+    source.snapshot(clock.wall_ms())  # the first reading starts the counters
     with cuda:
         checks = examine(cuda, source, clock, os.getpid(), holder, memory, busy_ms)
     print_checks(checks, output)

@@ -1,9 +1,5 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-The command stores and sends nothing. Without arguments it reads NVML and shows the holders: Slurm steps, containers,
-pods by their log folders, processes. With --metrics it shows the last closed intervals of that agent. Exit codes: 0
-success, 1 no GPU or the page cannot be read, 2 wrong call.
-
 `History` turns frames into lines, and `Drawing` draws them with as many columns as fit on the terminal. An unknown
 value is a dash, never a zero."""
 
@@ -45,10 +41,10 @@ _MICRO = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class HolderFrame:
-    """One holder on one device.
+    """One holder on one device; unknown values are None.
 
     key: identifies the holder in all frames.
-    share: its part of the GPU; None if unknown.
+    share: the holder's part of the GPU.
     busy_us: a counter in time of the whole GPU: half a GPU that is busy for 1 s adds 0.5 s."""
 
     key: str
@@ -60,7 +56,10 @@ class HolderFrame:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFrame:
-    """One GPU. counter_epoch: identifies the start of its counters; those of different epochs cannot be compared."""
+    """One GPU; unknown values are None.
+
+    note: why the GPU cannot be used or read; "" if it can.
+    counter_epoch: identifies the start of the counters; those of different epochs cannot be compared."""
 
     uuid: str
     index: int
@@ -78,9 +77,9 @@ class DeviceFrame:
 class Frame:
     """A node at `at_ms`.
 
-    message: why the reading failed; "" if it did not.
-    serial: None if the counters were read from NVML. An agent's page changes only when intervals close: `serial` then
-        grows, and two frames with the same `serial` have the same counters."""
+    message: why a source could not be read; "" if all could.
+    serial: the number of closed intervals in a running agent's page, whose counters change only when intervals close.
+        Two frames with the same `serial` have the same counters. None if the counters were read from NVML."""
 
     at_ms: int
     devices: tuple[DeviceFrame, ...]
@@ -89,7 +88,7 @@ class Frame:
 
 
 def from_snapshot(snapshot: Snapshot) -> Frame:
-    """Make a frame from a snapshot of the agent's own source."""
+    """Convert a snapshot to a frame."""
     failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
     allocations = snapshot.allocations
     if isinstance(allocations, Unavailable):
@@ -132,7 +131,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
 
 
 def _holder(device: DeviceReading, share: Share, part: Fraction, whole_us: int | None) -> HolderFrame:
-    """Return the frame of a holder. Without a reading of its own it gets the device's, if it has the device alone."""
+    """Return the frame of a holder. A holder that has the device alone and no reading of its own gets the device's."""
     holder = share.holder
     assert holder is not None
     own = next((r for r in device.holders if (r.holder.uid, r.holder.container, r.mig_uuid) == share.key), None)
@@ -157,7 +156,7 @@ def _known(reading: Reading) -> int | None:
 
 
 def from_exposition(text: str, at_ms: int) -> Frame:
-    """Make a frame from a running agent's metrics page. Raises ValueError if the text is no such page."""
+    """Convert a running agent's metrics page to a frame. Raises ValueError if the text is no metrics page."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -241,7 +240,7 @@ class Prices:
           H100: 2.49
           H100 NVL: 2.29        # the entry with the most words of a GPU's name wins
 
-    A GPU that no entry names has no price: None, never 0."""
+    A GPU that no entry matches has no price: None, never 0."""
 
     currency: str = ""
     by_words: tuple[tuple[frozenset[str], Decimal], ...] = ()
@@ -263,16 +262,8 @@ def price(text: str) -> Decimal:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite() or not 0 <= value <= _MOST:
-        raise ValueError(f"not a price from 0 to {_MOST}: {text!r}")
+        raise ValueError(f"{text!r} is not a price from 0 to {_MOST:,}")
     return value
-
-
-def uniform_price(text: str) -> Prices:
-    """Return the same price for every GPU. Raises SettingsError."""
-    try:
-        return Prices(everything=price(text))
-    except ValueError as error:
-        raise SettingsError(f"--price-per-hour: {error}") from error
 
 
 def parse(document: yaml_file.Document) -> Prices:
@@ -282,15 +273,15 @@ def parse(document: yaml_file.Document) -> Prices:
     faults: list[str] = []
     if file.currency and not _CURRENCY.fullmatch(file.currency):
         faults.append(
-            f"{document.place(('currency',))}: currency: must be three capital letters, not {file.currency!r}"
+            f"{document.place(('currency',))}: currency: expected three capital letters, not {file.currency!r}"
         )
     for name, value in file.per_hour.items():
         place = document.place(("per_hour", name))
         words = frozenset(_WORD.findall(name.lower()))
         if not words:
-            faults.append(f"{place}: {name!r} has no word of a GPU's name")
+            faults.append(f"{place}: {name!r} contains no letter or digit: write words of a GPU's name")
         elif words in entries:
-            faults.append(f"{place}: {name!r} names the same GPUs as an earlier entry")
+            faults.append(f"{place}: {name!r} has the same words as an earlier entry: remove one of them")
         try:
             entries[words] = price(str(value))
         except ValueError as error:
@@ -307,20 +298,31 @@ MIN_PERIOD_S, MAX_PERIOD_S = 0.2, 5.0
 
 FrameReader = Callable[[], Frame]
 """Reads the node once."""
+_DESCRIPTION = """Show a live table of this machine's GPUs and their holders.
+
+Without arguments the command reads NVML, and the holders are Slurm steps, containers, pods (by their log folders) and
+processes. With --metrics it shows the last closed intervals of a running agent. It stores and sends nothing. An unknown
+value is a dash. Exit codes: 0 success, 1 no GPU or the page cannot be read, 2 wrong call."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the arguments of `gputally agent top`."""
-    parser = commands.add_parser("top", help="show a live table of this machine's GPUs", description=__doc__)
+    parser = commands.add_parser("top", help="show a live table of this machine's GPUs", description=_DESCRIPTION)
     parser.add_argument("--once", action="store_true", help="Print the table once and exit.")
-    parser.add_argument("--metrics", default="", metavar="URL", help="Read a running agent's http://HOST:PORT/metrics.")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="Time between two readings (1).")
-    prices = parser.add_mutually_exclusive_group()
-    prices.add_argument("--price-per-hour", metavar="PRICE", help="What an hour of any GPU costs.")
-    prices.add_argument("--prices", type=Path, metavar="FILE", help="Prices by GPU model (YAML: currency, per_hour).")
-    parser.add_argument("--proc", default="/proc", help="The process table (default /proc).")
     parser.add_argument(
-        "--pod-logs", default="/var/log/pods", help="The kubelet's log folders (default /var/log/pods)."
+        "--metrics", default="", metavar="URL", help="Metrics page of a running agent, http://HOST:PORT/metrics."
+    )
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="Time between two readings (default 1)."
+    )
+    prices = parser.add_mutually_exclusive_group()
+    prices.add_argument("--price-per-hour", metavar="PRICE", help="Price of a GPU-hour of every GPU.")
+    prices.add_argument("--prices", type=Path, metavar="FILE", help="Prices by GPU model (YAML: currency, per_hour).")
+    parser.add_argument("--proc", default="/proc", help="Where the host's process table is mounted (default /proc).")
+    parser.add_argument(
+        "--pod-logs",
+        default="/var/log/pods",
+        help="Where the kubelet's log folders are mounted (default /var/log/pods).",
     )
 
 
@@ -328,7 +330,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command and return its exit code. Raises SettingsError, FileFault, DriverReplaced."""
     if not MIN_PERIOD_S <= arguments.every <= MAX_PERIOD_S:
         raise SettingsError(
-            f"--every: must be between {MIN_PERIOD_S} and {MAX_PERIOD_S:g} seconds; the driver keeps samples for 10"
+            f"--every: must be between {MIN_PERIOD_S} and {MAX_PERIOD_S:g} seconds; the driver keeps samples for 10 s"
         )
     prices = _prices(arguments)
     logging.basicConfig(level=logging.ERROR)
@@ -352,7 +354,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _prices(arguments: argparse.Namespace) -> Prices:
     if arguments.prices is not None:
         return parse(yaml_file.read(arguments.prices))
-    return uniform_price(arguments.price_per_hour) if arguments.price_per_hour is not None else Prices()
+    if arguments.price_per_hour is None:
+        return Prices()
+    try:
+        return Prices(everything=price(arguments.price_per_hour))
+    except ValueError as error:
+        raise SettingsError(f"--price-per-hour: {error}") from error
 
 
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
@@ -368,8 +375,8 @@ def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> F
 
 
 def page(url: str, clock: Clock) -> FrameReader:
-    """Return a function that reads a running agent's page. If the agent does not answer, the frame has no GPUs and a
-    message.
+    """Return a function that reads a running agent's metrics page. If the agent does not answer, the frame has no GPUs,
+    and its message has the reason.
 
     Raises SettingsError for an address that is not http://."""
     read_page = page_reader(url, 9401, "--metrics")
@@ -399,7 +406,10 @@ _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: a GPU, or one of its holders (then `index` is ""). Busy time and trend: percent, None if unknown."""
+    """One row: a GPU, or one of its holders (then `index` is ""). Unknown values are None.
+
+    busy: percent.
+    trend: mean percent in each cell of the last five minutes, the newest last."""
 
     index: str
     model: str
@@ -414,10 +424,11 @@ class Line:
 
 
 class BusyHistory:
-    """The last five minutes of a busy-time counter, as steps with a known percentage."""
+    """The last five minutes of a busy-time counter."""
 
     def __init__(self) -> None:
         self.steps: deque[tuple[int, int, int | None]] = deque()
+        """(start_ms, end_ms, busy percent or None if unknown) between two readings of the counter, the oldest first."""
         self._last: tuple[int, int | None, str] | None = None
 
     def observe(self, at_ms: int, busy_us: int | None, epoch: str) -> None:
@@ -438,8 +449,8 @@ class BusyHistory:
 class History:
     """Busy time per GPU and holder over the last five minutes, from their counters."""
 
-    def __init__(self, prices: Prices | None = None) -> None:
-        self._prices = prices or Prices()
+    def __init__(self, prices: Prices = Prices()) -> None:
+        self.prices = prices
         self._tracks: dict[tuple[str, str], BusyHistory] = {}
         self._serial: int | None = None
 
@@ -463,7 +474,7 @@ class History:
         """Return one line per GPU and, if several holders share it, one for each of them."""
         lines: list[Line] = []
         for device in frame.devices:
-            price = self._prices.of(device.model)
+            price = self.prices.of(device.model)
             lines.append(self._device(device, price, frame.at_ms))
             if len(device.holders) > 1:
                 lines += [self._holder(device, holder, price, frame.at_ms) for holder in device.holders]
@@ -499,12 +510,12 @@ class History:
 
 
 def sparkline(trend: Sequence[int | None]) -> str:
-    """Draw one bar per cell; a blank for an unknown value."""
+    """Draw one bar per cell. The cell of an unknown value is blank."""
     return "".join(" " if v is None else _BARS[min(v * len(_BARS) // 101, len(_BARS) - 1)] for v in trend)
 
 
 def columns(width: int, priced: bool) -> tuple[str, ...]:
-    """Return the columns that fit on a terminal of that width."""
+    """Return the names of the columns that fit into `width` characters. priced: whether there are prices."""
     left = width + 1 - sum(size + 1 for _, size in _ALWAYS)
     chosen = {name for name, _ in _ALWAYS}
     for name, size in _OPTIONAL:
@@ -518,7 +529,7 @@ def columns(width: int, priced: bool) -> tuple[str, ...]:
 
 
 class Drawing:
-    """A table of lines that adapts to the width of the terminal. message: one line below the table."""
+    """A table of lines that adapts to the width of the terminal. message: a line below the table."""
 
     def __init__(self, lines: Sequence[Line], message: str = "") -> None:
         self._lines = lines
@@ -563,11 +574,10 @@ def _cells(line: Line) -> dict[str, str]:
 class LiveTable:
     """A context manager with a table that is drawn again with every frame."""
 
-    def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
+    def __init__(self, console: Console | None = None, prices: Prices = Prices()) -> None:
         from rich.live import Live
 
-        self._prices = prices or Prices()
-        self._history = History(self._prices)
+        self._history = History(prices)
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> LiveTable:
@@ -579,12 +589,12 @@ class LiveTable:
 
     def draw(self, frame: Frame) -> None:
         self._history.observe(frame)
-        self._live.update(_drawing(self._history, frame, self._prices), refresh=True)
+        self._live.update(_drawing(self._history, frame), refresh=True)
 
 
-def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
-    """Read twice, a second apart (busy time is a difference), print the table, and return the exit code: 1 without a
-    GPU."""
+def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices = Prices()) -> int:
+    """Print the table once and return the exit code: 0, or 1 if there is no GPU. Busy time is a difference, so the
+    function reads twice, a second apart."""
     from gputally.base.command_output import Terminal
 
     history = History(prices)
@@ -594,15 +604,15 @@ def print_once(read: FrameReader, clock: Clock, console: Console | None = None, 
         clock.wait(1.0, threading.Event())
         frame = read()
         history.observe(frame)
-    (console or Terminal()).print(_drawing(history, frame, prices or Prices()), markup=False, highlight=False)
+    (console or Terminal()).print(_drawing(history, frame), markup=False, highlight=False)
     return 0 if frame.devices else 1
 
 
-def _drawing(history: History, frame: Frame, prices: Prices) -> Drawing | str:
+def _drawing(history: History, frame: Frame) -> Drawing | str:
     if not frame.devices:
         return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")
     lines = history.lines(frame)
-    return Drawing(lines, _summary(frame, lines, prices.currency))
+    return Drawing(lines, _summary(frame, lines, history.prices.currency))
 
 
 def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
@@ -617,7 +627,8 @@ def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
 
 
 def _trend(steps: Sequence[tuple[int, int, int | None]], at_ms: int) -> tuple[int | None, ...]:
-    """Return the mean of each cell, weighted by time; the newest cell is the last."""
+    """Return the mean percent of each cell of the last five minutes, weighted by time; None if unknown. The newest cell
+    is the last."""
     cells: list[int | None] = []
     for cell in range(TREND_CELLS):
         start = at_ms - TREND_MS + cell * _CELL_MS

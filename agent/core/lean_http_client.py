@@ -28,17 +28,17 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token
 
 
 class Unreachable(AgentError):
-    """No complete answer came: the connection was refused, reset, timed out or not trusted, or the answer was too
+    """There is no complete answer: the connection was refused, reset, timed out or not trusted, or the answer is too
     large."""
 
 
 class TokenUnavailable(AgentError):
-    """The bearer token's file is missing, unreadable, empty or contains no token."""
+    """The file of the bearer token cannot be read or does not contain a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP response. retry_after: the Retry-After header; "" without one."""
+    """An HTTP response. retry_after: the value of the Retry-After header; "" if there is none."""
 
     status: int
     body: bytes
@@ -46,7 +46,7 @@ class Answer:
 
 
 class TokenFile:
-    """A bearer token in a file that another program renews (a projected service account token)."""
+    """A bearer token in a file that another program renews, such as a projected service account token."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class TokenFile:
         self._token = ""
 
     def read(self) -> str:
-        """Return the current token; read the file only if it changed. Raises TokenUnavailable."""
+        """Return the current token. Reads the file only if it has changed. Raises TokenUnavailable."""
         try:
             with self._path.open("rb") as file:
                 current = stamp_of(os.fstat(file.fileno()))
@@ -68,13 +68,13 @@ class TokenFile:
     def _parse(self, content: bytes) -> str:
         token = content.decode("ascii", "replace").strip()
         if len(content) > MAX_TOKEN_BYTES or not _TOKEN.fullmatch(token):
-            raise TokenUnavailable(f"token file {self._path}: the content is not a bearer token")
+            raise TokenUnavailable(f"token file {self._path}: it does not contain a bearer token")
         return token
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The client certificate (PEM, with intermediate certificates) and its key."""
+    """The files of a client certificate (PEM, with intermediate certificates) and of its key."""
 
     cert: Path
     key: Path
@@ -83,12 +83,12 @@ class Identity:
 def connection_to(
     url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
 ) -> tuple[http.client.HTTPConnection, str]:
-    """Return an unopened connection to the host of a url, and the path of the url.
+    """Return an unopened connection to the host of a URL, and the path of the URL.
 
-    ca_file: PEM file of the authorities to trust; None trusts the system's.
-    identity: the certificate for a server that asks for one.
+    ca_file: PEM file of the CAs to trust; None trusts the system's.
+    identity: the client certificate, for a server that requests one; None if there is none.
 
-    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
+    Raises SettingsError for a URL that is not http(s)://host[:port][/path] and for files that cannot be read."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -112,10 +112,10 @@ def connection_to(
 
 
 class HttpSender:
-    """Sends POST requests to paths below `url`. When the files of authorities or certificate change, later requests use
-    the new content; while the new content is incomplete, they use the old one.
+    """Sends POST requests to paths below `url`. When the file of the CAs, the certificate or the key changes, later
+    requests use the new content, or the old content as long as the new one is incomplete.
 
-    Raises the exceptions of `connection_to`."""
+    Raises SettingsError like `connection_to`."""
 
     def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
         self._args = url, ca_file, timeout_s, identity
@@ -145,7 +145,7 @@ class HttpSender:
         return Answer(response.status, content, response.getheader("Retry-After", "").strip())
 
     def _reload(self) -> None:
-        """Use changed files of authorities or certificate from now on."""
+        """Replace the connection if the CAs, the certificate or the key changed."""
         current = self._current_stamps()
         if current == self._stamps:
             return
@@ -163,17 +163,17 @@ class HttpSender:
 
 
 def failure_reason(error: BaseException) -> str:
-    """Return why a request failed, in the system's words if they are known."""
+    """Return why a request failed: the message of the error, or its type if it has none."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
 def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
-    """Return a function that reads the metrics page at a url.
+    """Return a function that reads the metrics page at a URL.
 
-    setting: name of the setting or flag with the url, for the message.
+    setting: name of the setting or flag that contains the URL, for the error message.
 
-    Raises SettingsError for a url that is not http://HOST[:PORT][/PATH]. The function raises OSError,
-    http.client.HTTPException, and ValueError for an answer that is not a page."""
+    Raises SettingsError for a URL that is not http://HOST[:PORT][/PATH]. The returned function raises OSError or
+    http.client.HTTPException without an answer, and ValueError for an error status or a page that is too large."""
     refusal = SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
     try:
         parts = urlsplit(url)
@@ -194,7 +194,7 @@ def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
         if answer.status != http.client.OK:
             raise ValueError(f"HTTP {answer.status}")
         if len(body) > MAX_PAGE_BYTES:
-            raise ValueError(f"more than {MAX_PAGE_BYTES} bytes")
+            raise ValueError(f"the page is larger than {MAX_PAGE_BYTES} bytes")
         return body.decode("utf-8", "replace")
 
     return read

@@ -8,7 +8,7 @@ restarted the counters."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -18,9 +18,9 @@ from agent.wire import Health, Holder, Method, PodFacts, SharingMode
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A failed reading and its reason, in a few words that can be a label.
+    """A failed reading. reason: why it failed, in a few words that can be a label.
 
-    refused: the driver refused a reading that it supports, so no coarser method may replace the reading."""
+    refused: True if the driver refused a reading that it supports; then no coarser method may replace the reading."""
 
     reason: str
     refused: bool = False
@@ -30,7 +30,7 @@ Reading = int | Unavailable
 
 
 def sum_readings(readings: Iterable[Reading]) -> Reading:
-    """Return the sum, or the first reading that is unavailable."""
+    """Return the sum of the readings, or the first one that is Unavailable."""
     total = 0
     for reading in readings:
         if isinstance(reading, Unavailable):
@@ -41,7 +41,7 @@ def sum_readings(readings: Iterable[Reading]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One MIG device: GPU instance `gi`, compute instance `ci`."""
+    """One MIG device: the compute instance `ci` of the GPU instance `gi`. compute: its number of compute slices."""
 
     uuid: str
     profile: str
@@ -55,9 +55,10 @@ class MigInstance:
 class Gpu:
     """One physical GPU.
 
-    memory_mib: None if it was not read.
-    compute_slices: denominator of its MIG fractions (7 on A100 and H100).
-    minor: N of /dev/nvidiaN; None if it was not read."""
+    memory_mib: None if the driver did not give it.
+    compute_slices: the number of compute slices of the whole GPU, 7 on A100 and H100. A MIG instance is a fraction of
+        them.
+    minor: N of /dev/nvidiaN; None if the driver did not give it."""
 
     uuid: str
     index: int
@@ -73,11 +74,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The allocation of a device to one holder: a GPU (`mig_uuid` empty) or one of its MIG instances.
+    """The allocation of a device to one holder. The device is a GPU (`mig_uuid` is "") or one of its MIG instances.
 
+    sharing: how several holders share the device; None if the holder has it alone.
     replicas: how many of the device's `sharing_replicas` equal parts the holder has (time-slicing, MPS).
-    fraction_ppm: declared fraction in millionths in the modes `fraction` and `dra`; None = not declared.
-    virtual: the kubelet allocated one of HAMi's virtual devices."""
+    fraction_ppm: declared fraction in millionths in the modes `fraction` and `dra`; None if it declares none.
+    virtual: True if the kubelet allocated one of HAMi's virtual devices."""
 
     gpu_uuid: str
     holder: Holder
@@ -90,11 +92,11 @@ class Allocation:
 
 
 class HolderReading(msgspec.Struct, frozen=True, gc=False):
-    """Readings of one holder on one device; counters are cumulative since the holder was first seen.
+    """Readings of one holder on one device. The busy time is cumulative since the holder was first seen.
 
-    The holder's uid and container find its allocation. A holder whose reading failed is listed with Unavailable.
-    A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`, and is unknown
-    otherwise."""
+    The holder's uid and container identify its allocation. A holder whose reading failed is listed with Unavailable.
+    A holder that is not listed did nothing if `DeviceReading.method` is `process` or `accounting`; otherwise its busy
+    time is unknown."""
 
     holder: Holder
     mig_uuid: str = ""
@@ -104,14 +106,14 @@ class HolderReading(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process on a GPU or on one of its MIG instances, before its holder is known.
+    """One process on a GPU or on one of its MIG instances.
 
     busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
         estimate, of which only the proportion between processes is used.
     accounted_us: the same time from the driver's accounting mode, which misses nothing and takes precedence.
-    running: False for a process that ended since the previous reading, which is listed only in this reading.
-    mps_client: the process is in the MPS server's list of clients.
-    graphics: the process uses the GPU for graphics, and possibly for computing too."""
+    running: False for a process that ended since the previous reading. The next reading does not list it.
+    mps_client: True if the process is in the MPS server's list of clients.
+    graphics: True if the process uses the GPU for graphics, and possibly for computing too."""
 
     pid: int
     mig_uuid: str = ""
@@ -126,8 +128,10 @@ class ProcessReading:
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):
     """One MIG instance as a whole, for all of its holders.
 
-    Times are cumulative and in time of the whole physical GPU: the instance's own activity times compute /
-    compute_slices. method: how the busy time was read; None if by the device's method."""
+    Times are cumulative and count as time of the whole physical GPU: the instance's own activity times compute /
+    compute_slices.
+
+    method: how the busy time was read; None for the method of the device."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
@@ -139,7 +143,9 @@ class InstanceReading(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class XidCount:
-    """The number of errors of one kind (XID) that a GPU reported since the agent started, and the time of the last."""
+    """The number of errors of one kind (XID) that a GPU reported since the agent started.
+
+    last_ms: time of the last one, in UTC milliseconds."""
 
     xid: int
     count: int
@@ -152,14 +158,15 @@ RecoveryAction = Literal["restart_app", "reset_gpu", "drain_node"]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A hardware fault that is not fixed yet. cause: "xid 48", "row remapping failed" or "driver"."""
+    """The action that a hardware fault requires. cause: `xid 48`, for example, `row remapping failed`, or `driver` if
+    the driver itself requires the action."""
 
     action: RecoveryAction
     cause: str
 
     @property
     def unusable(self) -> bool:
-        """True if the GPU does no reliable work until the action is done, and counts as lost until then."""
+        """True if the GPU counts as lost until the action is done, because it does no reliable work."""
         return self.action != "restart_app"
 
 
@@ -170,7 +177,8 @@ class Condition:
     throttle_reasons: the bits of NVML's clocks event reasons.
     ecc_corrected, ecc_uncorrected: numbers of memory errors since the driver was loaded.
     recoveries: the required actions.
-    row_remap_pending: True if remapped memory rows wait for the next reset of the GPU, which continues to work."""
+    row_remap_pending: True if remapped memory rows wait for the next reset of the GPU, which continues to work; None if
+        unknown."""
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -186,9 +194,11 @@ class Condition:
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """One device at one moment. Times and energy_uj are cumulative, the other values instantaneous.
 
+    counter_epoch: identifies the start of the counters; counters of different epochs cannot be compared.
     sample_gaps: number of gaps in the driver's samples of the busy time; the busy time is unknown between two readings
         with different numbers.
     holders: the holders that use the device, as far as the holders of `processes` are known.
+    instances: the readings of the MIG instances.
     unlisted: (MIG uuid or "", reason) of each device whose processes could not be listed."""
 
     gpu: Gpu
@@ -219,8 +229,8 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 class Snapshot:
     """Everything that one node reports at `at_ms` (UTC, on the agent's slewed timeline).
 
-    allocations: Unavailable if no source knows the holders. The meter then continues with the last known holders,
-        marks the time as a gap, and books no time as unheld.
+    allocations: Unavailable if the holders are unknown. The meter then continues with the last known holders, marks the
+        time as a gap, and books no time as unheld.
     unknown_holders: (GPU uuid, reason) of each GPU whose holders are unknown while others are known; its allocations
         are the last known ones.
     sources: each source and its failure; "" if it answered.
@@ -230,9 +240,9 @@ class Snapshot:
     devices: tuple[DeviceReading, ...]
     allocations: tuple[Allocation, ...] | Unavailable
     facts: tuple[PodFacts, ...] = ()
-    sources: tuple[tuple[str, str], ...] = field(default=())
-    took_ms: tuple[tuple[str, int], ...] = field(default=())
-    unknown_holders: tuple[tuple[str, str], ...] = field(default=())
+    sources: tuple[tuple[str, str], ...] = ()
+    took_ms: tuple[tuple[str, int], ...] = ()
+    unknown_holders: tuple[tuple[str, str], ...] = ()
 
 
 class Source(Protocol):
@@ -243,19 +253,15 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the hardware."""
+        """Release the source's resources, such as the driver."""
         ...
 
 
 PrivilegeLevel = Literal["allocation", "process", "profiling"]
 
-
 KAI, HAMI = "kai", "hami"
+SYSTEMS = frozenset({KAI, HAMI})
 """The supported sharing systems; KAI's reservation pods are the same as Run:ai's."""
 
-
-SYSTEMS = frozenset({KAI, HAMI})
-
-
 SOLE = Unavailable("sole holder")
-"""Busy time of a holder that has a device to itself. It is not read, because it follows from the device's busy time."""
+"""Busy time of a holder that has a device alone. It is not read, because it follows from the device's busy time."""

@@ -33,11 +33,11 @@ _BUCKET_S = BUCKET_MS // 1000
 
 
 class SettingsError(AgentError):
-    """Invalid settings. The message has one line per fault, each with its place."""
+    """The settings are invalid. The message has one line per fault, each with its place."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every setting of the agent; durations carry their unit in the name."""
+    """Every setting of the agent. The name of a duration contains its unit."""
 
     cluster: Annotated[
         str, Meta(min_length=1, max_length=253, description="Name of the cluster this node belongs to.")
@@ -47,13 +47,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     url: Annotated[str, Meta(description="Base URL of the accountant; empty: records stay in the spool.")] = ""
     token_file: Annotated[
-        str, Meta(description="File with the bearer token, read again when it changes; empty: none is sent.")
+        str, Meta(description="File with the bearer token, read again when it changes; empty: no token is sent.")
     ] = ""
     ca_file: Annotated[
         str,
         Meta(
-            description="PEM file of the authorities to trust for the accountant's certificate, read again when "
-            "it changes; empty: the system's."
+            description="PEM file of the CAs to trust for the accountant's certificate, read again when it changes; "
+            "empty: the system's CAs."
         ),
     ] = ""
     client_cert: Annotated[
@@ -72,7 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             ge=1,
             le=366,
-            description="Age of an undelivered record above which new ones are refused, days.",
+            description="Age of the oldest undelivered record above which new records are refused, days.",
         ),
     ] = 7
     interval_s: Annotated[
@@ -92,7 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         30.0
     )
     grace_s: Annotated[
-        float, Meta(ge=0, le=600, description="How long a stopping agent tries to deliver the rest, seconds.")
+        float, Meta(ge=0, le=600, description="How long a stopping agent tries to deliver its records, seconds.")
     ] = 20.0
     month_zone: Annotated[
         str, Meta(description="Time zone of the billing month; intervals are cut at its month edges.")
@@ -100,8 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     accounting: Annotated[
         bool,
         Meta(
-            description="Switch the driver's accounting mode on: busy time per process that misses nothing. "
-            "It concerns the whole host, stays on, and needs CAP_SYS_ADMIN."
+            description="Switch on the driver's accounting mode, which misses no busy time of a process. The mode "
+            "applies to the whole host and stays on; the agent needs CAP_SYS_ADMIN."
         ),
     ] = False
     privilege: Annotated[
@@ -126,9 +126,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     api_url: Annotated[str, Meta(description="URL of the API server; empty: this cluster's; off: none is used.")] = ""
     api_token_file: Annotated[
-        str, Meta(description="File with the token for api_url, read again when it changes; empty: none is sent.")
+        str, Meta(description="File with the token for api_url, read again when it changes; empty: no token is sent.")
     ] = ""
-    api_ca_file: Annotated[str, Meta(description="PEM file of the authorities of api_url; empty: the system's.")] = ""
+    api_ca_file: Annotated[
+        str, Meta(description="PEM file of the CAs to trust for api_url; empty: the system's CAs.")
+    ] = ""
     pod_labels: Annotated[
         str, Meta(description="Pod labels that are sent to the accountant, separated by commas; `*` matches any text.")
     ] = "team,project,cost-center,app.kubernetes.io/*,kai.scheduler/*,kueue.x-k8s.io/*"
@@ -160,7 +162,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     dcgm_names: Annotated[
         bool,
-        Meta(description="Also export a subset of the metrics under dcgm-exporter's names, with each pod's own share."),
+        Meta(description="Also export metrics under dcgm-exporter's names; each pod has its own share of a GPU."),
     ] = False
     listen: Annotated[str, Meta(description="Address of /metrics, /livez and /readyz.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
     port: Annotated[
@@ -172,17 +174,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def sharing_systems(self) -> frozenset[str]:
-        """The names in `gpu_sharing`."""
+        """The sharing systems that `gpu_sharing` names."""
         return frozenset(comma_separated(self.gpu_sharing))
 
     @property
     def sees_processes(self) -> bool:
-        """True if the driver's process numbers match the agent's process table."""
+        """True if the agent sees the host's processes, so that the driver's process numbers match its process table."""
         return not self.on_kubernetes or self.privilege != "allocation"
 
     @property
     def on_kubernetes(self) -> bool:
-        """True if the kubelet is the source of holders, which is the default."""
+        """True if the kubelet is the source of the holders, which is the default."""
         return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
 
     def node_name(self, environ: Mapping[str, str]) -> str:
@@ -190,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
 
     def spool_path(self, environ: Mapping[str, str], *, root: bool) -> Path:
-        """Return the path of the outbox file. root: the agent runs as root."""
+        """Return the path of the outbox file. root: True if the agent runs as root."""
         if self.spool:
             return Path(self.spool) / "outbox.sqlite"
         if root:
@@ -205,8 +207,8 @@ def names() -> tuple[str, ...]:
 
 @cache
 def _annotations() -> Mapping[str, Any]:
-    """Return the annotated types of all settings, cached because evaluating them takes as long as the rest of the
-    argument parsing."""
+    """Return the annotated types of all settings. They are cached, because evaluating them takes as long as the rest of
+    the argument parsing."""
     return get_type_hints(Settings, include_extras=True)
 
 
@@ -215,12 +217,12 @@ def description(name: str) -> str:
 
 
 def is_switch(name: str) -> bool:
-    """Return whether the flag takes no value."""
+    """Return True if the setting's flag takes no value."""
     return bool(_annotations()[name].__origin__ is bool)
 
 
 def metavar(name: str) -> str:
-    """Return the placeholder of the value in --help."""
+    """Return the placeholder of the setting's value in --help."""
     return {int: "N", float: "SECONDS"}.get(_annotations()[name].__origin__, "TEXT")
 
 
@@ -278,7 +280,7 @@ def render(settings: Settings) -> str:
 
 
 def _from_file(config: Path | None, faults: list[str]) -> list[tuple[str, str, object]]:
-    """Return (place, name, value) of each setting in the file, and add faults to `faults`."""
+    """Return (place, name, value) of each known setting in the file, and add the file's faults to `faults`."""
     if config is None:
         return []
     try:
@@ -301,7 +303,7 @@ def _from_file(config: Path | None, faults: list[str]) -> list[tuple[str, str, o
 
 
 def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> list[str]:
-    """Return the faults that concern the values of several settings, or that need more than a type to find."""
+    """Return the faults that the types of the settings cannot express, such as contradictions between settings."""
     faults: list[str] = []
     interval = values.get("interval_s")
     if isinstance(interval, int) and _BUCKET_S % interval:
@@ -343,9 +345,10 @@ _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {
 
 
 def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tuple[str, ...]:
-    """Return labels of what an agent with this privilege level cannot see.
+    """Return the labels of the figures that an agent with this privilege level cannot see.
 
-    devices: readings of this agent. A label is left out if they have its figure, and added if they lack it."""
+    devices: readings of this agent. The label of a figure that they contain is left out, and that of a figure that they
+        lack is added."""
     hidden = {label for label, _ in _UNSEEN[level]}
     instances = [instance for device in devices for instance in device.instances]
     if instances:
@@ -363,5 +366,5 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
 
 
 def privilege_text(level: PrivilegeLevel) -> str:
-    """Return in words what the level hides, for the log."""
+    """Return in words what an agent with this privilege level cannot see, for the log."""
     return "; ".join(text for _, text in _UNSEEN[level]) or "nothing"

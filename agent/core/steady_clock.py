@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from gputally.base.clock import Clock
@@ -30,18 +29,19 @@ SET_MS: Final = 5 * MS_PER_MINUTE
 unchecked."""
 
 OriginCheck = Callable[[int], bool | None]
-"""Returns whether an origin agrees with the accountant's clock; None if the accountant's clock is unknown."""
+"""Returns True if an origin agrees with the accountant's clock, and None if the accountant's clock is unknown."""
 
 
 class ClockSetBack(AgentError):
-    """The clock was far ahead when the agent started, and is right now: a new process must correct the times in the
-    spool and continue with the right time."""
+    """The wall clock was far ahead and is right now. Only a new process can correct the times in the spool and continue
+    with the right time."""
 
 
 class SteadyClock:
-    """A `gputally.base.clock.Clock` that may reject the wall clock. Thread-safe.
+    """A `gputally.base.clock.Clock` that rejects a wall clock that was set to a wrong time. Thread-safe.
 
-    check: the code that talks to the accountant may set it later, with `check_with`."""
+    check: compares an origin with the accountant's clock. `check_with` replaces it once the accountant's clock can be
+        known."""
 
     def __init__(self, inner: Clock, check: OriginCheck = lambda _: None) -> None:
         self._check = check
@@ -70,8 +70,8 @@ class SteadyClock:
     def check_with(self, check: OriginCheck, earlier_ms: int | None) -> None:
         """Check the wall clock with `check` from now on.
 
-        earlier_ms: the origin that an earlier agent process of this boot stored. It replaces the present origin if
-        `check` rejects the present one and accepts this one."""
+        earlier_ms: the origin that an earlier agent process of this boot stored; None if there is none. It replaces the
+            present origin if `check` rejects the present one and accepts `earlier_ms`."""
         with self._lock:
             self._check = check
             if earlier_ms is not None and check(self._wall_origin_ms()) is False and check(earlier_ms):
@@ -102,20 +102,10 @@ FAST_SLEW_PPM = 100_000
 STEP_MS = MS_PER_SECOND
 """A wall clock that moved by more than this against the timeline was set, not adjusted by NTP."""
 
-MAX_STEPS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A change of the wall clock: at `at_ms` of the timeline it read `offset_ms` more than expected."""
-
-    at_ms: int
-    offset_ms: int
-
 
 class Timeline:
     """A timeline whose `now_ms` never decreases. Between two calls it advances by the monotonic duration, plus or minus
-    the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when a step forwards is adopted."""
+    the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when it adopts a step forwards."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -123,26 +113,19 @@ class Timeline:
         self._now_us = clock.wall_ms() * 1_000
         self._offset_us = 0
         self._skipped_us = 0
-        self._steps: list[Step] = []
-        self._step_count = 0
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The latest steps of the wall clock, oldest first."""
-        return tuple(self._steps)
-
-    @property
-    def step_count(self) -> int:
-        return self._step_count
+        self.step_count = 0
+        """How often the wall clock was set."""
+        self.last_step_ms = 0
+        """By how much the wall clock was last set; negative for a step back."""
 
     @property
     def skipped_ms(self) -> int:
-        """The sum of all adopted steps forwards: time on the timeline that did not really pass."""
+        """The sum of all steps forwards that the timeline adopted. This time did not really pass."""
         return self._skipped_us // 1_000
 
     @property
     def offset_ms(self) -> int:
-        """How far the wall clock was ahead of the timeline at the last call."""
+        """How far the wall clock was ahead of the timeline at the last call of `now_ms`."""
         return self._offset_us // 1_000
 
     def now_ms(self) -> int:
@@ -155,7 +138,8 @@ class Timeline:
         change_us = offset_us - self._offset_us
         ahead = offset_us > STEP_MS * 1_000
         if ahead or abs(change_us) > STEP_MS * 1_000:
-            self._record(Step(expected_us // 1_000, change_us // 1_000))
+            self.step_count += 1
+            self.last_step_ms = change_us // 1_000
         if ahead:
             self._now_us = expected_us + offset_us
             self._skipped_us += offset_us
@@ -165,8 +149,3 @@ class Timeline:
             self._now_us = expected_us + max(-bound, min(bound, offset_us))
         self._offset_us = offset_us - (self._now_us - expected_us)
         return self._now_us // 1_000
-
-    def _record(self, step: Step) -> None:
-        self._step_count += 1
-        self._steps.append(step)
-        del self._steps[:-MAX_STEPS]

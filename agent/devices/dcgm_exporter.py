@@ -58,7 +58,8 @@ _INSTANCE = re.compile(r"[0-9]{1,4}")
 
 
 def read(text: str) -> Ratios:
-    """Parse an exposition. Raises ValueError if the text is not one; implausible samples are omitted."""
+    """Parse an exporter's metrics page, and leave out implausible samples. Raises ValueError if the text is no metrics
+    page."""
     found: dict[Place, dict[Field, float]] = {}
     try:
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -101,7 +102,7 @@ _PPM = 1_000_000
 _BOUNDS: tuple[Field, ...] = ("busy", "sm_active")
 
 Fetch = Callable[[], str]
-"""One scrape; raises OSError, http.client.HTTPException or ValueError."""
+"""Scrapes the exporter once. Raises OSError, http.client.HTTPException or ValueError."""
 
 
 def fetch_from(url: str) -> Fetch:
@@ -110,7 +111,7 @@ def fetch_from(url: str) -> Fetch:
 
 
 class Exporter:
-    """The newest figures of one dcgm-exporter. `refresh` is one bounded step; `start` repeats it on a thread."""
+    """The newest figures of one dcgm-exporter. `refresh` scrapes once, and `start` repeats it on a thread."""
 
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
@@ -125,7 +126,7 @@ class Exporter:
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> int:
-        """Scrape once; returns the milliseconds to wait before the next scrape."""
+        """Scrape once. Return the milliseconds to wait before the next scrape."""
         began_ms = self._clock.monotonic_ms()
         try:
             ratios = read(self._fetch())
@@ -144,18 +145,18 @@ class Exporter:
         return PERIOD_MS
 
     def latest(self) -> tuple[Ratios, str, int]:
-        """Return the exporter's last figures (empty once they are too old), why its last answer failed, and the
-        duration of the last good answer in milliseconds."""
+        """Return the exporter's last figures (empty once they are too old), why the last scrape failed ("" if it
+        succeeded), and the duration of the last successful scrape in milliseconds."""
         with self._lock:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
             return (self._ratios if fresh else {}), self._failure, self._took_ms
 
     def start(self, tasks: BackgroundTasks) -> None:
-        """Scrape until `close`."""
+        """Scrape on a thread until `close`."""
         self._thread = tasks.start("dcgm", self._run, self._stop, self._tell)
 
     def close(self) -> None:
-        """Stop the thread; it may still be inside its last scrape."""
+        """Stop the thread. A scrape that has begun may still go on for a short time."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=PAGE_TIMEOUT_S)
@@ -181,7 +182,7 @@ class WithDcgm:
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}
         self._shown: set[tuple[Place, Field]] = set()
-        """Figures that NVML showed at least once."""
+        """Figures that NVML has given at least once."""
         self._at_ms: int | None = None
 
     def snapshot(self, at_ms: int) -> Snapshot:
@@ -223,8 +224,8 @@ class WithDcgm:
         )
 
     def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
-        """Return the reading of an instance. A GPU instance with several compute instances has one figure for all of
-        them, which is not used."""
+        """Return the reading of an instance with the figures that NVML lacks. If a GPU instance has several compute
+        instances, the exporter has only one figure for all of them, which is not used."""
         gpu = device.gpu
         mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
         if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
@@ -244,8 +245,8 @@ class WithDcgm:
         return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
 
     def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
-        """Return whether NVML does not show the figure and never did, and the exporter does. A figure that NVML should
-        have and refuses stays unknown, because the exporter uses the same driver and may repeat an old value."""
+        """Return True if NVML has never given the figure and the exporter has it. A figure that NVML supports and
+        refuses stays unknown, because the exporter uses the same driver and may repeat an old value."""
         if isinstance(known, Unavailable):
             if known.refused:
                 return False
@@ -258,7 +259,7 @@ class WithDcgm:
 
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
-    """Return the values with a corrected engine ratio. An instance's engine ratio is at most one slice of several
-    (NVIDIA/DCGM issue 138); if more multiprocessors than that were active, their ratio is the better lower bound."""
+    """Return the values with a corrected busy ratio of a MIG instance. DCGM reports at most 1/slices there (NVIDIA/DCGM
+    issue 138). If the ratio of active multiprocessors is larger, it is the better lower bound."""
     known = [values[field] for field in _BOUNDS if field in values]
     return {**values, "busy": max(known)} if place[1] is not None and known else values

@@ -68,7 +68,7 @@ class DriverReading:
     """One reading of the machine.
 
     failure: why no reading succeeded; "" if the driver answered.
-    events_failure: why errors that the driver reports may be missing; "" if they are complete."""
+    events_failure: why the driver's error events may be incomplete; "" if they are complete."""
 
     devices: tuple[DeviceReading, ...]
     failure: str
@@ -76,12 +76,13 @@ class DriverReading:
 
 
 class Gpus:
-    """The GPUs of this machine. For one thread, except `release` and `reacquire`.
+    """The GPUs of this machine. One thread uses it; other threads may call `release` and `reacquire`.
 
-    restarted: this process replaced one whose driver was upgraded; if the library still does not fit the driver, only a
-        new container or machine image can help.
+    release_file: the driver stays closed while this file exists.
+    restarted: True if this process replaced one whose driver was upgraded. If the library still does not fit the
+        driver, only a new container or machine image can help.
     hang_s: see HANG_S.
-    clock: the system's clock, which also dates the driver's and GPM's samples."""
+    clock: the system's clock, which also dates the driver's and GPM's samples; None if the clock is never set back."""
 
     def __init__(
         self,
@@ -119,18 +120,18 @@ class Gpus:
         self._released: set[str] = set()
 
     def release(self, why: str) -> None:
-        """Close the driver at the next reading and keep it closed until `reacquire(why)`.
+        """Close the driver at the next reading and keep it closed until `reacquire(why)`. Any thread may call this.
 
-        `why` identifies the request and is its reason in the readings. The driver is opened again when all requests
-        are withdrawn. From any thread."""
+        `why` identifies the request and is the reason in the readings. The driver is opened again when all requests
+        are withdrawn."""
         self._released.add(why)
 
     def reacquire(self, why: str) -> None:
-        """Withdraw a release. From any thread."""
+        """Withdraw a release. Any thread may call this."""
         self._released.discard(why)
 
     def look_again(self) -> None:
-        """Look for MIG instances sooner than usual, because a caller named an unknown device."""
+        """Look up the MIG instances of all GPUs soon, because a pod holds an unknown device."""
         for device in self._devices.values():
             device.look_again()
 
@@ -140,7 +141,7 @@ class Gpus:
         return not self._up
 
     def read(self, at_ms: int) -> DriverReading:
-        """Read everything. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
+        """Read all GPUs. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
             log.warning("the system clock was set back: earlier samples of the driver are ignored")
@@ -218,7 +219,8 @@ class Gpus:
         return True
 
     def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
-        """Start the library and list the GPUs. An attempt that took too long shuts the library down again."""
+        """Start the library and list the GPUs. If the caller has given up this attempt meanwhile, shut the library down
+        again."""
         self._driver.call("nvmlInit")
         if self._attempt is not attempt:
             self._driver.call("nvmlShutdown")
@@ -230,7 +232,8 @@ class Gpus:
             raise
 
     def _stop(self, *, forget: bool) -> None:
-        """Shut the library down. While a call hangs, shutting down would hang too, so it is tried again later."""
+        """Shut the library down. While a call hangs, do nothing, because shutting down would hang too; a later call
+        tries again."""
         if not self._up:
             return
         if self._watchdog.stuck:
@@ -253,10 +256,8 @@ class Gpus:
         return LIBRARY_HANG_S / HANG_S * self._hang_s
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
-        """Return every GPU that can be opened and has a name, with its handle. Raises Fault, DriverReplaced.
-
-        A GPU that cannot be opened does not affect the others: if it was seen before, it stays listed without a
-        handle."""
+        """Return every GPU that can be opened and has a name, with its handle. A GPU that cannot be opened does not
+        affect the others. Raises Fault, DriverReplaced."""
         version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
         self._passed_over = []
@@ -272,8 +273,8 @@ class Gpus:
         return found
 
     def _describe(self, handle: Any, index: int, version: str) -> Gpu:
-        """Return a GPU's description; fields that it refuses keep their former values. Raises Refused if it has no
-        name."""
+        """Return a GPU's description. Fields that the driver refuses keep their former values. Raises Fault, for
+        example if the GPU has no name."""
         uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
         known = self._devices[uuid].gpu if uuid in self._devices else None
         model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
@@ -292,7 +293,7 @@ class Gpus:
         )
 
     def _text(self, name: str, *arguments: Any) -> str:
-        """Return a text of the driver; "" if it gives none."""
+        """Return a text from the driver; "" if the driver refuses it."""
         try:
             return str(self._driver.call(name, *arguments))
         except Refused:
@@ -339,7 +340,7 @@ class Gpus:
         )
 
     def _log_answering(self, gpu: Gpu, reason: str) -> None:
-        """Log once that a GPU stopped answering, with the reason, or that it answers again (reason "")."""
+        """Log once that a GPU stopped answering or answers again. reason: why it does not answer; "" if it does."""
         if reason == self._silent.get(gpu.uuid, ""):
             return
         self._silent[gpu.uuid] = reason
@@ -349,7 +350,8 @@ class Gpus:
             log.info("a GPU answers again", extra={"uuid": gpu.uuid, "index": gpu.index})
 
     def _was_just_restarted(self, group: str, fault: Exception, at_ms: int) -> bool:
-        """Return whether the library was restarted for this group recently, so that another restart would not help."""
+        """Return True if the library was restarted for this group of calls recently, so that another restart would not
+        help. If not, remember the restart that follows."""
         if not isinstance(fault, Restart):
             return False
         if at_ms - self._restarted_ms.get(group, at_ms - RETRY_MAX_MS) < RETRY_MAX_MS:
@@ -358,7 +360,7 @@ class Gpus:
         return False
 
     def _unread(self) -> DriverReading:
-        """Return the known GPUs without readings."""
+        """Return all known GPUs without readings."""
         return DriverReading(
             tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure
         )
@@ -371,7 +373,7 @@ BY_SIGNAL = "signal"
 
 
 class ReleasableSource:
-    """An `agent.core.readings.Source` around another one, whose driver a signal closes for some time.
+    """An `agent.core.readings.Source` around another one. A signal closes the driver for some time.
 
     hold_s: how long one signal keeps the driver closed."""
 
@@ -383,7 +385,7 @@ class ReleasableSource:
         self._until_ms: int | None = None
 
     def close_driver(self) -> None:
-        """Close the driver at the next sample; a further call restarts the time. Safe in a signal handler."""
+        """Close the driver at the next sample. A further call starts the time again. Safe in a signal handler."""
         self._until_ms = self._clock.monotonic_ms() + self._hold_ms
         self._gpus.release(BY_SIGNAL)
 
@@ -402,17 +404,17 @@ class ReleasableSource:
 RESTARTED = "GPUTALLY_RESTARTED"
 """Environment variable of a process that replaced another one."""
 SETTLED_S = 60
-"""A process that ran this long has found a library that fits, so a later mismatch is a new upgrade."""
+"""A process that has run for this time had a library that fits the driver, so a later mismatch means a new upgrade."""
 
 
 def was_restarted(environ: MutableMapping[str, str]) -> bool:
-    """Return whether this process replaced another one, and remove the variable, so that it does not mark later
-    processes."""
+    """Return True if this process replaced another one. Removes the variable from `environ`, so that child processes do
+    not inherit it."""
     return environ.pop(RESTARTED, "") != ""
 
 
 def restart() -> NoReturn:
-    """Replace this process by a new one with the same arguments. Raises OSError if the program is gone."""
+    """Replace this process by a new one with the same program and arguments. Raises OSError if the program is gone."""
     os.environ[RESTARTED] = "1"
     sys.stdout.flush()
     sys.stderr.flush()

@@ -31,23 +31,30 @@ _SUCCESS = 0
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """Cumulative microseconds of one engine: any work, multiprocessors working, tensor cores working.
+    """Cumulative activity of one engine in microseconds.
 
-    If all multiprocessors of a GPU are busy for a second, `sm_active_us` grows by 1,000,000, if half of them are busy,
-    by 500,000. busy_us is not smaller, because an engine works while any of its multiprocessors works."""
+    busy_us: time in which the engine did any work. It is not smaller than sm_active_us, because an engine works while
+        any of its multiprocessors works.
+    sm_active_us, tensor_active_us: activity of the multiprocessors and of the tensor cores. It grows by 1,000,000 per
+        second if all of them are busy, and by 500,000 if half of them are."""
 
     busy_us: int
     sm_active_us: int
     tensor_active_us: int
 
     def of_gpu(self, slices: int, of_slices: int) -> EngineActivity:
-        """Return the activity of a MIG instance with so many compute slices as time of the physical GPU."""
+        """Convert the activity of a GPU instance to time of the whole GPU.
+
+        slices, of_slices: the compute slices of the instance and of the GPU."""
         times = (self.busy_us, self.sm_active_us, self.tensor_active_us)
         return EngineActivity(*(time * slices // of_slices for time in times))
 
 
 class _Engine:
-    """Two sample buffers (None: not allocated) and the sums of their differences."""
+    """Two sample buffers and the activity so far.
+
+    last, spare: the buffer of the last sample, and the one for the next sample; None if they are not allocated.
+    at_ms: time of the last sample; None before the first."""
 
     __slots__ = ("at_ms", "counted", "last", "spare")
 
@@ -59,9 +66,10 @@ class _Engine:
 
 
 class Gpm:
-    """The engines of one GPU by name: "" for the GPU itself, or a MIG instance's uuid.
+    """Reads the activity of the engines of one GPU. The name of an engine is "" for the GPU itself, or the uuid of a
+    MIG instance.
 
-    clock: gives the samples their times (None: they have the reading's time)."""
+    clock: dates the samples; None dates them with the time of the reading."""
 
     def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
         self._driver = driver
@@ -73,7 +81,7 @@ class Gpm:
         self._unsupported = _UNSUPPORTED
 
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> EngineActivity | Unavailable:
-        """Return an engine's activity since it was first read.
+        """Return an engine's activity since it was first read; Unavailable if the GPU does not give it.
 
         handle: the handle of the GPU.
         gi: the id of the GPU instance; None for the whole GPU.
@@ -105,12 +113,12 @@ class Gpm:
         return at_ms if self._clock is None else self._clock.monotonic_ms()
 
     def keep(self, names: set[str]) -> None:
-        """Forget engines that no longer exist after a change of the MIG layout."""
+        """Forget all engines but these, after a change of the MIG layout."""
         for name in self._engines.keys() - names:
             self._free(self._engines.pop(name))
 
     def close(self, *, forget: bool) -> None:
-        """Release the buffers while the library is still loaded. forget: count from zero afterwards."""
+        """Release the buffers while the library is still loaded. forget: start again from zero at the next reading."""
         for engine in self._engines.values():
             self._free(engine)
         if forget:

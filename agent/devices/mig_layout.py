@@ -29,7 +29,7 @@ class Instance:
     """One MIG device with its handle.
 
     gi_slices: compute slices of its GPU instance.
-    alone: whether it is the only compute instance there, so that its activity is that of the GPU instance."""
+    alone: True if it is the whole GPU instance, so that the GPU instance's activity is its own."""
 
     handle: Any
     facts: MigInstance
@@ -44,12 +44,12 @@ class MigLayout:
         self._driver = driver
         self._scanned_ms: int | None = None
         self.known = False
-        """Whether a lookup has succeeded."""
+        """True once a lookup has succeeded."""
         self.enabled = False
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
         self.missed = False
-        """Whether a pod named an unknown instance since the last lookup."""
+        """True if a pod named an unknown instance since the last lookup."""
 
     @property
     def facts(self) -> tuple[MigInstance, ...]:
@@ -61,12 +61,12 @@ class MigLayout:
         self._scanned_ms = None
 
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
-        """Look up the layout if a lookup is due; return whether a lookup succeeded.
+        """Look up the layout if a lookup is due. Return True if a lookup was made and succeeded.
 
-        changed: the driver reported a change.
+        changed: True if the driver reported a change.
 
-        A GPU that refuses to report its mode keeps the former layout. If it never reported its mode, the layout stays
-        unknown, except for a GPU that does not support modes."""
+        If the driver refuses to report whether MIG is on, the GPU keeps its former layout. A GPU that does not support
+        MIG has no instances."""
         try:
             enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
         except Refused as fault:
@@ -93,7 +93,7 @@ class MigLayout:
         return True
 
     def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
-        """Yield the instances. Raises Refused if an instance exists and cannot be identified."""
+        """Yield the instances. Raises Refused if the driver does not describe an instance that exists."""
         for index in range(count):
             try:
                 handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
@@ -114,7 +114,7 @@ class MigLayout:
 
 
 def _profile(name: str, attributes: Any) -> str:
-    """Return `1g.10gb` from the instance's name, or from its slices if the driver gives no name."""
+    """Return the profile of an instance, such as `1g.10gb`, from its name, or from its sizes if the name has none."""
     named = re.search(r"\bMIG (\S+)$", name)
     if named:
         return named.group(1)

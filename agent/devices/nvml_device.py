@@ -61,7 +61,8 @@ _GRACE = re.compile(r"\bG[BH](\d{2,3})\b")
 
 
 def total_mib(driver: Driver, handle: Any) -> Reading:
-    """Return the size of a GPU's memory. A driver that refuses the older function may support the newer one."""
+    """Return the size of a GPU's memory in MiB. A driver that refuses the older version of the call may support the
+    newer one."""
     name = "nvmlDeviceGetMemoryInfo"
     size = driver.figure(name, handle, read=lambda info: int(info.total) // _MIB)
     if isinstance(size, Unavailable):
@@ -71,21 +72,19 @@ def total_mib(driver: Driver, handle: Any) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The data that the agent may read.
+    """What the agent may read and change.
 
-    processes: the agent sees the host's processes, so process numbers are meaningful.
-    gpm: the agent may read the performance counters.
-    enable_accounting: the agent switches accounting mode on, for the whole host."""
+    processes: True if the agent sees the host's processes, to which the driver's process numbers refer.
+    enable_accounting: True to switch accounting mode on, for the whole host."""
 
     processes: bool = True
-    gpm: bool = True
     enable_accounting: bool = False
 
 
 class Device:
     """One GPU.
 
-    origin: distinguishes the counters of this process from those of an earlier one.
+    origin: distinguishes the counters of this process from those of an earlier process.
     clock: dates the GPM samples (agent.devices.gpm_mig_activity)."""
 
     def __init__(
@@ -99,18 +98,18 @@ class Device:
         self._epoch = 0
         self._handle: Any = None
         self._missing = ""
-        """Why there is no handle, if that does not mean that the GPU is lost."""
+        """Why there is no handle although the GPU may not be lost; "" otherwise."""
         self._energy = EnergyCounter()
         self._busy = BusyCounter()
         self._has_ring = self._ringless = False
         self._coherent: bool | None = None
-        """Whether the GPU shares its memory with the system; None if unknown."""
+        """True if the GPU shares its memory with the system; None if unknown."""
         self._facts_ms: int | None = None
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver, clock)
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
         self._clock_set_back = self._sampler_behind = False
-        """Which readers have not yet handled a clock that was set back: the sample ring, the process sampler."""
+        """True until the sample ring, or the process sampler, has handled a clock that was set back."""
         self._condition = Condition()
         self._condition_ms: int | None = None
         self._row_remap_pending: bool | None = None
@@ -122,11 +121,11 @@ class Device:
 
     @property
     def known(self) -> bool:
-        """True once the MIG layout is known; before that, the parts of holders are unknown."""
+        """True once the MIG layout is known. Before that, it is unknown which part of the GPU a holder has."""
         return self._mig.known
 
     def open(self, handle: Any, gpu: Gpu) -> None:
-        """Use a new handle of the same GPU."""
+        """Use a new handle and description of the same GPU."""
         self._handle = handle
         self.gpu = replace(
             gpu, mig=self.gpu.mig, mig_enabled=self.gpu.mig_enabled, compute_slices=self.gpu.compute_slices
@@ -136,15 +135,15 @@ class Device:
     def miss(self, faults: Sequence[Fault]) -> None:
         """Record that the library started without this GPU.
 
-        faults: why the library could not open some GPUs, which it does not name. This GPU is lost unless it may be one
-            of them."""
+        faults: why GPUs could not be opened. The library does not say which GPUs these are, so this GPU counts as lost
+            only if every fault means a lost GPU."""
         readable = [fault for fault in faults if not isinstance(fault, Lost)]
         self._missing = str(readable[0]) if readable else ""
 
     def close(self, *, forget: bool) -> None:
         """Drop the handles, while the library is still loaded.
 
-        forget: the driver may be restarted meanwhile, so its counters start again."""
+        forget: True if the driver may be restarted while the library is closed, so that its counters start again."""
         self._handle = None
         self._mig.void()
         self._gpm.close(forget=forget)
@@ -168,7 +167,7 @@ class Device:
         self._mig.missed = True
 
     def read(self, at_ms: int) -> DeviceReading:
-        """Read everything. Raises Lost, Restart, DriverReplaced."""
+        """Read the GPU. Raises Lost, Restart, DriverReplaced."""
         if self._handle is None:
             if self._missing:
                 return self.unread(self._missing)
@@ -180,10 +179,10 @@ class Device:
         return reading
 
     def _confirm(self, silent: bool) -> None:
-        """Check error codes that may concern more than their own call.
+        """Check whether the error codes of this reading mean that the GPU is lost, that the library must be restarted,
+        or that the driver was replaced. Raises Lost, Restart or DriverReplaced if they do.
 
-        Raises Lost, Restart or DriverReplaced if the library or the handle confirms it. If no reading of the GPU
-        succeeded (`silent`), Lost and DriverReplaced need no confirmation."""
+        silent: True if no reading of the GPU succeeded. Then Lost and DriverReplaced need no confirmation."""
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
         with suppress(Refused):
@@ -241,7 +240,7 @@ class Device:
         )
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
-        """Return the known facts of the GPU while it cannot be read."""
+        """Return a reading without figures, for a GPU that cannot be read. reason: why it cannot."""
         why = Unavailable(reason)
         condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
         recoveries = self._recover(self._condition, None)
@@ -260,8 +259,8 @@ class Device:
         )
 
     def _memory(self, handle: Any) -> Reading:
-        """Return used MiB. Version 2 of the call excludes what the driver reserves for itself; older drivers
-        lack it."""
+        """Return the used memory in MiB. Version 2 of the call excludes what the driver reserves for itself; older
+        drivers lack it."""
         name, version = "nvmlDeviceGetMemoryInfo", self._driver.constant("nvmlMemory_v2")
         used = self._driver.figure(name, handle, version, read=lambda info: int(info.used) // _MIB)
         if isinstance(used, Unavailable):
@@ -269,7 +268,7 @@ class Device:
         return used
 
     def _refresh_facts(self, at_ms: int) -> None:
-        """Read again the facts that the driver did not give when the GPU was opened."""
+        """Read the facts that the driver did not give when the GPU was opened."""
         if None not in (self.gpu.memory_mib, self.gpu.minor):
             return
         if self._facts_ms is not None and at_ms - self._facts_ms < CONDITION_EVERY_MS:
@@ -283,7 +282,7 @@ class Device:
                 self.gpu = replace(self.gpu, minor=minor)
 
     def _is_coherent(self) -> bool:
-        """Return whether CPU and GPU share one address space in hardware. If the driver does not report it, the model
+        """Return True if CPU and GPU share one address space in hardware. If the driver does not report it, the model
         decides."""
         if self._coherent is None:
             mode = self._driver.figure("nvmlDeviceGetAddressingMode", self._handle)
@@ -294,10 +293,11 @@ class Device:
         return self._coherent
 
     def _process_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
-        """Return the MiB of coherent memory that processes use.
+        """Return the MiB that processes use of memory that GPU and system share.
 
-        The driver counts all of the system's used memory there, including the file cache, so its figure is not that of
-        the GPU's users. mig_uuid: the memory of one instance; None for the GPU."""
+        The driver's own figure for such memory includes all memory that the system uses, such as the file cache.
+
+        mig_uuid: the instance; None for the whole GPU."""
         if not self._access.processes:
             return Unavailable("coherent memory: the agent cannot see processes")
         for device, reason in processes.unlisted:
@@ -354,26 +354,19 @@ class Device:
 
     def _log_no_ring(self, reason: str) -> None:
         if not self._ringless:
-            log.warning("a GPU has no busy-time samples: its utilisation rate replaces them",
+            log.warning("the driver has no busy-time samples of a GPU: the utilisation rate replaces them",
                         extra={"uuid": self.gpu.uuid, "reason": reason})  # fmt: skip
         self._ringless = True
 
     def _activity(self, at_ms: int) -> tuple[int, int] | Unavailable:
         if self.gpu.mig_enabled:
             return Unavailable("MIG: each instance has its own")
-        if not self._access.gpm:
-            return Unavailable("GPM is not allowed")
         found = self._gpm.read(self._handle, at_ms)
         return found if isinstance(found, Unavailable) else (found.sm_active_us, found.tensor_active_us)
 
     def _instance(self, instance: Instance, at_ms: int) -> InstanceReading:
-        memory = self._memory(instance.handle)
-        uuid, why = instance.facts.uuid, None
-        if not self._access.gpm:
-            why = Unavailable("GPM is not allowed")
-        elif not instance.alone:
-            why = _SHARED_GI
-        found = why or self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi)
+        memory, uuid = self._memory(instance.handle), instance.facts.uuid
+        found = self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi) if instance.alone else _SHARED_GI
         if isinstance(found, Unavailable):
             return InstanceReading(uuid, found, memory, found, found, method="allocation")
         part = found.of_gpu(instance.gi_slices, self._mig.slices)
@@ -410,9 +403,9 @@ class Device:
         return self._condition
 
     def _driver_recoveries(self) -> tuple[Recovery, ...]:
-        """Return the actions that the driver itself reports, also after a restart of the agent.
+        """Return the actions that the driver itself requires. It reports them also after a restart of the agent.
 
-        If the driver refuses a call for the moment, its last answer stays, because the fault still exists."""
+        If the driver refuses a call for the moment, its last answer stays valid, because the fault still exists."""
         try:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
             self._row_remap_pending = bool(pending)
@@ -432,8 +425,11 @@ class Device:
         return tuple(one for one in (self._remap_recovery, self._driver_recovery) if one is not None)
 
     def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
-        """Return the actions that the GPU requires. A restart of programs is done once all processes that ran at the
-        error have ended."""
+        """Return the actions that the GPU requires, and log a change. The action `restart_app` is done once all
+        processes that ran at the error have ended.
+
+        condition: its `recoveries` are the actions that the driver requires.
+        processes: None if they are unknown."""
         xids = self._events.unmended(self.gpu.uuid)
         contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
         if not contained:

@@ -45,16 +45,16 @@ class Events:
         self._unmended: dict[str, set[int]] = {}
         self._changed: set[str] = set()
         self._unavailable: dict[str, str] = {}
-        """GPUs whose events are not available, with the reason."""
+        """Why the events of a GPU are not available, by the GPU's uuid."""
         self._poll_failure = ""
 
     @property
     def failure(self) -> str:
-        """Why events may be missing; "" if they are complete."""
+        """Why events may be missing; "" if the events are complete."""
         return self._poll_failure or next(iter(self._unavailable.values()), "")
 
     def listen(self, uuid: str, handle: Any) -> None:
-        """Register a GPU for events. A GPU without events is metered all the same."""
+        """Register a GPU for events. If the driver refuses, `failure` has the reason."""
         self._uuids[self._driver.address(handle)] = uuid
         self._unavailable.pop(uuid, None)
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
@@ -66,11 +66,13 @@ class Events:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
         except Fault as fault:  # a fault that concerns more than events shows in the next reading
             if not (isinstance(fault, Refused) and fault.unsupported):
-                log.warning("a GPU's events are not reported", extra={"uuid": uuid, "reason": str(fault)})
+                log.warning(
+                    "the driver does not report the events of a GPU", extra={"uuid": uuid, "reason": str(fault)}
+                )
                 self._unavailable[uuid] = str(fault)
 
     def poll(self, at_ms: int) -> None:
-        """Read the events since the last call. If an event cannot be read, the following ones stay in the queue."""
+        """Read the events since the last call, at most `MAX_AT_ONCE`. at_ms: the time of these events."""
         if self._set is None:
             return
         failure = ""
@@ -85,7 +87,10 @@ class Events:
             uuid = self._uuid(event.device)
             if not uuid:
                 failure = "an event of an unknown GPU"
-                log.warning("an event of an unknown GPU", extra={"type": event.eventType, "data": event.eventData})
+                log.warning(
+                    "the driver reported an event of an unknown GPU",
+                    extra={"type": event.eventType, "data": event.eventData},
+                )
                 continue
             if event.eventType & self._driver.constant(_XID):
                 self._count(uuid, int(event.eventData), at_ms)
@@ -96,11 +101,11 @@ class Events:
         self._poll_failure = failure
 
     def unmended(self, uuid: str) -> tuple[int, ...]:
-        """Return the XIDs whose required action was not taken yet, since the driver was last closed or restarted."""
+        """Return the XID errors of a GPU whose required action was not taken yet."""
         return tuple(sorted(self._unmended.get(uuid, ())))
 
     def mend(self, uuid: str, *xids: int) -> None:
-        """Record that the actions for these XIDs were taken; without XIDs, the actions for all."""
+        """Record that the actions for these XID errors of a GPU were taken; without `xids`, for all of them."""
         if not xids:
             self._unmended.pop(uuid, None)
         self._unmended.get(uuid, set()).difference_update(xids)
@@ -110,7 +115,7 @@ class Events:
         return tuple(count for _, count in sorted(self._xids.get(uuid, {}).items()))
 
     def mig_changed(self, uuid: str) -> bool:
-        """Return whether the GPU's MIG layout changed since the last call."""
+        """Return True if the driver reported a change of the GPU's MIG layout since the last call."""
         changed = uuid in self._changed
         self._changed.discard(uuid)
         return changed
@@ -124,7 +129,7 @@ class Events:
         self._uuids.clear()
 
     def _uuid(self, handle: Any) -> str:
-        """Return the uuid of a handle, from the driver if the handle is new; "" if the driver refuses it."""
+        """Return the uuid of the GPU with this handle; "" if the driver does not give it."""
         address = self._driver.address(handle)
         if address not in self._uuids:
             try:

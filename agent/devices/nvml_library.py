@@ -41,17 +41,18 @@ _REASONS = {
     27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
 _REMEDIES = {
-    "libnvidia-ml.so.1 not found": "no driver library is here: set agent.runtimeClassName to the RuntimeClass of "
-    "NVIDIA's runtime (kubectl get runtimeclass), or agent.driverHostPath where the driver is in a folder of the node; "
-    "a node without a GPU needs no agent (agent.nodeSelector)",
-    "driver not loaded": "the node's driver does not run: see nvidia-smi on the node, or the driver's pods of the GPU "
-    "Operator",
-    "no permission": "the device files are closed to this program: name NVIDIA's RuntimeClass "
-    "(agent.runtimeClassName), or set agent.privileged: true",
-    "driver replaced": "library and kernel module are of different versions: restart this pod, then the node",
+    "libnvidia-ml.so.1 not found": "the container has no driver library: set agent.runtimeClassName to the "
+    "RuntimeClass of NVIDIA's runtime (kubectl get runtimeclass), or agent.driverHostPath if the driver is in a folder "
+    "of the node; a node without a GPU needs no agent (agent.nodeSelector)",
+    "driver not loaded": "the node's driver does not run: run nvidia-smi on the node, or read the log of the GPU "
+    "Operator's driver pods",
+    "no permission": "this program may not open the device files: set agent.runtimeClassName to NVIDIA's RuntimeClass, "
+    "or agent.privileged: true",
+    "driver replaced": "library and kernel module have different versions: restart this pod; if that does not help, "
+    "restart the node",
 }
 """Remedies by the reason why the library does not start."""
-NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere see whether nvidia-smi on the node shows GPUs"
+NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere check whether nvidia-smi on the node shows GPUs"
 """Remedy if the driver answers and shows no GPU."""
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
 _NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
@@ -64,7 +65,7 @@ _WIDE_FUNCTIONS = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "
 
 
 def remedy(reason: str) -> str:
-    """Return what to do if the driver does not start for this reason, the text of a Fault; "" if no remedy is known."""
+    """Return what to do if the driver does not start; "" if no remedy is known. reason: the text of a Fault."""
     return _REMEDIES.get(reason.partition(" (")[0], "")
 
 
@@ -75,8 +76,9 @@ class DriverReplaced(AgentError):
 
 
 class Fault(Exception):
-    """A failed NVML call. `code` is its nvmlReturn_t; `str()` is a reason that can be a label and names the
-    function."""
+    """A failed NVML call. `str()` is the reason and the function, in a few words that can be a label.
+
+    code: the nvmlReturn_t."""
 
     def __init__(self, code: int, function: str) -> None:
         super().__init__(f"{_REASONS.get(code, 'nvml error')} ({function}, {code})")
@@ -84,36 +86,37 @@ class Fault(Exception):
 
 
 class Refused(Fault):
-    """This call is not available: unsupported, not permitted, nothing found."""
+    """The driver refused this call, for example because it is not supported or not permitted, or because it found
+    nothing."""
 
     @property
     def missing(self) -> bool:
-        """Whether the library is older than the function."""
+        """True if the library is too old to have the function."""
         return self.code == _FUNCTION_NOT_FOUND
 
     @property
     def unsupported(self) -> bool:
-        """Return whether this GPU, in its present state, will never answer the call."""
+        """True if this GPU, in its present state, will never answer the call."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 
     @property
     def denied(self) -> bool:
-        """Whether the call failed because this process lacks the privilege for it."""
+        """True if this process lacks the privilege for the call."""
         return self.code == _NO_PERMISSION
 
     @property
     def empty(self) -> bool:
-        """Return whether the error means that there is nothing to report."""
+        """True if the driver has nothing to report."""
         return self.code in (_SUCCESS, _NOT_FOUND)
 
     @property
     def nothing_there(self) -> bool:
-        """Return whether the requested object does not exist."""
+        """True if the requested object does not exist."""
         return self.code in (_INVALID_ARGUMENT, _NOT_FOUND)
 
 
 class Lost(Fault):
-    """This GPU does not answer; the others may."""
+    """This GPU is lost or needs a reset. Other GPUs may work."""
 
 
 class Restart(Fault):
@@ -132,24 +135,25 @@ class _Process(ctypes.Structure):
 
 
 def _wide_fault(code: int, function: str) -> Fault | DriverReplaced | None:
-    """Return what a code says about the GPU, the library or the process; None for a code that concerns only
-    the call."""
+    """Return the exception for an error code that concerns the GPU, the library or the process; None for a code that
+    concerns only the call."""
     if code == _REPLACED:
         return DriverReplaced("the NVIDIA driver was replaced; the agent must be started again")
     return Lost(code, function) if code in _LOST else Restart(code, function) if code in _RESTART else None
 
 
 class Driver:
-    """NVML through the real binding, for one thread at a time.
+    """Calls NVML through pynvml. Only one thread at a time may use it.
 
-    doubts: codes of refused calls that may concern more than the call, since `doubts` was last cleared."""
+    doubts: by error code, the exceptions that refused calls would raise if their error code concerned the GPU, the
+        library or the process. The reader of the GPU clears it."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self.doubts: dict[int, Fault | DriverReplaced] = {}
 
     def another(self) -> Driver:
-        """Return a second driver on the same library, with `doubts` of its own, so that errors of two readers do not
+        """Return a driver on the same library with `doubts` of its own, so that the errors of two readers do not
         mix."""
         return Driver()
 
@@ -164,7 +168,8 @@ class Driver:
             raise Refused(_FUNCTION_NOT_FOUND, name) from error
 
     def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
-        """Read one number, or return the reason why there is none."""
+        """Return the number that a call gives; Unavailable if the driver refuses the call. read: converts the call's
+        result to a number."""
         try:
             return read(self.call(name, *arguments))
         except Refused as fault:
@@ -180,14 +185,18 @@ class Driver:
 
     @staticmethod
     def fields(structure: Any, *names: str) -> tuple[Any, ...]:
-        """Return the named numbers of a structure. This bypasses the binding, which checks each field for text."""
+        """Return these numeric fields of a structure. The method bypasses the binding, which would check each field for
+        text."""
         kind = type(structure)
         return tuple([getattr(kind, name).__get__(structure) for name in names])
 
     def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
-        """Return (pid, bytes of memory or None) for a list of processes. name: the library's function (`..._v3`).
+        """Return (pid, bytes of memory; None if not reported) of each process in a list of the driver.
 
-        It bypasses the binding, which makes an object of every process at ten times the cost. Raises like `call`."""
+        name: the function of the library that returns the list (`..._v3`).
+
+        The method bypasses the binding, which creates an object for every process and takes ten times as long. Raises
+        the exceptions of `call`."""
         try:
             function = getattr(self._binding().nvmlLib, name)
         except AttributeError as error:
@@ -205,7 +214,7 @@ class Driver:
 
     @staticmethod
     def address(handle: Any) -> int:
-        """Return the identity of a handle: NVML returns the same handle for the same GPU."""
+        """Return a number that identifies a handle. NVML always returns the same handle for the same GPU."""
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
@@ -232,12 +241,12 @@ IMPATIENCE = 5
 
 
 class CallHangs(Exception):
-    """A call of this group has not returned."""
+    """A call of a group has not returned in time."""
 
 
 class CallWatchdog:
-    """Runs calls with a time limit, for one caller at a time. Groups are names; there are at most as many hung threads
-    as groups."""
+    """Runs calls with a time limit, for one caller at a time. Each call belongs to a group, which is a name. At most
+    one thread per group hangs."""
 
     def __init__(self) -> None:
         self._worker: _Worker | None = None
@@ -245,23 +254,24 @@ class CallWatchdog:
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """Return the groups whose call has not returned."""
+        """The groups with a call that has not returned."""
         for group in [group for group, worker in self._hung.items() if worker.ended]:
             del self._hung[group]
         return tuple(self._hung)
 
     def call(self, group: str, limit_s: float, action: Callable[[], _Result]) -> _Result:
-        """Return what `action` returns, or raise what it raises. Raises CallHangs, at once if the group
-        already hangs."""
+        """Run `action` and return its result. Raises its exception, or CallHangs if it takes longer than `limit_s` or
+        if a call of the group hangs already."""
         (outcome,) = self.run([(group, action)], limit_s)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def run(self, calls: Sequence[tuple[str, Callable[[], _Result]]], limit_s: float) -> list[_Result | Exception]:
-        """Run calls and return one outcome per call, in order: its result, its exception, or CallHangs.
+        """Run calls, each with its group, and return one outcome per call, in order: its result, its exception, or
+        CallHangs.
 
-        limit_s: how long one call may take; a hang is noticed after at most twice that."""
+        limit_s: how long one call may take. A call that hangs is noticed after at most twice this time."""
         hung = self.stuck
         outcomes: list[_Result | Exception] = [CallHangs(group) for group, _ in calls]
         waiting = [number for number, (group, _) in enumerate(calls) if group not in hung]
@@ -279,14 +289,17 @@ class CallWatchdog:
         return outcomes
 
     def close(self) -> None:
-        """End the idle worker."""
+        """End the worker thread."""
         if self._worker is not None:
             self._worker.tasks.put(None)
             self._worker = None
 
 
 class _Round(Generic[_Result]):
-    """Calls to run one after the other. given_up: the worker stops after the current call."""
+    """Calls that a worker runs one after the other.
+
+    outcomes: the results and exceptions so far.
+    given_up: True once the caller waits no longer; then the worker stops after the current call."""
 
     def __init__(self, actions: Sequence[Callable[[], _Result]]) -> None:
         self.actions = actions
@@ -295,12 +308,12 @@ class _Round(Generic[_Result]):
         self.given_up = False
 
     def run(self) -> bool:
-        """Run the calls; return whether all of them were run."""
+        """Run the calls. Return False if the caller gave up before the last one returned."""
         for action in self.actions:
             outcome: _Result | Exception
             try:
                 outcome = action()
-            except Exception as error:  # noqa: BLE001 - it is raised where the call was asked for
+            except Exception as error:  # noqa: BLE001 - the caller of the watchdog raises it
                 outcome = error
             with self.lock:
                 if self.given_up:
@@ -310,7 +323,7 @@ class _Round(Generic[_Result]):
 
 
 class _Worker:
-    """A daemon thread, so that a thread that hangs does not keep the process alive."""
+    """A thread that runs calls. It is a daemon thread, so that it does not keep the process alive if it hangs."""
 
     def __init__(self) -> None:
         self.tasks: SimpleQueue[_Round[object] | None] = SimpleQueue()
@@ -323,8 +336,7 @@ class _Worker:
         return not self._thread.is_alive()
 
     def work(self, task: _Round[_Result], limit_s: float) -> list[_Result | Exception]:
-        """Return the outcomes when all calls have returned, or those so far when the next one does not return
-        in time."""
+        """Run the calls of `task`. Return all outcomes, or the outcomes so far if a call does not return in time."""
         self.tasks.put(task)  # type: ignore[arg-type]
         made = 0
         while True:

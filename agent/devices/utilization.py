@@ -44,14 +44,16 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 LATE_US = 3_000_000
 """How late the samples of a busy device may arrive. Source: open-gpu-kernel-modules, kernel_gsp.c: once a second."""
 RATE_HOLDS_US = 5_000_000
-"""How long a rate may represent the time around it, if a driver has no ring."""
+"""Longest time between two readings that a utilisation rate may represent, if a driver keeps no samples."""
 _PERIODS_BEFORE_GAP = 3
 _FALLBACK_PERIOD_US = 1_000_000  # slowest sampling NVML documents; used until a period was seen
 _PERCENT = 100
 
 
 class BusyCounter:
-    """The busy time of one device since it was first read. Timestamps may have any origin."""
+    """The busy time of one device since it was first read. The driver's timestamps may have any origin.
+
+    gaps: how often samples were missing before."""
 
     def __init__(self, *, gaps: int = 0) -> None:
         self.last_seen_us = 0
@@ -59,7 +61,7 @@ class BusyCounter:
         self.gaps = gaps
         """How often samples were missing."""
         self.period_us: int | None = None
-        """Time between two samples of the driver; None until it was seen."""
+        """Time between two samples of the driver; None until it is known."""
         self._void: frozenset[int] = frozenset()
         """Timestamps later than `last_seen_us` that must not be counted again."""
         self._percent_us = 0
@@ -70,7 +72,7 @@ class BusyCounter:
 
     @property
     def value_us(self) -> int:
-        """Return the last result of `take`."""
+        """The last result of `take` in microseconds."""
         return self._reported_us
 
     def take(self, at_ms: int, samples: Sequence[tuple[int, int]] | None, rate: int) -> int:
@@ -78,8 +80,8 @@ class BusyCounter:
 
         samples: (timestamp in microseconds, percent) newer than `last_seen_us`, in any order. Empty: the driver has no
             new samples. None: this driver keeps no samples.
-        rate: percent at this moment. It distinguishes an idle device from late samples, and replaces samples if none
-            are kept."""
+        rate: percent at this moment. It distinguishes an idle device from late samples, and replaces the samples if the
+            driver keeps none."""
         elapsed_us = 0 if self._at_ms is None else (at_ms - self._at_ms) * US_PER_MS
         limit_us = self._reported_us + elapsed_us + self._waiting_us
         if samples is None:
@@ -102,12 +104,12 @@ class BusyCounter:
         return self._reported_us
 
     def lose(self, at_ms: int) -> None:
-        """Record that the use since the last call is unknown. The next call counts from here."""
+        """Record that the busy time since the last call is unknown. The next `take` counts from here."""
         self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
 
     def start_over(self, at_ms: int, known: Iterable[int]) -> None:
-        """Record that the clock of the samples was set back. The time since the last call is a gap, and samples count
-        from here.
+        """Record that the clock of the samples was set back. The time since the last call is a gap, and the next `take`
+        counts from here.
 
         known: the timestamps of all samples that the driver has now."""
         self.lose(at_ms)
@@ -121,7 +123,7 @@ class BusyCounter:
             self._percent_us += rate * elapsed_us
 
     def _without_samples(self, elapsed_us: int, rate: int) -> None:
-        """Handle missing samples. An idle device has none, and those of a busy device are late or lost."""
+        """Count a time without new samples. An idle device has none; the samples of a busy device are late or lost."""
         if not rate and not self._waiting_us:
             if self._covered_us is not None:
                 self._covered_us += elapsed_us
@@ -159,20 +161,23 @@ RANGE_MJ = 1 << 32
 MAX_POWER_MW = 4_000_000
 """More power than any GPU draws. A smaller figure counts as a wrap only if this power explains it."""
 _SHORTEST_MS = 1_000
-"""Shortest time assumed between two figures. The driver renews the figure periodically, so two figures read shortly
-after each other may differ by the energy of a longer time."""
+"""Shortest time that is assumed between two figures. The driver renews its figure periodically, so two figures read
+shortly after each other may differ by the energy of a longer time."""
 _MICROJOULES_PER_MILLIJOULE = 1_000
 
 
 class EnergyCounter:
-    """Microjoules since the driver's own origin. NVML counts millijoules since the driver was loaded."""
+    """The energy of one device in microjoules, from NVML's counter of millijoules since the driver was loaded.
+
+    value_uj: the energy since the driver was loaded; 0 before the first call of `take`."""
 
     def __init__(self) -> None:
         self.value_uj = 0
         self._last: tuple[int, int] | None = None
 
     def take(self, at_ms: int, millijoules: int) -> bool:
-        """Read a figure. Returns False if the driver's counter began again, and with it `value_uj`."""
+        """Update `value_uj` with a figure of the driver. Return False if the driver's counter, and so `value_uj`,
+        started again."""
         before, self._last = self._last, (at_ms, millijoules)
         gained_mj = self._gained(before, at_ms, millijoules)
         if gained_mj is None:
@@ -208,21 +213,21 @@ _FULL_SCALE = 10_000
 
 @dataclass(slots=True)
 class Accounted:
-    """The accounting since the previous reading.
+    """Busy microseconds from accounting mode since the previous reading, by process number.
 
-    times: busy microseconds per process.
-    ended: busy microseconds of the processes that began and ended between two readings."""
+    times: processes that run now or ran at the previous reading.
+    ended: processes that began and ended between the two readings.
+    otherwise: why the time of all other processes is unknown."""
 
     times: dict[int, Reading] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     otherwise: Unavailable = _OFF
-    """Why the time of processes in neither list is unknown."""
 
 
 class Accounting:
-    """One GPU's accounting.
+    """Reads accounting mode on one GPU.
 
-    enable: switch accounting on if it is off. It then stays on for the whole host."""
+    enable: True to switch the mode on if it is off. It then stays on for the whole host."""
 
     def __init__(self, driver: Driver, *, enable: bool = False) -> None:
         self._driver = driver
@@ -232,20 +237,19 @@ class Accounting:
         self._asked_ms: int | None = None
         self._swept_ms: int | None = None
         self._sums: dict[int, tuple[int, int]] = {}
-        """Start of each process and the sum already counted."""
+        """(start time, sum of utilisation that is counted already) of each process, by process number."""
         self._refused: set[int] = set()
-        """The processes whose sums the driver refused at the last reading."""
+        """Processes whose sums the driver refused at the last reading."""
 
     def forget(self) -> None:
-        """Reset after the driver was closed.
-
-        The mode may have changed, and processes that ran meanwhile are not counted."""
+        """Start again after the driver was closed, because the mode may have changed. The time since the last reading
+        is not counted."""
         self._on, self._version_2 = False, True
         self._asked_ms = None
         self.skip()
 
     def skip(self) -> None:
-        """Skip a step in which the processes are unknown. What they use until the next reading has no holder."""
+        """Skip a reading in which the processes are unknown. Their busy time until the next reading is not counted."""
         self._swept_ms = None
         self._sums.clear()
         self._refused.clear()
@@ -253,7 +257,7 @@ class Accounting:
     def read(
         self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
     ) -> Accounted:
-        """Read the accounting since the previous call.
+        """Return the busy time of processes since the previous call.
 
         alive: processes that run now.
         gone: processes that ran at the previous reading but not now.
@@ -346,29 +350,28 @@ class Accounting:
 
 _MIB = 1024 * 1024
 _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo")
-"""Names of the two samplers. The second is newer, and on some drivers the only one that answers."""
+"""The two functions that sample processes. The second is newer, and on some drivers the only one that answers."""
 _SILENT_READINGS = 5
-"""For this many readings a busy device may show no busy process. Then the other sampler is used."""
+"""Number of readings in a row in which a busy device may have no busy process, before the other function is used."""
 RING_MS = 15 * MS_PER_SECOND
 """Longest time that a driver keeps samples. Source: 71 samples in 14.2 s on an H200 with driver 580, others 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _ASK_EVERY = 5
-"""An empty list of graphics processes or MPS clients is read again after this many readings.
-
-It is also read when a compute process starts or ends."""
+"""Number of readings after which an empty list of graphics processes or MPS clients is read again. It is also read when
+a compute process starts or ends."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
 _NOT_REPORTED = Unavailable("not reported")
 _HIDDEN = "processes outside the agent's process namespace"
 _MOST_PID = 1 << 22
-"""Largest process number of Linux; some drivers report larger ones, which are no processes."""
+"""Largest process number of Linux. Some drivers report larger numbers, which belong to no process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of one GPU. For `unlisted` see `DeviceReading`."""
+    """The processes of one GPU. unlisted: as in `agent.core.readings.DeviceReading`."""
 
     readings: tuple[ProcessReading, ...] = ()
     unlisted: tuple[tuple[str, str], ...] = ()
@@ -376,7 +379,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A running process. place: the MIG instance's uuid or ""."""
+    """A running process. place: the uuid of its MIG instance; "" for the whole GPU."""
 
     place: str
     memory: Reading
@@ -385,7 +388,7 @@ class _Running:
 
 
 class ProcessSampler:
-    """Samples the processes of one GPU. For `enable_accounting` see `Accounting`."""
+    """Reads the processes of one GPU and their busy times. enable_accounting: see `Accounting`."""
 
     def __init__(self, driver: Driver, uuid: str, *, enable_accounting: bool = False) -> None:
         self._driver = driver
@@ -395,7 +398,7 @@ class ProcessSampler:
         self._samplers = list(_SAMPLERS)
         self._no_rate = Unavailable("no per-process utilisation")
         self._answered = False
-        """Whether the first sampler ever answered. If so, a refusal does not mean that the GPU lacks it."""
+        """True if the sampler in use has answered once. A later refusal then does not mean that the GPU lacks it."""
         self._seen_us = 0
         self._at_ms: int | None = None
         self._unknown_until_ms = 0
@@ -404,18 +407,19 @@ class ProcessSampler:
         self._silent = 0
         self._readings = -1
         self._filled: set[tuple[str, str]] = set()
-        """(list, place) of the lists that are read every time, because they had processes or were refused."""
+        """(function, place) of the lists that are read every time, because they had processes or were refused."""
         self._answering: set[str] = set()
-        """Places that reported graphics processes. A later refusal does not mean that they have none."""
+        """Places whose list of graphics processes could be read once. A later refusal does not mean that it is
+        empty."""
         self._listed: dict[str, list[int]] = {}
         self._last_rates: dict[int, int] = {}
         """Busy microseconds by pid at the last reading."""
         self._unlisted_workers: set[int] = set()
-        """Processes that the last samples name and no list shows."""
+        """Processes in the last samples that are in no list."""
         self._hidden = False
 
     def forget(self) -> None:
-        """Reset after the driver was closed, because its counts no longer apply."""
+        """Start again after the driver was closed."""
         self._accounting.forget()
         self._alive.clear()
         self._filled.clear()
@@ -427,9 +431,8 @@ class ProcessSampler:
         self._last_rates, self._unlisted_workers, self._hidden = {}, set(), False
 
     def clock_set_back(self, handle: Any, at_ms: int) -> None:
-        """Record that the clock of the samples was set back.
-
-        Older samples then have later dates than new ones, until the driver's ring has been overwritten."""
+        """Record that the clock of the samples was set back. Until the driver has overwritten its samples, old ones
+        have later dates than new ones, and the busy times of processes are unknown."""
         listed: list[Any] = []
         if self._samplers:
             with suppress(Refused):
@@ -440,11 +443,12 @@ class ProcessSampler:
     def read(
         self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, since_us: int, device_busy_us: int
     ) -> Processes:
-        """Read the processes.
+        """Return the processes of the GPU, or of its MIG instances.
 
-        period_us: time between two samples of the device.
-        since_us: timestamp of the newest device sample at the last reading, 0 if there was none. A process that begins
-            inherits older samples of one that ended (measured on an H200 with driver 580).
+        period_us: time between two samples of the device; None if unknown.
+        since_us: timestamp of the newest device sample at the last reading, 0 if there was none. Older samples do not
+            count, because a process that begins inherits the samples of one that ended (measured on an H200 with driver
+            580).
         device_busy_us: busy time of the device since the last reading, 0 if unknown."""
         running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
@@ -482,10 +486,9 @@ class ProcessSampler:
         return Processes(tuple(readings), tuple(unlisted.items()))
 
     def _add_ended(self, rates: dict[int, int], gone: Sequence[int], device_busy_us: int) -> None:
-        """Give processes that ended the busy time that no other process has.
-
-        The driver does not report the samples of an ended process (measured on an H200 with driver 580). Several ended
-        processes divide the time in proportion to their last figures."""
+        """Add the busy times of processes that ended to `rates`. The driver does not report the samples of an ended
+        process (measured on an H200 with driver 580), so these processes get the device's busy time that no other
+        process has, in proportion to their last busy times."""
         unread = [pid for pid in gone if pid not in rates]
         rest_us = device_busy_us - sum(rates.values())
         last = [self._last_rates.get(pid, 0) for pid in unread]
@@ -494,14 +497,15 @@ class ProcessSampler:
         self._last_rates = rates
 
     def _finds_hidden(self, rates: dict[int, int], running: dict[int, _Running]) -> bool:
-        """Return whether processes work here that the lists do not show, because the agent is outside their namespace.
+        """Return True if busy processes are missing in the lists, because the agent is outside the host's process
+        namespace.
 
-        A process may begin between the two calls, so that the second reading decides. It holds until all processes
-        that work are listed again."""
+        A process can begin between the call for the lists and the call for the samples, so a process counts as missing
+        only at its second reading. The result stays True until all busy processes are listed again."""
         unlisted = {pid for pid in rates if pid <= _MOST_PID and pid not in running and pid not in self._alive}
         if unlisted & self._unlisted_workers:
             if not self._hidden:
-                log.warning("processes work on a GPU and are not listed: the agent needs the host's process namespace "
+                log.warning("busy processes of a GPU are not listed: the agent needs the host's process namespace "
                             "(hostPID: true, docker run --pid=host)", extra={"uuid": self._uuid})  # fmt: skip
             self._hidden = True
         elif rates and not unlisted:
@@ -511,7 +515,9 @@ class ProcessSampler:
         return self._hidden
 
     def _running(self, handle: Any, place: str) -> dict[int, _Running]:
-        """Return the processes of a place by pid. Raises Refused if one of the lists is unknown."""
+        """Return the processes of a GPU or MIG instance by process number. Raises Refused if a list cannot be read.
+
+        place: the uuid of the instance; "" for the whole GPU."""
         listed = self._driver.processes(_COMPUTE, handle)
         pids = [pid for pid, _ in listed]
         due = self._listed.get(place) != pids or self._readings % _ASK_EVERY == 0
@@ -528,10 +534,11 @@ class ProcessSampler:
         }
 
     def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
-        """Return a list that is usually empty. Raises Refused.
+        """Return the processes in a list that is usually empty. Raises Refused if the list cannot be read.
 
-        due: whether an empty list is read again.
-        lacks: whether "not supported" means that the place has no such list, and so no such processes."""
+        name: the function that returns the list.
+        due: True to read a list again that was empty.
+        lacks: True if the error "not supported" means that there are no such processes."""
         key = name, place
         if not due and key not in self._filled:
             return []
@@ -549,10 +556,10 @@ class ProcessSampler:
         return found
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
-        """Return busy microseconds per process since the previous reading, from sampled percentages.
+        """Return busy microseconds since the previous reading by process number, from sampled percentages; Unavailable
+        if the driver does not give them.
 
-        A value above 100 is invalid and is dropped, not clamped. After a refusal, the next answer covers only the time
-        since the refusal."""
+        A value above 100 is invalid and is left out. expected: True if a busy process must be among the samples."""
         if not self._samplers:
             return self._no_rate
         if at_ms <= self._unknown_until_ms:
@@ -581,7 +588,7 @@ class ProcessSampler:
         return {pid: busy * elapsed_ms * US_PER_MS // _PERCENT for pid, _, busy in found if busy <= _PERCENT}
 
     def _lack(self, reason: str) -> None:
-        """Use the next sampler until the driver is closed."""
+        """Use the next sampling function until the driver is closed. reason: why the present one is of no use."""
         lacking = self._samplers.pop(0)
         self._answered = False
         self._no_rate = Unavailable(f"no per-process utilisation: {reason}")

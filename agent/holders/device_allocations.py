@@ -65,11 +65,11 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRef:
-    """What a device's name refers to: a GPU or one of its MIG instances, or one of their parts.
+    """The device that a name refers to: a GPU, a MIG instance, or a part of either.
 
     mig_uuid: "" for the GPU.
-    replica: which part; "" for the whole.
-    virtual: the part is one of HAMi's virtual devices, which have different sizes; other parts are equal."""
+    replica: the name of the part; "" for the whole device.
+    virtual: True if the part is one of HAMi's virtual devices, which have different sizes; other parts are equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
@@ -80,8 +80,8 @@ class DeviceRef:
 def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
     """Return the GPUs by minor number.
 
-    If a single GPU has no minor number, it gets the only free number. With several such GPUs none gets one, because a
-    GPU's index may be another GPU's minor number."""
+    If the driver does not report the minor number of one GPU, this GPU gets the only free number. If it does not report
+    the numbers of several GPUs, these GPUs are left out, because their indexes may be other GPUs' minor numbers."""
     numbered = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
     unnumbered = [gpu for gpu in gpus if gpu.minor is None]
     free = set(range(len(gpus))) - numbered.keys()
@@ -91,7 +91,9 @@ def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
 
 
 class DeviceNames:
-    """Finds devices by name among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
+    """Finds devices by name among `gpus`.
+
+    claimable: the uuids that NVIDIA's DRA driver publishes, by (pool, name of the device)."""
 
     def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
         self._claimable = claimable or {}
@@ -104,7 +106,7 @@ class DeviceNames:
                 self._devices[instance.uuid] = DeviceRef(gpu.uuid, instance.uuid)
 
     def find(self, name: str) -> DeviceRef | None:
-        """Return the device that has this name in a device plugin; None if there is none."""
+        """Return the device to which a device plugin gives this name; None if there is none."""
         whole = self._devices.get(name)
         if whole is not None:
             return whole
@@ -121,11 +123,11 @@ class DeviceNames:
         return None
 
     def find_claimed(self, pool: str, device: str) -> DeviceRef | None:
-        """Return the device that has this name in NVIDIA's DRA driver, by its published uuid or else by its name; None
-        if there is none.
+        """Return the device to which NVIDIA's DRA driver gives this name; None if there is none. The published uuid
+        identifies the device, or else the name.
 
-        The name of a MIG device made on demand states its profile instead of the instance. The instance is found only
-        if the GPU has one of that profile."""
+        The name of a MIG device that the driver creates on demand contains the profile instead of the instance. The
+        instance is found only if it is the GPU's only one with this profile."""
         published = self._devices.get(self._claimable.get((pool, device), ""))
         if published is not None:
             return published
@@ -155,7 +157,8 @@ class DeviceNames:
 
 
 def like_a_gpu(name: str) -> bool:
-    """Return whether an unknown name has the form of a GPU's name, unlike that of a network card, for example."""
+    """Return True if a name has the form of a GPU's name. The kubelet also lists other devices, such as network
+    cards."""
     return _LIKE_A_GPU.match(name) is not None
 
 
@@ -168,7 +171,7 @@ log = logging.getLogger("agent.holders.device_allocations")
 
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
 HOLDS_MS = 10 * MS_PER_MINUTE
-"""How long an answer is valid. An allocation never changes, but another claim may get its name."""
+"""How long an answer is valid. The allocation of a claim never changes, but a later claim can have the same name."""
 RETRY_MS = 10 * MS_PER_SECOND
 ClaimKey = tuple[str, str]
 """(namespace, name) of a ResourceClaim."""
@@ -177,9 +180,9 @@ MonitoredDevices = frozenset[tuple[str, str, str, str]]
 
 
 class ResourceClaims:
-    """The admin access of the claims that pods of this node name.
+    """Finds the devices to which the claims of this node's pods have admin access.
 
-    failure: why the latest request had no answer; "" if it had one."""
+    failure: why a claim could not be read at the last step; "" if all could."""
 
     def __init__(self, api: Api, clock: Clock) -> None:
         self.failure = ""
@@ -187,12 +190,12 @@ class ResourceClaims:
         self._clock = clock
         self._named: frozenset[ClaimKey] = frozenset()
         self._answers: dict[ClaimKey, tuple[MonitoredDevices, int]] = {}
-        """For each claim, its devices with admin access, and until when the answer is valid."""
+        """(devices with admin access, monotonic time until which this is valid) of each claim."""
         self._monitored: MonitoredDevices = frozenset()
         self._wake = threading.Event()
 
     def monitored(self, pods: Collection[PodResources]) -> MonitoredDevices:
-        """Return the devices that these pods only monitor, as far as they are known. Never waits."""
+        """Return the devices that these pods only monitor, as far as their claims have been read. Never waits."""
         named = frozenset(
             (device.claim_namespace, device.claim)
             for pod in pods
@@ -205,7 +208,7 @@ class ResourceClaims:
         return self._monitored
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Read claims until `stop` is set; `close` wakes this loop."""
+        """Read claims until `stop` is set. `close` wakes this loop."""
         while not stop.is_set():
             self._wake.clear()
             task.begin()
@@ -214,11 +217,11 @@ class ResourceClaims:
             self._clock.wait(RETRY_MS / MS_PER_SECOND, self._wake)
 
     def close(self) -> None:
-        """Wake `run`, so that it checks its `stop`."""
+        """Wake `run`, so that it checks whether `stop` is set."""
         self._wake.set()
 
     def step(self) -> None:
-        """Read the claims without a valid answer."""
+        """Read each claim that has no valid answer."""
         now_ms, named = self._clock.monotonic_ms(), self._named
         answers = {claim: answer for claim, answer in self._answers.items() if claim in named}
         failure = ""
@@ -232,7 +235,7 @@ class ResourceClaims:
                 if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
                     answers[claim] = frozenset(), now_ms + HOLDS_MS
         if failure and not self.failure:
-            log.warning("a ResourceClaim cannot be read: its devices count as held", extra={"reason": failure})
+            log.warning("a ResourceClaim cannot be read: its devices count as allocated", extra={"reason": failure})
         self.failure = failure
         self._answers = answers
         self._monitored = frozenset(device for devices, _ in answers.values() for device in devices)
@@ -253,7 +256,7 @@ Device = tuple[str, str]
 
 
 class SliceStore:
-    """The `lean_list_watch.Store` of one node's resource slices."""
+    """The `agent.holders.lean_list_watch.Store` of one node's ResourceSlices."""
 
     def __init__(self) -> None:
         self._slices: dict[str, dict[Device, str]] = {}
@@ -298,7 +301,7 @@ class SliceStore:
 _PPM = 1_000_000
 _PERCENT = 100
 _MAX_EXPONENT = 15
-"""Larger numbers have no meaning here and would overflow later."""
+"""Largest power of ten that a number may have. Larger numbers are no sizes, and would overflow later."""
 # Sources: Project-HAMi, resource names; KAI Scheduler, pod annotations.
 _CORES, _MEMORY, _MEMORY_PERCENT = "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
@@ -314,12 +317,15 @@ def replace_reservations(
     gpus: Mapping[str, Gpu],
     systems: frozenset[str] = frozenset({KAI}),
 ) -> tuple[Allocation, ...]:
-    """Return the allocations, with reservation pods replaced by the pods whose processes run on their GPUs.
+    """Replace each reservation pod in the allocations by the pods whose processes run on its GPU.
 
-    requests: for each pod by uid, its resource requests, with the scheduler's annotations under their names.
+    running: the holders of running processes.
+    requests: the resource requests of each pod by uid, with KAI's annotations.
+    gpus: the GPUs by uuid.
+    systems: the sharing systems of this node.
 
-    A reservation without running processes stays with its reservation pod, and so do all reservations if `systems` does
-    not contain KAI."""
+    A reservation pod on whose GPU no pod runs a process stays, and so do all reservation pods if `systems` does not
+    contain KAI."""
     ordered = list(allocations)
     if KAI not in systems:
         return tuple(ordered)
@@ -347,7 +353,11 @@ def replace_reservations(
 
 
 def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that a KAI pod declared, in millionths; None if it declared no valid part."""
+    """Return the part of one GPU that a KAI pod declares, in millionths; None if it declares no valid part.
+
+    fraction: the annotation `gpu-fraction`, from 0 to 1.
+    memory: the annotation `gpu-memory` in MiB.
+    memory_mib: the GPU's memory; None if unknown."""
     part, size = parse_number(fraction), parse_number(memory)
     if part is not None and 0 < part <= 1:
         return int(part * _PPM) or None
@@ -357,11 +367,11 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
 
 
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that a HAMi container's limits allow, in millionths; None if the limit is a size and
-    the GPU's memory is unknown.
+    """Return the part of one GPU that the limits of a HAMi container allow, in millionths; None if a limit is a size
+    and the GPU's memory is unknown.
 
-    The part is the larger one of cores and memory, because no other pod can have it. Without a memory limit it is all
-    of the memory, which is HAMi's default."""
+    The part is the larger of the parts of cores and memory, because no other pod can use it. A container without a
+    memory limit has all memory, which is HAMi's default."""
     cores, size, percent = (parse_number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
     if size is not None and size > 0:
@@ -375,7 +385,7 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
 
 
 def parse_number(text: str) -> Decimal | None:
-    """Return the number in an annotation; None if it is not a number or out of range."""
+    """Parse a number in an annotation or a limit. Return None if it is not a number, or out of range."""
     try:
         value = Decimal(text[:32])
     except InvalidOperation:
@@ -391,7 +401,7 @@ Key = tuple[str, str]
 class NodeAllocations:
     """The allocations of a node.
 
-    unresolved: names in the form of a GPU's name that no device here has, each once.
+    unresolved: names of allocated GPUs that no device of this node has, each once.
     unnamed: sharing systems in use on this node that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
@@ -405,8 +415,8 @@ class Node:
 
     offered: the devices that the kubelet can allocate.
     replica_mode: how replicas of a device share it.
-    uids: uids of pods that are known only from their log folders.
-    claimable: uuids of devices of NVIDIA's DRA driver, by pool and device.
+    uids: uids of pods from their log folders, by (namespace, name).
+    claimable: the uuids that NVIDIA's DRA driver publishes, by (pool, name of the device).
     monitored: devices to which claims have admin access.
     systems: the sharing systems of this node."""
 
@@ -423,7 +433,7 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
     """Return the allocations of a node.
 
     pods: the pods that the kubelet lists.
-    views: the pods from the API server; empty if it is not used."""
+    views: the pods that the API server lists; empty if it is not used."""
     names = DeviceNames(node.gpus, node.claimable)
     replicas = _replica_counts(names, node.offered)
     allocations: list[Allocation] = []
@@ -459,9 +469,10 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
 
 
 def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
-    """Return `offered`, plus the devices of `before` that are missing in it.
+    """Return the devices in `offered`, and those in `before` that are missing in it and still exist.
 
-    The kubelet offers only healthy devices, and none while their plugin restarts. Allocated devices stay allocated."""
+    The kubelet offers only healthy devices, and none while their plugin restarts. Meanwhile the devices stay allocated,
+    and their number of replicas is still needed."""
     names = DeviceNames(gpus)
     present = {_device_key(ref) for devices in offered for name in devices.ids if (ref := names.find(name))}
     missing = [
@@ -477,7 +488,7 @@ def _device_key(ref: DeviceRef) -> tuple[str, str]:
 
 
 class _ContainerDevice(NamedTuple):
-    """A device of a container. by_claim: through a ResourceClaim."""
+    """A device of a container. by_claim: True if it was allocated through a ResourceClaim."""
 
     container: str
     ref: DeviceRef
@@ -487,9 +498,10 @@ class _ContainerDevice(NamedTuple):
 def _container_devices(
     pod: PodResources, names: DeviceNames, unresolved: set[str], monitored: MonitoredDevices
 ) -> list[_ContainerDevice]:
-    """Return every device of a pod once, and add unknown names of GPUs to `unresolved`.
+    """Return every device of a pod once, and add the names of unknown GPUs to `unresolved`.
 
-    An init container passes its devices on to the other containers, which list them again."""
+    The first container that lists a device counts: an init container passes its devices on to the other containers,
+    which list them again."""
     devices: list[_ContainerDevice] = []
     listed: set[str] = set()
     for container in pod.containers:
@@ -517,7 +529,7 @@ def _named_devices(
 
 
 def _replica_counts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
-    """Return the number of replicas of each device, from the devices that the kubelet offers."""
+    """Count the replicas of each device among the devices that the kubelet offers."""
     replicas = {ref for devices in offered for name in devices.ids if (ref := names.find(name)) and ref.replica}
     return Counter(map(_device_key, replicas))
 
@@ -529,7 +541,7 @@ def _pod_allocations(
     counts: Mapping[tuple[str, str], int],
     mode: SharingMode,
 ) -> list[Allocation]:
-    """Return one allocation per container and device; several replicas of one device are one allocation.
+    """Return one allocation per container and device. Several replicas of one device are one allocation.
 
     counts: the number of replicas of each device.
     mode: how replicas share a device."""
@@ -550,7 +562,8 @@ def _pod_allocations(
 
 
 def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """Return the allocations. A virtual device of HAMi gets the part that the limits of the container allow."""
+    """Return the allocations of a pod. An allocation of a virtual device of HAMi has the part that the limits of its
+    container allow."""
     memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 
@@ -565,9 +578,9 @@ def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Seq
 def _reservation_tenants(
     views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], gpus: Sequence[Gpu]
 ) -> list[Allocation]:
-    """Return the allocations of the pods that share reserved GPUs, each with the part that the pod declared.
+    """Return the allocations of the pods that share reserved GPUs, each with the part that the pod declares.
 
-    reserved: the GPUs of each group."""
+    reserved: the GPUs of each of KAI's GPU groups."""
     memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
     tenants = []
     for view in views:
@@ -583,7 +596,7 @@ def _reservation_tenants(
 
 
 def _without_sole_dra_sharing(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """Return the allocations, with a claimed device of a single pod as not shared."""
+    """Return the allocations. A claimed device that only one pod has counts as not shared."""
     pods: dict[tuple[str, str], set[str]] = {}
     for allocation in allocations:
         pods.setdefault((allocation.gpu_uuid, allocation.mig_uuid), set()).add(allocation.holder.uid)

@@ -19,7 +19,6 @@ import socket
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote
 
 import h2.config
@@ -45,11 +44,12 @@ _MAX_STREAM_ID = 2**31 - 1
 
 
 class RpcUnavailable(AgentError):
-    """No complete answer came: there is no socket, or the connection was refused, reset, timed out, or is not gRPC."""
+    """There is no complete answer: the socket is missing, the connection was refused or reset or timed out, or the
+    server does not use gRPC."""
 
 
 class RpcFailed(AgentError):
-    """The server answered with a status other than OK; `code` as in the gRPC specification."""
+    """The server answered with a status other than OK. code: the status code of gRPC."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"gRPC status {code}: {message}" if message else f"gRPC status {code}")
@@ -57,12 +57,15 @@ class RpcFailed(AgentError):
 
 
 class _ConnectionEnded(Exception):
-    """The connection ended before the call was answered; another one may succeed."""
+    """The connection ended before the answer was complete. A new connection may succeed."""
 
 
 @dataclass(slots=True)
 class _Response:
-    """The response so far. going_away: the server accepts no further call on this connection."""
+    """The response so far.
+
+    status, message: gRPC's status and message from the trailers; status is None until they arrive.
+    going_away: True if the server accepts no further call on this connection."""
 
     data: bytearray
     status: str | None = None
@@ -72,7 +75,7 @@ class _Response:
 
 
 class UnaryChannel:
-    """Calls methods of the server at the unix socket `path`. timeout_s bounds a call as a whole."""
+    """Calls methods of the server at the unix socket `path`. timeout_s: time limit of a whole call."""
 
     def __init__(self, path: Path, clock: Clock, timeout_s: float = 5.0) -> None:
         self._path = path
@@ -83,8 +86,9 @@ class UnaryChannel:
         self._deadline_ms = 0
 
     def call(self, method: str, message: bytes = b"") -> bytes:
-        """Call a method, `/package.Service/Method`, and return the message of the response. Raises RpcUnavailable,
-        RpcFailed."""
+        """Call a method and return the message of the response. Raises RpcUnavailable, RpcFailed.
+
+        method: `/package.Service/Method`."""
         self._deadline_ms = self._clock.monotonic_ms() + round(self._timeout_s * MS_PER_SECOND)
         reused = self._h2 is not None
         try:
@@ -179,7 +183,7 @@ class UnaryChannel:
     def _add_event(
         self, connection: h2.connection.H2Connection, stream: int, event: h2.events.Event, response: _Response
     ) -> bool:
-        """Add one event to the response; return whether the stream has ended."""
+        """Add one event to the response. Return True if the response is complete."""
         if isinstance(event, h2.events.ConnectionTerminated):
             # The server finishes calls that it has begun, and accepts no others.
             response.going_away = True
@@ -232,22 +236,15 @@ OFFER_MS = MS_PER_MINUTE
 """Time between two reads of the allocatable devices, which change only with the device plugin."""
 
 
-class Channel(Protocol):
-    """A gRPC channel to the kubelet; `UnaryChannel` implements it."""
-
-    def call(self, method: str, message: bytes = b"") -> bytes: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class KubeletAnswer:
     """The kubelet's last answer.
 
     pods: the devices of each pod.
     offered: the allocatable devices; empty if an old kubelet does not report them.
-    at_ms: monotonic time of the answer; None before the first.
+    at_ms: monotonic time of the answer; None before the first answer.
     failure: why the latest poll failed; "" if it succeeded.
-    took_ms: duration of the poll."""
+    took_ms: duration of the poll that gave the answer."""
 
     pods: tuple[PodResources, ...] = ()
     offered: tuple[Devices, ...] = ()
@@ -257,10 +254,10 @@ class KubeletAnswer:
 
 
 class Kubelet:
-    """Polls the kubelet at `socket`; `run` is its thread, `poll` one step of it."""
+    """Polls the kubelet at `socket`. `poll` polls once, and `run` repeats it on a thread."""
 
-    def __init__(self, socket: Path, clock: Clock, channel: Channel | None = None) -> None:
-        self._channel: Channel = channel or UnaryChannel(socket, clock)
+    def __init__(self, socket: Path, clock: Clock, channel: UnaryChannel | None = None) -> None:
+        self._channel = channel or UnaryChannel(socket, clock)
         self._clock = clock
         self._answer = KubeletAnswer()
         self._failures = 0
@@ -268,7 +265,7 @@ class Kubelet:
         self._wake = threading.Event()
 
     def answer(self) -> KubeletAnswer:
-        """Return the last answer; from any thread."""
+        """Return the last answer. Any thread may call this."""
         return self._answer
 
     def unknown_reason(self) -> str:
@@ -279,11 +276,12 @@ class Kubelet:
         return f"kubelet: {answer.failure}" if answer.failure else "kubelet: no recent answer"
 
     def poll_soon(self) -> None:
-        """Let `run` poll at once, because a pod changed. From any thread."""
+        """Let `run` poll at once, because a pod changed. Any thread may call this."""
         self._wake.set()
 
     def poll(self) -> KubeletAnswer:
-        """Ask the kubelet once. After a failure the earlier answer stays, with the reason of the failure."""
+        """Poll the kubelet once and return the answer. After a failure, return the earlier answer with the reason of
+        the failure."""
         now_ms = self._clock.monotonic_ms()
         try:
             pods = kubelet_pod_resources.decode_list(self._channel.call(kubelet_pod_resources.SERVICE + "List"))
@@ -303,7 +301,7 @@ class Kubelet:
         return self._answer
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Poll until `stop` is set; `close` wakes it."""
+        """Poll until `stop` is set. `close` wakes this loop."""
         while not stop.is_set():
             self._wake.clear()
             task.begin()
@@ -313,14 +311,14 @@ class Kubelet:
         self._channel.close()
 
     def close(self) -> None:
-        """Wake `run` to check its `stop`."""
+        """Wake `run`, so that it checks whether `stop` is set."""
         self._wake.set()
 
     def _pause_ms(self) -> int:
         return min(POLL_MS << min(self._failures, 8), MAX_BACKOFF_MS) if self._failures > 3 else POLL_MS
 
     def _allocatable(self) -> tuple[Devices, ...]:
-        """Return the allocatable devices. Kubelets before 1.23 do not support the call; then the result is empty, and
+        """Return the allocatable devices. Kubelets before 1.23 do not support the call. Then the result is empty, and
         the number of replicas of a device is unknown."""
         try:
             return kubelet_pod_resources.decode_allocatable(
@@ -334,5 +332,5 @@ class Kubelet:
     def _record_failure(self, reason: str) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("the kubelet does not list the devices of pods", extra={"reason": reason})
+            log.warning("the kubelet does not list the devices of pods: trying again", extra={"reason": reason})
         self._answer = replace(self._answer, failure=reason)

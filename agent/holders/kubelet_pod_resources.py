@@ -15,16 +15,16 @@ _MAX_VARINT_BYTES = 10
 
 
 _Fields = dict[int, list[bytes | int]]
-"""The values of a message's fields by number; a fixed-size value as its bytes."""
+"""The values of a message's fields, by field number. A value of fixed size is its bytes."""
 
 
 class Malformed(ValueError):
-    """Bytes that are not a message of this kind."""
+    """The bytes are not a message of the expected kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Devices of one resource name, with the device plugin's ids."""
+    """The devices of one resource, such as `nvidia.com/gpu`. ids: their names in the device plugin."""
 
     resource: str
     ids: tuple[str, ...]
@@ -50,7 +50,7 @@ class ContainerResources:
 
 @dataclass(frozen=True, slots=True)
 class PodResources:
-    """The devices of one pod; the message states neither its uid nor whether it still runs."""
+    """The devices of one pod. The message contains neither the pod's uid nor whether the pod still runs."""
 
     namespace: str
     name: str
@@ -90,7 +90,7 @@ def _claimed(fields: _Fields) -> list[ClaimedDevice]:
 
 
 def _grouped(message: bytes) -> _Fields:
-    """Return the values of each field by number, in order."""
+    """Return the values of a message's fields, by field number, in order."""
     fields: _Fields = {}
     for number, value in _fields(message):
         fields.setdefault(number, []).append(value)
@@ -98,7 +98,7 @@ def _grouped(message: bytes) -> _Fields:
 
 
 def _parts(fields: _Fields, number: int) -> list[bytes]:
-    """Return the messages of a repeated field."""
+    """Return the bytes of a repeated field that contains messages or texts. Raises Malformed for a number."""
     values = fields.get(number, [])
     if any(isinstance(value, int) for value in values):
         raise Malformed("a field is a number instead of a message or a text")
@@ -106,7 +106,7 @@ def _parts(fields: _Fields, number: int) -> list[bytes]:
 
 
 def _texts(fields: _Fields, number: int) -> tuple[str, ...]:
-    """Return the texts of a repeated field."""
+    """Return the texts of a repeated field. Raises Malformed for a value that is not UTF-8."""
     try:
         return tuple(part.decode() for part in _parts(fields, number))
     except UnicodeDecodeError as error:
@@ -114,13 +114,13 @@ def _texts(fields: _Fields, number: int) -> tuple[str, ...]:
 
 
 def _last_text(fields: _Fields, number: int) -> str:
-    """Return the text of a field, "" without one. If a field that is not repeated occurs several times, the last one
+    """Return the text of a field that is not repeated; "" if it is missing. If it occurs several times, the last one
     counts."""
     return ("", *_texts(fields, number))[-1]
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield (field number, value) in order; a fixed-size value as its bytes."""
+    """Yield (field number, value) in order. A value of fixed size is its bytes."""
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)

@@ -18,7 +18,7 @@ from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, qu
 
 
 class Unreadable(ValueError):
-    """JSON that is not the expected object."""
+    """The data is not JSON, or not the expected object."""
 
 
 class OwnerReference(msgspec.Struct, rename="camel"):
@@ -96,7 +96,7 @@ class Pod(msgspec.Struct, rename="camel"):
 
 
 class NodeMeta(msgspec.Struct):
-    """Metadata of objects without a namespace."""
+    """The metadata of an object without a namespace."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -107,7 +107,7 @@ class Node(msgspec.Struct):
 
 
 class Attribute(msgspec.Struct):
-    """An attribute of a device; only text values are read."""
+    """An attribute of a device. Only text values are read."""
 
     string: str | None = None
 
@@ -151,13 +151,13 @@ class ClaimStatus(msgspec.Struct):
 
 
 class ResourceClaim(msgspec.Struct):
-    """The devices that were allocated to a claim."""
+    """A claim, with the devices that are allocated to it."""
 
     status: ClaimStatus | None = None
 
 
 class Event(msgspec.Struct):
-    """One line of a watch. object: of the watched kind, or a Status where type is ERROR."""
+    """One line of a watch. object: an object of the watched kind, or a Status if the type is ERROR."""
 
     type: str
     object: msgspec.Raw
@@ -170,7 +170,7 @@ class ListMeta(msgspec.Struct, rename="camel"):
 
 
 class Listing(msgspec.Struct):
-    """One page of a list; its items are decoded later."""
+    """One page of a list. The items are decoded later."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -198,7 +198,7 @@ _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
-    """Decode an object of a kind. Raises Unreadable."""
+    """Decode an object. Raises Unreadable."""
     try:
         value: _T = _DECODERS[kind].decode(data)
         return value
@@ -225,16 +225,17 @@ class PodView:
     """A pod reduced to the data that the agent needs.
 
     facts: the facts that the agent sends to the accountant.
-    over: the pod has ended and holds nothing.
+    over: True if the pod has ended and holds nothing.
     containers: names of the containers, in the order of the spec.
-    container_ids: names of the containers that ran, by the runtime's ids.
+    container_ids: names of the containers that ran, by the container runtime's ids.
     config_hash: the id in a static pod's control group; "" for other pods.
-    fraction, memory_mib: the part of a GPU that the pod declares to a fraction scheduler; "" if it declares none.
-    groups: the groups of the shared GPUs that the pod is on.
-    limits: GPU resources by container.
-    by_kai: KAI or Run:ai places the pod.
-    bound: the pod is bound to a node.
-    wants_gpu: the pod requests a GPU, so its facts are sent."""
+    fraction, memory_mib: the part of a GPU that the pod declares to KAI, as a fraction or in MiB; "" if it declares
+        none.
+    groups: KAI's groups of the shared GPUs that the pod uses.
+    limits: the limits of GPU resources, by container and resource.
+    by_kai: True if KAI or Run:ai places the pod.
+    bound: True if the pod is bound to a node.
+    wants_gpu: True if the pod requests a GPU, so that its facts are sent."""
 
     facts: PodFacts
     over: bool
@@ -262,9 +263,10 @@ class PodView:
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
-    """Reduce the JSON of a v1 Pod. allowed_labels: keys of labels, or patterns with `*`, that the agent sends.
+    """Decode a Pod and reduce it to its view. Raises Unreadable.
 
-    Raises Unreadable."""
+    node: the name of this node.
+    allowed_labels: keys of labels, or patterns with `*`, that the agent sends."""
     decoded = decode(pod, Pod)
     meta, spec, status = decoded.metadata, decoded.spec, decoded.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}
@@ -314,15 +316,16 @@ def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str
 
 
 def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
-    """Return the nearest owner: the controller, otherwise the first reference. A pod does not name farther owners."""
+    """Return the pod's owner: the controller, or else the first reference. Empty if the pod has none."""
     ordered = sorted(references, key=lambda owner: not owner.controller)
     return tuple(Owner(kind=o.kind, name=o.name, uid=o.uid) for o in ordered[:1])
 
 
 def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
-    """Return the workload as `Kind/name`; "" without an owner.
+    """Return the pod's workload as `Kind/name`; "" if the pod has no owner.
 
-    The name of a Deployment's ReplicaSet is the Deployment's name and a hash, which the pods have as a label."""
+    The owner of a Deployment's pod is a ReplicaSet. Its name is the Deployment's name and a hash, which the pod has as
+    a label."""
     for owner in _owners(references):
         template = labels.get(_TEMPLATE_HASH, "")
         if owner.kind == "ReplicaSet" and template and owner.name.endswith(f"-{template}"):
@@ -332,8 +335,10 @@ def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -
 
 
 def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the GPU resources as the scheduler counts them: the sum of the containers that run together, or the
-    largest init container.
+    """Return the pod's GPU resources as the scheduler counts them, and what it declares to KAI.
+
+    The scheduler counts the larger of two numbers: the sum over the containers that run together, and the largest init
+    container. A quantity that is no small whole number is returned as it is.
 
     Source: kubernetes.io, "Sidecar Containers", resource sharing within containers."""
     running: dict[str, int] = {}
@@ -359,9 +364,9 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def _limits(spec: Spec) -> dict[str, dict[str, str]]:
-    """Return the limits of GPU resources by container.
+    """Return the limits of GPU resources by container and resource.
 
-    Extended resources are not overcommitted, so a request without a limit counts as a limit. Both are immutable."""
+    Extended resources are not overcommitted, so a request without a limit counts as the limit."""
     limits: dict[str, dict[str, str]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         resources = container.resources or Resources()
@@ -371,13 +376,13 @@ def _limits(spec: Spec) -> dict[str, dict[str, str]]:
 
 
 def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the groups of a pod's shared GPUs. The pod has one label for each."""
+    """Return KAI's groups of a pod's shared GPUs. A pod on several GPUs has one label for each."""
     several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
     return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
 
 
 def _container_ids(status: PodStatus) -> dict[str, str]:
-    """Return container names by runtime id, such as `containerd://9b30...`, without the runtime's prefix."""
+    """Return the names of the containers by their ids, without the runtime's prefix (`containerd://`)."""
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     return {s.container_id.rpartition("//")[2]: s.name for s in statuses if s.container_id}
 
@@ -390,7 +395,8 @@ def _scheduled_ms(status: PodStatus) -> int | None:
 
 
 def _first_start_ms(status: PodStatus) -> int | None:
-    """Return when the first container ran; a container that restarted has its previous start in last_state."""
+    """Return when the first container started; None if none did. The status of a container contains only its present
+    and previous start."""
     states = [state for c in status.container_statuses or () for state in (c.state, c.last_state) if state]
     instants = [instant for state in states for instant in (state.running, state.terminated) if instant]
     return min((ms for instant in instants if (ms := _ms(instant.started_at)) is not None), default=None)
@@ -402,7 +408,7 @@ def _last_end_ms(status: PodStatus) -> int | None:
 
 
 def _ms(at: datetime | None) -> int | None:
-    """Return a time in UTC milliseconds; None also for the zero time that Go writes for "never"."""
+    """Return a time in UTC milliseconds; None for a missing time, or for the zero time that Go writes for "never"."""
     if at is None or at.tzinfo is None or at.year < 1971:
         return None
     return round(at.timestamp() * 1000)

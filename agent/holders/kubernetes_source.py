@@ -84,9 +84,9 @@ def replica_mode(labels: Mapping[str, str]) -> SharingMode:
 
 
 class NodeStore:
-    """The `agent.holders.lean_list_watch.Store` of one node's labels. A deleted node has none.
+    """The `agent.holders.lean_list_watch.Store` of one node's labels. A deleted node has no labels.
 
-    on_change: called with the previous and the new reason to close the driver, "" = none, when they differ."""
+    on_change: is called with the previous and the new reason to close the driver when they differ; "" is no reason."""
 
     def __init__(self, node: str, on_change: Callable[[str, str], None]) -> None:
         self._node = node
@@ -131,8 +131,8 @@ class NodeStore:
 
 
 SYNC_MS = 30 * MS_PER_SECOND
-"""How long holders stay unknown until the first list of pods. Without the list, a pod gets rows under a temporary uid.
-"""
+"""Longest time for which the holders stay unknown because the pods have not been listed. Without the list, a pod would
+get rows under a temporary uid."""
 KEEP_MS = MS_PER_MINUTE
 """How long a running pod keeps its devices while it is missing from the kubelet's list; a restarting kubelet lists no
 pods until it has read them again."""
@@ -143,11 +143,13 @@ def _log_failure(name: str, error: Exception) -> None:
 
 
 class NodePods:
-    """The `agent.holders.node_reader.AllocationSource` of Kubernetes.
+    """The `agent.holders.node_reader.AllocationSource` of a Kubernetes node.
 
-    pods, node, slices: each store with the reflector that fills it; None if the API server is not used, like claims.
-    logs: names of pods that only the kubelet lists.
-    systems: the sharing systems of this node."""
+    pods, node, slices: each store with the reflector that fills it. These and `claims` are None if the API server is
+        not used.
+    logs: finds the uids of pods that only the kubelet lists.
+    systems: the sharing systems of this node.
+    tasks: the list in which the threads are entered."""
 
     def __init__(
         self,
@@ -169,19 +171,21 @@ class NodePods:
         self._pods = pods
         self._node = node
         self._slices = slices
+        watched = (("pods", pods), ("node", node), ("slices", slices))
+        self._reflectors: dict[str, Reflector] = {name: pair[1] for name, pair in watched if pair is not None}
         self._logs = logs
         self._began_ms = clock.monotonic_ms()
         self._listed: dict[Key, tuple[PodResources, int]] = {}
+        """The devices of each pod, and the monotonic time at which the kubelet last listed the pod."""
         self._offered: Sequence[Devices] = ()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start to follow the kubelet and the API server."""
+        """Start the threads that follow the kubelet and the API server."""
         self._start("kubelet", self._kubelet.run)
-        for name, pair in (("pods", self._pods), ("node", self._node), ("slices", self._slices)):
-            if pair is not None:
-                self._start(name, pair[1].run)
+        for name, reflector in self._reflectors.items():
+            self._start(name, reflector.run)
         if self._claims is not None:
             self._start("claims", self._claims.run)
 
@@ -189,7 +193,7 @@ class NodePods:
         self._threads.append(self._tasks.start(name, work, self._stop, partial(_log_failure, name)))
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Stop the threads. A thread in the middle of a request ends after the request."""
+        """Stop the threads and wait `wait_s` seconds for each. A thread in the middle of a request ends later."""
         self._stop.set()
         self._kubelet.close()
         if self._claims is not None:
@@ -198,7 +202,7 @@ class NodePods:
             thread.join(timeout=wait_s)
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """See agent.holders.node_reader.AllocationSource."""
+        """Return the holders at `at_ms` without waiting."""
         now_ms = self._clock.monotonic_ms()
         unknown = self._kubelet.unknown_reason()
         if self._pods is not None and not self._pods[1].synced and now_ms - self._began_ms < SYNC_MS:
@@ -236,7 +240,7 @@ class NodePods:
         return self._pods[0].facts(at_ms, holders) if self._pods is not None else ()
 
     def _holding(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
-        """Return the listed pods, and running pods that disappeared from the list less than `KEEP_MS` ago."""
+        """Return the pods that the kubelet lists, and running pods that it listed within the last `KEEP_MS`."""
         listed = {(pod.namespace, pod.name): pod for pod in pods}
         for key, pod in listed.items():
             self._listed[key] = pod, now_ms
@@ -252,31 +256,26 @@ class NodePods:
         return holding
 
     def _sources(self, holders: NodeAllocations) -> tuple[tuple[str, str], ...]:
-        """Return each source with its failure. The failure of `allocations` names devices that this node does not have,
-        or a sharing system that the settings do not name."""
+        """Return each source with its failure. The source `allocations` fails if a pod holds a device that this node
+        does not have, or uses a sharing system that the settings do not name."""
         mismatch = f"no GPU here is called {', '.join(holders.unresolved[:3])}" if holders.unresolved else ""
         if not mismatch and holders.unnamed:
             systems = ",".join(sorted(holders.unnamed))
             mismatch = f"pods share GPUs by {systems}: add it to gpu_sharing; until then shares are the kubelet's"
         sources = [("kubelet", self._kubelet.answer().failure), ("allocations", mismatch)]
-        if self._pods is not None:
-            sources.append(("pods", self._pods[1].failure))
-        if self._node is not None:
-            sources.append(("node", self._node[1].failure))
-        if self._slices is not None and self._slices[1].synced:
-            sources.append(("slices", self._slices[1].failure))
+        # A cluster need not have ResourceSlices.
+        sources += [(name, each.failure) for name, each in self._reflectors.items() if name != "slices" or each.synced]
         if self._claims is not None and self._claims.failure:
             sources.append(("claims", self._claims.failure))
         return tuple(sources)
 
     def _took(self) -> tuple[tuple[str, int], ...]:
-        pairs = (("pods", self._pods), ("node", self._node), ("slices", self._slices))
-        listed = [(name, pair[1].took_ms) for name, pair in pairs if pair is not None and pair[1].synced]
+        listed = [(name, reflector.took_ms) for name, reflector in self._reflectors.items() if reflector.synced]
         return (("kubelet", self._kubelet.answer().took_ms), *listed)
 
 
 def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
-    """Return the pods by the ids in their control groups: their uid, and a static pod's configuration hash."""
+    """Return the pods by the id in their control groups: the uid, and for a static pod also its configuration hash."""
     known = {}
     for (namespace, name), view in views.items():
         known[view.facts.uid] = pod = KnownPod(view.facts.uid, namespace, name, view.container_ids)
@@ -286,7 +285,8 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
 
 
 def _possible_gpus(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str]:
-    """Return the GPUs without a minor number, and why their holders are unknown: each may be the unresolved device."""
+    """Return why the holders of GPUs are unknown, by the GPU's uuid: a GPU without a minor number may be the device
+    that no GPU matches."""
     if not unresolved:
         return {}
     reason = f"the driver does not report the minor number of this GPU, and {unresolved[0]} may be this GPU"
@@ -304,10 +304,10 @@ def kubernetes_source(
 ) -> NodeSource:
     """Create the source of a Kubernetes node and start its threads.
 
-    bound: the parts that pods declared when they were bound, as an earlier agent process stored them.
-    tasks: the list that its threads are entered in.
+    bound: the parts that pods declared when they were bound; None stores them in this process only.
+    tasks: the list in which the threads are entered.
 
-    Raises SettingsError if this is not a Kubernetes node or the API server's address is invalid."""
+    Raises SettingsError if this is not a Kubernetes node, or if the API server's address or CA file cannot be used."""
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)
@@ -351,14 +351,14 @@ def kubernetes_source(
 
 def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:
     if chosen.api_url == API_OFF:
-        log.warning("the API server is not used: pods have their names and no other facts")
+        log.warning("the API server is not used: only the names of pods are known")
         return None
     if chosen.api_url:
         ca_file = Path(chosen.api_ca_file) if chosen.api_ca_file else None
         return ApiServer(chosen.api_url, ca_file, Path(chosen.api_token_file) if chosen.api_token_file else None)
     if "KUBERNETES_SERVICE_HOST" not in environ and not socket.exists():
         raise SettingsError(
-            f"choose the source of the holders: this is no pod and there is no kubelet at {socket}; use --standalone "
-            "(running processes), --hpc-jobs FOLDER, --pods FILE or --simulated FILE"
+            f"this machine has no kubelet ({socket}): choose the source of the holders with --standalone (running "
+            "processes), --hpc-jobs FOLDER, --pods FILE or --simulated FILE"
         )
     return in_cluster(environ)

@@ -62,9 +62,10 @@ _decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
 
 
 class BoundPods:
-    """The parts that pods declared when they were bound. Not thread-safe: one reflector owns it.
+    """Stores the queue and the part of a GPU that each pod declared when it was bound. Not thread-safe: one reflector
+    owns it.
 
-    file: stores the parts over a restart; None keeps them in this process only."""
+    file: keeps them over a restart; None keeps them in this process only."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -82,7 +83,7 @@ class BoundPods:
                 )
 
     def as_bound(self, view: PodView) -> PodView:
-        """Return the pod with its queue and its declared part as they were when the pod was bound."""
+        """Return the pod with the queue and the part that it declared when it was bound."""
         if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
             return view
         uid = view.facts.uid
@@ -122,11 +123,11 @@ class BoundPods:
         )
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Remove all pods but these."""
+        """Remove all other pods."""
         self.remove(self._declared.keys() - set(uids))
 
     def remove(self, uids: Collection[str]) -> None:
-        """Remove pods that are deleted."""
+        """Remove these pods."""
         known = self._declared.keys() & uids
         for uid in known:
             del self._declared[uid]
@@ -155,10 +156,10 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP
 
 
 class ApiUnavailable(AgentError):
-    """The API server did not answer, or its answer was not as expected.
+    """The API server did not answer, or it refused the request.
 
     status: HTTP status of the answer; 0 without an answer.
-    retry_after_s: when to retry, if the server said so; else 0."""
+    retry_after_s: the server's Retry-After in seconds; 0 if it sent none."""
 
     def __init__(self, reason: str, status: int = 0, retry_after_s: int = 0) -> None:
         super().__init__(reason)
@@ -170,10 +171,10 @@ class ApiServer:
     """A client of the API server. Each request has a connection of its own, so threads may share the client.
 
     url: https://host:port.
-    ca_file: PEM file of the server's authorities; None trusts the system's.
+    ca_file: PEM file of the CAs to trust; None trusts the system's.
     token_file: file with the bearer token; None sends no token.
 
-    Raises SettingsError for a url or a CA file that cannot be used."""
+    Raises SettingsError for a URL or a CA file that cannot be used."""
 
     def __init__(self, url: str, ca_file: Path | None, token_file: Path | None) -> None:
         connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here instead of at every request
@@ -185,7 +186,7 @@ class ApiServer:
         self._closed = False
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """Return the whole answer to a GET. Raises ApiUnavailable."""
+        """Send a GET and return the whole answer. Raises ApiUnavailable."""
         with self._request(path, parameters, TIMEOUT_S) as response:
             data = response.read(MAX_PAGE_BYTES + 1)
             if len(data) > MAX_PAGE_BYTES:
@@ -193,7 +194,8 @@ class ApiServer:
             return data
 
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
-        """Yield the answer to a GET line by line as it arrives, at most `timeout_s` apart. Raises ApiUnavailable."""
+        """Send a GET and yield the lines of the answer as they arrive. Raises ApiUnavailable, also if no data arrives
+        for `timeout_s`."""
         with self._request(path, parameters, timeout_s) as response:
             while line := response.readline(MAX_LINE_BYTES + 1):
                 if len(line) > MAX_LINE_BYTES:
@@ -201,7 +203,7 @@ class ApiServer:
                 yield line
 
     def close(self) -> None:
-        """Cancel running requests and refuse further ones. From any thread."""
+        """Cancel running requests and refuse further ones. Any thread may call this."""
         with self._mutex:
             self._closed = True
             for connection in self._open:
@@ -268,7 +270,7 @@ def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
 
 PAGE_ITEMS = 500
 WATCH_S = 300
-"""Length of a watch, plus or minus a fifth; then the server ends it."""
+"""Time after which the server ends a watch, plus or minus a fifth."""
 SHORT_MS = MS_PER_SECOND
 """A watch that ends within this time without a line is a failure, because repeating it at once would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
@@ -281,14 +283,14 @@ _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """The source of objects; `ApiServer` implements it."""
+    """The requests that this module and `agent.holders.device_allocations` send, as in `ApiServer`."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...
 
 
 class Store(Protocol):
-    """The objects of a reflector. Items are JSON; a store skips those that it cannot decode."""
+    """Keeps the objects that a reflector reads. Items are JSON. A store skips an item that it cannot decode."""
 
     def replace(self, items: Sequence[bytes]) -> None:
         """Replace all objects."""
@@ -300,12 +302,13 @@ class Store(Protocol):
 
 
 class Reflector:
-    """Keeps `store` equal to the objects at `path` that a field selector selects.
+    """Keeps `store` equal to the objects at `path` that the field selector `selector` selects.
 
-    synced: whether the objects were listed once.
-    failure: why the latest request failed; "" if it did not.
+    synced: True once the objects have been listed.
+    failure: why the latest request failed; "" if it succeeded.
     took_ms: duration of the last list.
-    optional: if True, it is no failure that the cluster does not have objects of this kind."""
+    jitter: returns a random number from 0 to 1.
+    optional: True if the cluster need not have objects of this kind."""
 
     def __init__(
         self,
@@ -343,7 +346,8 @@ class Reflector:
                 self._clock.wait(pause_ms / MS_PER_SECOND, stop)
 
     def step(self) -> int:
-        """List if necessary, then watch until the watch ends. Return the milliseconds to wait before the next step."""
+        """List the objects if necessary, then watch them until the watch ends. Return the milliseconds to wait before
+        the next step."""
         try:
             if not self._version:
                 self._list()
@@ -387,7 +391,7 @@ class Reflector:
             self._apply(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
             quiet = False
         if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
-            raise ApiUnavailable("watch: ended as soon as it began")
+            raise ApiUnavailable("the watch ended as soon as it began")
         self._record_success()
 
     def _apply(self, event: kubernetes_api_objects.Event) -> None:
@@ -418,7 +422,7 @@ class Reflector:
             return 0
         self._failures += 1
         if not self.failure or self._failures == 1:
-            log.warning("watching the API server fails: retrying", extra={"path": self._path, "reason": str(error)})
+            log.warning("watching the API server fails: trying again", extra={"path": self._path, "reason": str(error)})
         self.failure = str(error)
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))
         if status == FORBIDDEN:
@@ -429,16 +433,16 @@ class Reflector:
 
 PATH = "/api/v1/pods"
 DELETED_KEPT_MS = 5 * MS_PER_MINUTE
-"""How long `PodStore` still reports the facts of a deleted pod."""
+"""How long `PodStore` reports the facts of a deleted pod."""
 Key = tuple[str, str]
 
 
 class PodStore:
     """The `Store` of one node's pods.
 
-    labels: keys of labels, or patterns, that the agent sends to the accountant.
-    on_change: called after every change of a pod that requests a GPU.
-    bound: the parts that pods declared when they were bound; later changes by their owners do not count."""
+    labels: keys of labels, or patterns with `*`, that the agent sends to the accountant.
+    on_change: is called after each list, and after each change of a pod that requests a GPU.
+    bound: the parts that pods declared when they were bound; None stores them in this process only."""
 
     def __init__(
         self,
@@ -449,7 +453,6 @@ class PodStore:
         bound: BoundPods | None = None,
     ) -> None:
         self._bound = bound or BoundPods()
-        self.unreadable = 0
         self._node = node
         self._labels = labels
         self._clock = clock
@@ -457,10 +460,10 @@ class PodStore:
         self._mutex = threading.Lock()
         self._views: dict[Key, PodView] = {}
         self._deleted: dict[str, tuple[PodView, int]] = {}
-        """Deleted pods by uid, each with the monotonic time until which it is reported."""
+        """Deleted pods by uid, each with the monotonic time until which its facts are reported."""
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """Replace all pods. Known pods that are missing were deleted at an unknown time."""
+        """Replace all pods. A known pod that is missing counts as deleted now."""
         views = {view.key: view for item in items[:MAX_PODS] if (view := self._read(item)) is not None}
         with self._mutex:
             for key, view in self._views.items():
@@ -501,7 +504,8 @@ class PodStore:
             return {view.key for view, _ in self._deleted.values()} - self._views.keys()
 
     def facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
-        """Return the facts of pods that request a GPU, and of pods whose uid is among `holders`."""
+        """Return the facts of pods that request a GPU or whose uid is in `holders`, including pods that were deleted
+        within the last `DELETED_KEPT_MS`."""
         now_ms = self._clock.monotonic_ms()
         with self._mutex:
             for uid in [uid for uid, (_, until_ms) in self._deleted.items() if until_ms <= now_ms]:
@@ -514,7 +518,6 @@ class PodStore:
         try:
             return self._bound.as_bound(kubernetes_api_objects.read(item, self._node, self._labels))
         except Unreadable as error:
-            self.unreadable += 1
             log.warning("a pod cannot be decoded", extra={"reason": str(error)[:200]})
             return None
 

@@ -54,7 +54,7 @@ UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 
 @dataclass(frozen=True, slots=True)
 class OwnedProcess:
-    """A process with its holder; None if the process is in no table that the agent can read."""
+    """A process with its holder. holder: None if the process is not in the agent's process table."""
 
     process: ProcessReading
     holder: Holder | None
@@ -65,14 +65,14 @@ DeviceHolder = tuple[str, Holder]
 
 
 class HolderCounters:
-    """The busy counters of every holder on every device of a node."""
+    """The busy counters of all holders on a node's devices."""
 
     def __init__(self) -> None:
         self._busy: dict[str, dict[DeviceHolder, int]] = {}
         self._sole: dict[str, set[DeviceHolder]] = {}
-        """For each GPU, the sole holders of its devices at the last reading."""
+        """The holders that had a device alone at the last reading, by GPU uuid."""
         self._others: dict[str, set[str]] = {}
-        """For each GPU, the devices on which processes without an allocation ran at the last listing."""
+        """The devices on which processes without an allocation ran at the last listing, by GPU uuid."""
 
     def read(
         self,
@@ -85,12 +85,13 @@ class HolderCounters:
     ) -> DeviceReading:
         """Return the reading of a GPU with the readings of its holders and their method.
 
+        processes: the processes on this GPU.
         allocations: the allocations of this GPU.
-        visible: whether this agent can see the host's processes.
-        uncertain: `allocations` are the last known ones, not the current ones.
+        visible: True if this agent sees the host's processes.
+        uncertain: True if `allocations` are the last known ones and may have changed.
 
-        A holder that has all of a device to itself, now and at the last reading, gets no reading of its own: its
-        busy time is the device's, less the busy time of other processes."""
+        The busy time of a holder that has a device alone, now and at the last reading, is not read (`SOLE`): it is the
+        device's, less the busy time of other processes."""
         uuid = device.gpu.uuid
         sole_now = _sole_holders(allocations)
         sole = sole_now & self._sole.get(uuid, sole_now)
@@ -129,7 +130,7 @@ class HolderCounters:
         unlisted: Collection[str],
         unknown_process: bool,
     ) -> tuple[list[HolderReading], set[Method]]:
-        """Return the readings of the holders with processes, and the methods of the known busy times."""
+        """Return the readings of the holders that have processes, and the methods of the busy times that are known."""
         counters = self._busy.setdefault(uuid, {})
         for ended in counters.keys() - groups.keys():
             if ended[0] not in unlisted:
@@ -153,7 +154,7 @@ class HolderCounters:
         return readings, methods
 
     def forget(self, present: Collection[str]) -> None:
-        """Remove the counters of all GPUs but these."""
+        """Remove the counters of all other GPUs."""
         for uuid in self._busy.keys() - set(present):
             del self._busy[uuid]
             self._sole.pop(uuid, None)
@@ -161,7 +162,7 @@ class HolderCounters:
 
 
 def process_holder(pid: int) -> Holder:
-    """Return the holder that stands for a process in no table that the agent can read."""
+    """Return a holder that represents a process which is not in the agent's process table."""
     return Holder(kind="process", uid=f"{pid}:", name=f"pid {pid}")
 
 
@@ -174,7 +175,7 @@ def _order(key: DeviceHolder) -> tuple[str, str, str]:
 
 
 def _sole_holders(allocations: Sequence[Allocation]) -> set[DeviceHolder]:
-    """Return the holders that have a device to themselves."""
+    """Return the holders that have a device alone."""
     holders: defaultdict[str, set[Holder]] = defaultdict(set)
     for allocation in allocations:
         holders[allocation.mig_uuid].add(allocation.holder)
@@ -186,11 +187,12 @@ def _sole_holders(allocations: Sequence[Allocation]) -> set[DeviceHolder]:
 def _busy_steps(
     groups: Mapping[DeviceHolder, list[ProcessReading]], allocated: Collection[DeviceHolder]
 ) -> dict[DeviceHolder, tuple[Reading, Method]]:
-    """Return each holder's busy time since the last reading, with the time of an MPS server divided among its clients.
+    """Return each holder's busy time since the last reading, with its method. The time of an MPS server goes to its
+    clients in equal parts.
 
-    The driver's samples name the server (measured on an H200 with driver 580), which is listed beside its clients. A
-    process counts as the server if it is neither a graphics process nor a client, has no allocation of the device, and
-    the clients there did nothing. Its time goes to the clients in equal parts."""
+    The driver reports the busy time of the clients as that of the server (measured on an H200 with driver 580). A
+    process counts as the server if it is neither a client nor a graphics process, its holder has no allocation of the
+    device, and the clients on this device have no busy time."""
     steps = {key: _step(processes) for key, processes in groups.items()}
     with_clients = {key for key, processes in groups.items() if any(p.mps_client for p in processes)}
     for device in {mig_uuid for mig_uuid, _ in with_clients}:
@@ -212,7 +214,8 @@ def _busy_steps(
 
 
 def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
-    """Return the busy time of the processes of one holder since the last reading, and its method."""
+    """Return the busy time of one holder's processes since the last reading, and its method. If the time of one process
+    is unknown, so is the holder's."""
     total = 0
     method: Method = "accounting"
     for process in processes:
@@ -226,27 +229,29 @@ def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
 
 
 CHECK_EVERY = 10
-"""Number of readings between two checks of a process number. A process that uses a GPU from reading to reading keeps
-its number."""
+"""Number of readings after which the holder of a process is read again. In between, a process that uses a GPU at every
+reading has kept its number, so its holder is known."""
 
 
 class AllocationSource(Protocol):
     """A source of device allocations."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """Return the holders at `at_ms`."""
+        """Return the holders at `at_ms`. gpus: the GPUs of the node."""
         ...
 
 
 class NodeSource:
-    """An `agent.core.readings.Source` over the real machine.
+    """An `agent.core.readings.Source` that reads the real machine.
 
-    processes: None if the agent cannot see the host's processes, and process numbers would match other processes.
-    pods: None if the running processes are the holders (standalone).
+    processes: None if the agent cannot see the host's processes; their numbers could be those of other processes in the
+        agent's own process table.
+    pods: the source of the allocations; None if the running processes are the holders (standalone).
+    logs: the names of pods by uid.
     node: the node's name, for the facts of pods that are known only from their log folders.
     clock: measures how long the readings take; None measures nothing.
     systems: the sharing systems of this node.
-    on_close: called before the driver is closed."""
+    on_close: is called before the driver is closed."""
 
     def __init__(
         self,
@@ -269,7 +274,7 @@ class NodeSource:
         self._clock = clock
         self._counters = HolderCounters()
         self._running: dict[str, list[RunningHolder]] = {}
-        """The holders of the processes that ran on each GPU at the last listing."""
+        """The holders of the processes that ran at the last listing, by GPU uuid."""
         self._owners: dict[int, Holder | None] = {}
         """The holders of the processes that ran at the last reading, by process number."""
         self._readings = 0
@@ -325,7 +330,8 @@ class NodeSource:
     def _running_holders(
         self, devices: Sequence[DeviceReading], owned: Mapping[str, Sequence[OwnedProcess]]
     ) -> list[RunningHolder]:
-        """Return the holders of running processes; where processes could not be listed, those of the last listing."""
+        """Return the holders of running processes. If the processes of a device could not be listed, return those of
+        the last listing."""
         before, self._running = self._running, {}
         for device in devices:
             uuid, unlisted = device.gpu.uuid, dict(device.unlisted)
@@ -338,13 +344,14 @@ class NodeSource:
         return [holder for holders in self._running.values() for holder in holders]
 
     def _is_mps_server(self, process: ProcessReading) -> bool:
-        """Return whether the process computes only for its MPS clients, which hold the GPU without Kubernetes."""
+        """Return True for an MPS server if the running processes are the holders. It computes only for its clients,
+        which are the holders."""
         return self._processes is not None and self._pods is None and self._processes.is_mps_server(process.pid)
 
     def _unknown_holders(
         self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
     ) -> dict[str, str]:
-        """Return, for each GPU whose holders or their parts are unknown, the reason.
+        """Return the reason for each GPU whose holders or their parts are unknown, by the GPU's uuid.
 
         There are three reasons: the source of allocations reports it; only processes show the holders, and the
         processes could not be listed; or a declared part depends on a memory size that could not be read."""
@@ -381,7 +388,7 @@ class NodeSource:
         return (("nvml", scan.failure), *events, *of_pods)
 
     def _named_facts(self, running: Sequence[RunningHolder], at_ms: int) -> tuple[PodFacts, ...]:
-        """Return the facts of pods that are known from their log folders: their names, but not their workloads."""
+        """Return the facts of pods that are known only from their log folders, which contain only their names."""
         pods = {holder.uid: holder for _, _, holder in running if holder.kind == "pod" and holder.name}
         return tuple(
             PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)
@@ -391,7 +398,8 @@ class NodeSource:
     def _owned(
         self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]
     ) -> dict[str, list[OwnedProcess]]:
-        """Return the processes of each GPU with their holders. A pod with an allocation has the allocation's names."""
+        """Return the processes of each GPU with their holders, by the GPU's uuid. If the holder has an allocation of
+        the device, it is the allocation's holder."""
         if self._processes is None:
             return {}
         allocations = () if isinstance(pods.allocations, Unavailable) else pods.allocations
@@ -423,7 +431,7 @@ class NodeSource:
 
 
 def _by_process(running: Sequence[RunningHolder]) -> tuple[Allocation, ...]:
-    """Return allocations by process: every holder of a running process holds its device, shared equally."""
+    """Return the allocations without Kubernetes: the holders of the processes on a device share it equally."""
     holders: dict[tuple[str, str], dict[Holder, None]] = {}
     for gpu_uuid, mig_uuid, holder in running:
         holders.setdefault((gpu_uuid, mig_uuid), {})[holder] = None

@@ -88,7 +88,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod with the names that Kubernetes uses. containers: the names of its containers by the runtime's ids."""
+    """A pod that the API server lists. containers: the names of its containers, by the container runtime's ids."""
 
     uid: str
     namespace: str
@@ -96,8 +96,8 @@ class KnownPod:
     containers: Mapping[str, str] = field(default_factory=dict)
 
     def named_holder(self, holder: Holder) -> Holder:
-        """Return the holder of a control group with the names of pod and container; an unknown container keeps its
-        id."""
+        """Return the holder of a control group with the names of the pod and the container. An unknown container keeps
+        its id as its name."""
         names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
         container = names[0] if len(names) == 1 else holder.container
         return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
@@ -107,14 +107,14 @@ class KnownPod:
 class Pods:
     """One reading of the pods of a node.
 
-    facts: the facts of every pod.
+    facts: the facts of the pods.
     allocations: the devices of the running pods; Unavailable if unknown.
-    fault: why the newest version of the file is not in use; "" if it is.
-    sources: each source with its failure; "" if it answered.
-    known: pods by their names in control groups: the uid, and a static pod's configuration hash.
-    took_ms: durations of the timed sources.
-    unresolved: held devices that are not among the node's.
-    unknown: for each GPU with unknown holders, by its uuid, the reason; its allocations are the last known ones."""
+    fault: why the newest version of a file is not in use; "" if it is, or if there is no file.
+    sources: each source with its failure, which is "" if the source answered.
+    known: the pods that the API server lists, by the id in their control groups.
+    took_ms: durations of the timed sources in milliseconds.
+    unresolved: allocated devices that this node does not have.
+    unknown: why the holders of a GPU are unknown, by the GPU's uuid; its allocations are the last known ones."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -127,8 +127,8 @@ class Pods:
 
 
 class PodsFile:
-    """A pods file that is read again when it changes. Raises FileFault if the first version is invalid; later the last
-    valid version stays in use."""
+    """A pods file, which is read again when it changes. The constructor raises FileFault for an invalid file. If a
+    later version is invalid, the last valid version stays in use."""
 
     def __init__(self, path: Path, node: str) -> None:
         self._path = path
@@ -176,7 +176,7 @@ class PodsFile:
 
 
 def _parse(document: Document) -> tuple[_Pod, ...]:
-    """Raises FileFault with the line of every fault."""
+    """Return the pods in the file. Raises FileFault with the line of every fault."""
     if document.data is None:
         return ()
     pods = convert(document, _File).pods
@@ -186,7 +186,7 @@ def _parse(document: Document) -> tuple[_Pod, ...]:
         for path, reason in _contradictions(pod):
             faults.append(f"{document.place(('pods', index, *path))}: {reason}")
         if pod.uid in items:
-            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is item {items[pod.uid]} already")
+            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is already item {items[pod.uid]}")
         items[pod.uid] = index
     if faults:
         raise FileFault(faults)
@@ -194,17 +194,17 @@ def _parse(document: Document) -> tuple[_Pod, ...]:
 
 
 def _contradictions(pod: _Pod) -> Iterator[tuple[tuple[Key, ...], str]]:
-    """Yield faults that concern several fields, each with its path inside the pod."""
+    """Yield the faults that the types of the fields cannot express, each with its path inside the pod."""
     for name in ("created", "scheduled", "started", "ended"):
         at = getattr(pod, name)
         if at is not None and at.tzinfo is None:
-            yield (name,), f"{name}: an instant needs its offset, for example 2026-10-01T08:00:00Z"
+            yield (name,), f"{name}: the time has no offset from UTC; write for example 2026-10-01T08:00:00Z"
     for index, device in enumerate(pod.devices):
         place = ("devices", index)
         if device.fraction is not None and not 0 < device.fraction <= 1:
             yield (*place, "fraction"), f"fraction: must be more than 0 and at most 1, not {device.fraction}"
         if device.of is not None and device.replicas > device.of:
-            yield (*place, "replicas"), f"replicas: {device.replicas} is more than the {device.of} of the device"
+            yield (*place, "replicas"), f"replicas: {device.replicas} is more than `of`, {device.of}"
         if device.sharing is None and (device.of is not None or device.fraction is not None):
             yield place, "sharing: missing; `of` and `fraction` need it"
 
@@ -235,20 +235,20 @@ MAX_FILE_BYTES = 64 * 1024
 MAX_JOBS = 256
 _NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 MAX_FAULTS = 8
-"""Largest number of faults in a message, which counts the others."""
+"""Largest number of faults in a message. The other faults are only counted."""
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
 
 
 class HpcJobs:
-    """The holders in a folder of HPC job files, with the interface of `PodsFile`."""
+    """A folder of HPC job files."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._allocations: dict[str, tuple[Allocation, ...]] = {}
-        """The content of each file when it was last read successfully."""
+        """The allocations in each file when it was last read successfully, by the name of the file."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:  # noqa: ARG002 - the folder has no times
-        """Read the folder."""
+        """Read the folder and return the holders. A file's name refers to an index in `gpus`."""
         try:
             with os.scandir(self._root) as entries:
                 names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
@@ -277,7 +277,7 @@ class HpcJobs:
         return Pods((), self._present(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
 
     def _present(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
-        """Return the last known allocations to devices that exist."""
+        """Return the last known allocations of devices that exist."""
         devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, mig.uuid) for gpu in gpus for mig in gpu.mig}
         ordered = (allocation for name in sorted(self._allocations) for allocation in self._allocations[name])
         return tuple(allocation for allocation in ordered if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
@@ -287,7 +287,7 @@ class HpcJobs:
         with (self._root / name).open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
-            raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
+            raise ValueError(f"the file is larger than {MAX_FILE_BYTES} bytes")
         return parse_jobs(text.decode("utf-8", "replace"))
 
 
@@ -299,15 +299,15 @@ def parse_jobs(text: str) -> tuple[str, ...]:
         if not job:
             continue
         if not _JOB.fullmatch(job):
-            raise ValueError(f"line {number}: not a job id: {job[:64]!r}")
+            raise ValueError(f"line {number}: {job[:64]!r} is not a job id")
         jobs[job] = None
         if len(jobs) > MAX_JOBS:
-            raise ValueError(f"more than {MAX_JOBS} jobs")
+            raise ValueError(f"the file names more than {MAX_JOBS} jobs")
     return tuple(jobs)
 
 
 class _NoInstance(ValueError):
-    """A file names an unknown MIG instance, which may have been created since the GPUs were listed."""
+    """The name of a file refers to an unknown MIG instance, which may have been created since the GPUs were listed."""
 
 
 def _joined(faults: Sequence[str]) -> str:
@@ -316,23 +316,23 @@ def _joined(faults: Sequence[str]) -> str:
 
 
 def _gpu(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU of a file."""
+    """Return the GPU to which the name of a file refers; None if there is none."""
     index = int(name.partition(".")[0])
     return next((gpu for gpu in gpus if gpu.index == index), None)
 
 
 def _allocations(name: str, jobs: Sequence[str], gpus: Sequence[Gpu]) -> Iterator[Allocation]:
-    """Yield the allocations of one file. Raises ValueError for a device that this machine does not have."""
+    """Yield the allocations of the jobs in one file. Raises ValueError if this machine does not have the device."""
     gpu, instance = _gpu(name, gpus), name.partition(".")[2]
     if gpu is None:
         if jobs:
-            raise ValueError("no such GPU here")
+            raise ValueError("this node has no such GPU")
         return
     mig_uuid = ""
     if instance and jobs:
         mig_uuid = next((mig.uuid for mig in gpu.mig if mig.gi == int(instance)), "")
         if not mig_uuid:
-            raise _NoInstance("no such GPU instance here")
+            raise _NoInstance("this GPU has no such GPU instance")
     for job in jobs:
         holder = Holder(kind="slurm", uid=job, name=f"job {job}")
         yield Allocation(gpu.uuid, holder, mig_uuid, sharing="processes" if len(jobs) > 1 else None)

@@ -49,14 +49,14 @@ _SHORT_ID = 12
 
 @dataclass(frozen=True, slots=True)
 class PodMatch:
-    """A pod named in a control group path, and the container after it ("" = none)."""
+    """A pod in the path of a control group. container_id: the container that follows in the path; "" if none does."""
 
     uid: str
     container_id: str
 
 
 def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
-    """Return every pod named in the text of /proc/PID/cgroup, the outermost first."""
+    """Return the pods in the text of /proc/PID/cgroup, the outermost first."""
     pods: dict[str, PodMatch] = {}
     for line in cgroup.splitlines():
         matches = list(_POD.finditer(line))
@@ -69,8 +69,8 @@ def pods_in(cgroup: str) -> tuple[PodMatch, ...]:
 
 
 def container_in(cgroup: str) -> tuple[str, str] | None:
-    """Return (runtime, id) of the innermost container outside Kubernetes; the runtime is "" if the path does not name
-    it."""
+    """Return (runtime, id) of the innermost container in the text of /proc/PID/cgroup; None if there is none. The
+    runtime is "" if the path does not name it."""
     for line in cgroup.splitlines():
         ids = _CONTAINER.findall(line)
         if ids:
@@ -83,8 +83,9 @@ def container_in(cgroup: str) -> tuple[str, str] | None:
 def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
     """Return the holder of a control group; None for a process outside pods, Slurm steps and containers.
 
-    known_pods: uids that this node's kubelet knows. Of nested pods the first known one counts, else the outermost: an
-        agent inside a pod knows the inner pods, and an agent on the node bills the outer one."""
+    cgroup: the text of /proc/PID/cgroup.
+    known_pods: uids of the pods that this node's kubelet knows. Of nested pods, the first known one is the holder, or
+        else the outermost one."""
     job = _SLURM.search(cgroup)
     if job:
         return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
@@ -100,11 +101,11 @@ def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
 
 
 _MPS_SERVER = "nvidia-cuda-mps-server"[:15]
-"""Name of an MPS server's process; the kernel truncates it to 15 characters."""
+"""Name of an MPS server's process, which the kernel truncates to 15 characters."""
 
 
 class ProcessTable:
-    """The holders of processes, by process number. root: the host's process table, usually /proc."""
+    """Finds the holders of processes. root: the host's process table, usually /proc."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -112,9 +113,11 @@ class ProcessTable:
         self._users: dict[str, str] = {}
 
     def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
-        """Return the holder of a process, also after the process has ended; None if it never was in this table.
+        """Return the holder of a process; None if this table has never contained the process. The holder of a process
+        that has ended is known if the holder was requested before.
 
-        same: the process has used a GPU since the last call, so the number cannot belong to another process."""
+        known_pods: see `holder_in`.
+        same: True if the process has used a GPU since the last call, so that the number belongs to the same process."""
         known = self._remembered.get(pid)
         if same and known is not None:
             return known[1]
@@ -140,14 +143,14 @@ class ProcessTable:
         return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
 
     def _job_user(self, job: str, pid: int) -> str:
-        """Return the user of the first process of a job, so that all its processes are one holder."""
+        """Return the user of a Slurm job: the user of its first process, so that all its processes have one holder."""
         while len(self._users) >= MAX_REMEMBERED:
             del self._users[next(iter(self._users))]
         return self._users.setdefault(job, self._user(pid))
 
     def _start_time(self, pid: int) -> str:
-        """Return field 22 of /proc/PID/stat, counted after the last ')', because a command may contain any
-        character."""
+        """Return the start time of a process: field 22 of /proc/PID/stat; "" if the process is gone. The fields are
+        counted after the last ')', because the name of the program may contain any character."""
         fields = self._read(pid, "stat").rpartition(")")[2].split()
         return fields[19] if len(fields) > 19 else ""
 
@@ -161,8 +164,8 @@ class ProcessTable:
             return uid.group(1)
 
     def _read(self, pid: int, name: str) -> str:
-        """Return one file of a process; "" if the process is gone. Plain descriptors are faster than file objects, and
-        this runs for every process and sample."""
+        """Return the text of one file of a process; "" if the process is gone. The method uses descriptors, which are
+        faster than file objects, because it runs for every process and sample."""
         try:
             descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -185,7 +188,7 @@ class PodName(NamedTuple):
 
 
 class PodLogs:
-    """The names of pods by uid, from the kubelet's log folders. root: usually /var/log/pods."""
+    """Finds the names of pods by uid, from the kubelet's log folders. root: usually /var/log/pods."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -193,7 +196,7 @@ class PodLogs:
         self._next_ms = 0
 
     def names(self, at_ms: int) -> dict[str, PodName]:
-        """Return the name of every pod with a folder; the folders are listed at most every ten seconds."""
+        """Return the name of every pod that has a folder, by uid. The folders are listed at most every ten seconds."""
         if at_ms >= self._next_ms:
             self._next_ms = at_ms + RESCAN_MS
             self._names = self._scan()

@@ -44,17 +44,16 @@ from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 
 MAX_GAPS = 32
-"""Largest number of gaps kept per row, so that a row stays small.
-
-If a source fails more often within one span, its later gaps are joined, which overstates the unknown time."""
+"""Largest number of gaps of a row, so that a row stays small. If a source fails more often within one span, the later
+gaps are joined, which overstates the unknown time."""
 
 _NONE: Set[int] = frozenset()
 
 
 class SpanReadings(msgspec.Struct, frozen=True, gc=False):
-    """One row's figures over a closed span, with the names of `UsageInterval`; None if unknown.
+    """The figures of one row over a closed span, with the names of `agent.wire.UsageInterval`; None if unknown.
 
-    method: the coarsest method that contributed to its busy time; `allocation` if the busy time is unknown."""
+    method: the coarsest method that contributed to the busy time; `allocation` if the busy time is unknown."""
 
     busy_us: int | None
     sm_active_us: int | None
@@ -67,14 +66,14 @@ class SpanReadings(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class _Total:
-    """A sum that is unknown if one of its values was missing while other figures could be read."""
+    """A sum. It is unknown if one of its values was missing while other figures could be read."""
 
     value: int = 0
     any_known: bool = False
     missing: bool = False
 
     def add(self, value: int | None, read: bool) -> None:
-        """Add a value. read: whether other figures could be read."""
+        """Add a value; None if it is missing. read: True if other figures could be read."""
         if value is None:
             self.missing = self.missing or read
         else:
@@ -86,16 +85,17 @@ class _Total:
 
 
 class _Activity:
-    """SM or tensor activity by part, from its first reading on.
+    """The SM or tensor activity of each part of a GPU since its first reading.
 
-    missing: whether it was missing earlier in the span while other figures could be read."""
+    parts: the number of parts.
+    missing: True if the activity was missing earlier in the span while other figures could be read."""
 
     def __init__(self, parts: int, missing: bool) -> None:
         self._totals = [_Total() for _ in range(parts)]
         self._missing = missing
 
     def add(self, values: Sequence[int | None] | None, read: bool) -> None:
-        """Add the values of the parts. read: whether other figures could be read."""
+        """Add the values of the parts; None if all are missing. read: True if other figures could be read."""
         if values is None:
             self._missing = self._missing or read
             return
@@ -103,7 +103,7 @@ class _Activity:
             total.add(value, read)
 
     def get(self) -> list[int | None] | None:
-        """Return the activity; None if it is unknown for all parts."""
+        """Return the activity of each part; None if it is unknown for all parts."""
         return None if self._missing else [total.get() for total in self._totals]
 
 
@@ -117,31 +117,31 @@ class OpenSpan:
         self._parts: Sequence[int] = ()
         """Busy time of each part. Like the other sequences, it is empty until the first step."""
         self._others: Sequence[int] = ()
-        """Busy time of processes without an allocation, of each part."""
+        """Busy time of processes without an allocation, on each part."""
         self._holders: Sequence[int] = ()
         """Busy time of each share's holder."""
         self._unread: Set[int] = _NONE
-        """Shares without a reading of their own so far."""
+        """Positions of the shares whose busy time was unknown in every step so far."""
         self._gaps: dict[int, list[Gap]] = {}
         self._energy = _Total()
         self._energy_ms = 0
         self._known = False
-        """Whether any reading of the span was possible."""
+        """True if busy time was read in any step of the span."""
         self._sm: _Activity | None = None
         self._tensor: _Activity | None = None
         self._ranks: Sequence[int] = ()
         """The highest rank of the methods that read each share's busy time."""
         self._parts_rank = 0
         self._memory: Sequence[int | None] = ()
-        """MiB-milliseconds of each share."""
+        """MiB-milliseconds of each share; None if they were never read."""
         self._memory_unknown: Set[int] = _NONE
-        """Shares whose memory is unknown although other figures were read."""
+        """Positions of the shares whose memory was missing while other figures were read."""
         self._device_memory = _Total()
 
     def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
-        """Add a step over [start_ms, end_ms), directly after the last one.
+        """Add a step over [start_ms, end_ms), which begins where the last step ended.
 
-        gap: why the holders were unknown meanwhile; "" if they were known."""
+        gap: why the holders were unknown in the step; "" if they were known."""
         length = end_ms - start_ms
         reasons = step.reasons
         unread = {i for i, reason in enumerate(reasons) if reason} if any(reasons) else _NONE
@@ -190,12 +190,14 @@ class OpenSpan:
     def settle(
         self, capacities: Sequence[int], idle_power_mw: int | None
     ) -> tuple[list[SpanReadings], SpanReadings | None]:
-        """Return the figures of each share, and those without an owner (None if there are none).
+        """Return the figures of each share, and those that belong to no share (None if there are none).
 
-        capacities: capacity of each share over the span.
+        capacities: capacity of each share over the span in GPU-microseconds.
+        idle_power_mw: power of the idle device; None if unknown.
 
-        The busy times add up to the device's busy time, and the energies to its energy. The busy time of a sampler
-        exceeds the span at times by a fraction of the sampling period; it is not cut off, because it averages out."""
+        The busy times add up to the device's busy time, and the energies to its energy. A busy time can exceed the span
+        by a fraction of the sampling period, because samples arrive late. It is not cut off, because the next span has
+        as much less."""
         if self._gaps:
             self._settle_idle_parts()
         busy, rest = attribute_busy(self._layout, self._device, self._parts, self._holders, self._others)
@@ -233,7 +235,8 @@ class OpenSpan:
     def _activity(
         self, activity: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
-        """Return the SM or tensor activity of each share, and the activity without a holder; None if unknown."""
+        """Return the SM or tensor activity of each share, and the activity that belongs to no share; None if
+        unknown."""
         parts = None if activity is None else activity.get()
         if parts is None:
             return [None] * len(busy), None
@@ -253,7 +256,7 @@ class OpenSpan:
         return shares, unowned
 
     def _settle_idle_parts(self) -> None:
-        """Set the unknown busy time of holders to 0 on parts that did nothing according to their own reading."""
+        """Set the busy time of holders without a reading to 0 on parts whose own busy time is 0."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
             if busy or not all(
@@ -276,7 +279,7 @@ class OpenSpan:
 
 
 def _plus(so_far: int | None, more: int | None) -> int | None:
-    """Add two values; None if both are unknown."""
+    """Add two values; an unknown value counts as 0. Return None if both are unknown."""
     if so_far is None or more is None:
         return so_far if more is None else more
     return so_far + more
@@ -290,7 +293,10 @@ _VERSION = 1
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """One GPU at the end of its last closed span."""
+    """The state of one GPU at the end of its last closed span.
+
+    closed_ms: the end of the span.
+    idle_power_mw: power of the idle device; None if unknown."""
 
     closed_ms: int
     health: Health
@@ -299,7 +305,7 @@ class GpuState(msgspec.Struct, frozen=True):
     idle_power_mw: int | None = None
 
     def shifted(self, by_ms: int) -> GpuState:
-        """Return the state with its closed end shifted by `by_ms`."""
+        """Return the state with `closed_ms` shifted by `by_ms`."""
         return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
 
 
@@ -313,17 +319,17 @@ _decoder = msgspec.msgpack.Decoder(_State)
 
 
 def encode(boot_id: str, gpus: Iterable[GpuState]) -> bytes:
-    """Encode the meter's state, so that `decode` gives the same GPUs within the same boot."""
+    """Encode the meter's state. `decode` returns the same GPUs if it gets the same boot id."""
     return msgspec.msgpack.encode(_State(_VERSION, boot_id, tuple(gpus)))
 
 
 def shifted_state(state: bytes, boot_id: str, by_ms: int) -> bytes:
-    """Return an encoded state shifted by `by_ms`, for a clock that was set."""
+    """Shift the times of an encoded state by `by_ms`, because a clock was set."""
     return encode(boot_id, [gpu.shifted(by_ms) for gpu in decode(state, boot_id)])
 
 
 def decode(state: bytes, boot_id: str) -> tuple[GpuState, ...]:
-    """Return the GPUs of an encoded state; empty if it is from another boot or version, or cannot be decoded."""
+    """Return the GPUs of an encoded state; empty if the state is of another boot or version, or cannot be decoded."""
     try:
         saved = _decoder.decode(state)
     except (msgspec.DecodeError, msgspec.ValidationError):
@@ -344,8 +350,9 @@ class ClosedSet(msgspec.Struct, frozen=True, gc=False):
 class _MeteredGpu:
     """One GPU that is being metered: its open span and the last reading.
 
-    layout: the layout of these allocations, if it is known already.
-    unsure: why it is unknown whether its unheld shares are unheld; "" if it is known."""
+    holders: the readings of the holders, by `reading_key`.
+    layout: the layout of the allocations; None computes it.
+    unsure: why it is unknown whether the shares without a holder are really unheld; "" if it is known."""
 
     def __init__(
         self,
@@ -373,8 +380,8 @@ class _MeteredGpu:
     def close(self, end_ms: int) -> ClosedSet:
         """Return the rows of the span and begin the next span.
 
-        If it is unknown whether the rest is unheld, the last known holders get their rows and the rest stays unmetered,
-        as after a restart."""
+        If it is unknown whether the shares without a holder are unheld, only the last known holders get rows, without
+        readings, and the other shares stay unmetered."""
         if self.unsure:
             held = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
             closed = _rows_without_readings(self.layout, self.reading.health, held, self.start_ms, end_ms, self.unsure)
@@ -388,10 +395,11 @@ class _MeteredGpu:
 class Meter:
     """Turns the snapshots of one node into closed sets.
 
-    interval_ms: a divisor of 15 minutes.
-    boot_id: boot of the node in which an encoded state is valid.
-    silence_ms: time without a snapshot after which the meter assumes unseen changes of holders, as in a restart; by
-        default three intervals, and at least five minutes."""
+    interval_ms: length of an interval, a divisor of 15 minutes.
+    month_zone: time zone of the billing month.
+    boot_id: the boot of the node in which an encoded state is valid.
+    silence_ms: time without a snapshot after which the holders may have changed, as in a restart; None: three
+        intervals, and at least five minutes."""
 
     def __init__(
         self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
@@ -408,14 +416,15 @@ class Meter:
         self._open: dict[str, _MeteredGpu] = {}
         self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
-        """The present allocations by GPU."""
+        """The present allocations by GPU uuid; None until they are first known."""
         self._unknown: dict[str, str] = {}
-        """Why the holders of a GPU are unknown, by GPU."""
+        """Why the holders of a GPU are unknown, by GPU uuid."""
         self._carry: dict[str, GpuState] = {}
-        """GPUs that are not metered now but whose holders may still hold them, by GPU."""
+        """The states of GPUs that are not metered now, but that may still have the same holders, by GPU uuid."""
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Return the sets that close up to `snapshot.at_ms`, at multiples of the interval or because holders changed.
+        """Meter the time up to a snapshot. Return the sets that close, at multiples of the interval or because holders
+        changed.
 
         A snapshot that is not later than the last one is ignored."""
         at_ms = snapshot.at_ms
@@ -433,7 +442,7 @@ class Meter:
         return tuple(closed)
 
     def _continue(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Continue with the devices that are metered already."""
+        """Meter the devices that are metered already, up to the snapshot. Return the sets that close."""
         if self._at_ms is None or not self._open or self._allocations is None:
             return []
         at_ms = snapshot.at_ms
@@ -465,7 +474,7 @@ class Meter:
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
-        """Start to meter new devices once their holders are known."""
+        """Start to meter new devices whose holders are known. Return the sets of the time since an earlier state."""
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
@@ -486,9 +495,9 @@ class Meter:
         return closed
 
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
-        """Close the open spans of every GPU at `at_ms` (not before the last snapshot) and stop metering.
+        """Close the open span of every GPU at `at_ms`, or at the last snapshot if that is later, and stop metering.
 
-        The time after the last snapshot becomes a gap, because nothing was read in it."""
+        The time after the last snapshot is a gap, because nothing was read in it."""
         if self._at_ms is None:
             return ()
         end_ms = max(at_ms, self._at_ms)
@@ -506,10 +515,11 @@ class Meter:
         return tuple(closed)
 
     def skip(self, by_ms: int) -> tuple[ClosedSet, ...]:
-        """Handle a clock that was set ahead by `by_ms` since the last snapshot: close open spans, and continue later.
+        """Handle a clock that was set ahead by `by_ms` since the last snapshot: close the open spans at that snapshot,
+        and continue `by_ms` later.
 
-        The skipped time did not pass, so nothing was held in it. The time that really passed since the last snapshot is
-        booked to the same holders, without readings (method `carried`)."""
+        The skipped time did not pass, so nothing was held in it. The next snapshot books the time that really passed to
+        the same holders, without readings (method `carried`)."""
         if self._at_ms is None:
             return ()
         closed = self.flush(self._at_ms)
@@ -518,15 +528,15 @@ class Meter:
         return closed
 
     def state(self) -> bytes:
-        """Return the encoded state at the last closed end. Store it in the transaction that stores the sets."""
+        """Return the encoded state at the end of the last closed sets. Store both in one transaction."""
         return encode(self._boot_id, [*self._carry.values(), *[open_.state() for open_ in self._open.values()]])
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
-        """Start from an encoded state, then observe the first snapshot after the restart.
+        """Start from an encoded state, then observe the first snapshot after the restart. Return the sets that close.
 
-        Holders that still hold the same device get rows from their last closed end to the first snapshot with known
-        holders (method `carried`, no readings). Unheld time gets no rows. A state of another boot or version, or one
-        that cannot be decoded, is ignored."""
+        Holders that still hold the same device get rows from the end of their last row to the first snapshot with known
+        holders (method `carried`, without readings). Unheld time gets no rows. A state of another boot or version, or
+        one that cannot be decoded, is ignored."""
         gpus = decode(state, self._boot_id)
         if gpus and not self._open:
             self._carry = {earlier.gpu.uuid: earlier for earlier in gpus}
@@ -539,9 +549,11 @@ class Meter:
     def _advance(
         self, open_: _MeteredGpu, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
-        """Add the time between the first and the last of `instants`, and return the sets that close.
+        """Meter one GPU from the first to the last of `instants`, and return the sets that close.
 
-        A set closes at each instant in between, and if `cut` is true at the last instant too."""
+        after: the reading at the last instant; Unavailable if there is none.
+        index: the readings of the holders in `after`.
+        cut: True if a set closes at the last instant too. One always closes at each instant in between."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
@@ -559,7 +571,7 @@ class Meter:
         return closed
 
     def _carried(self, earlier: GpuState, now: _MeteredGpu, at_ms: int) -> list[ClosedSet]:
-        """Return sets over [earlier.closed_ms, at_ms) for the holders that are the same before and after."""
+        """Return the sets over [earlier.closed_ms, at_ms) for the holders that are the same before and after."""
         same_device = (earlier.gpu.model, earlier.health) == (now.layout.gpu.model, now.reading.health)
         if earlier.closed_ms >= at_ms or not same_device:
             return []
@@ -574,7 +586,7 @@ class Meter:
         ]
 
     def _instants(self, start_ms: int, end_ms: int) -> list[int]:
-        """Return start, the cuts in between, and end."""
+        """Return the start, the instants in between at which spans close, and the end."""
         instants = [start_ms]
         while (cut := self._cut_after(instants[-1])) < end_ms:
             instants.append(cut)
@@ -582,7 +594,7 @@ class Meter:
         return instants
 
     def _is_cut(self, instants: Sequence[int]) -> bool:
-        """Return whether a span closes at the last of these instants too."""
+        """Return True if a span closes at the last of these instants too."""
         return instants[-1] == self._cut_after(instants[-2])
 
     def _cut_after(self, at_ms: int) -> int:
@@ -592,14 +604,14 @@ class Meter:
 
 
 def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
-    """Return for each GPU with unknown holders the reason. If no source answers, all GPUs have the same reason."""
+    """Return why the holders of a GPU are unknown, by the uuid of each such GPU."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}
     return dict(snapshot.unknown_holders)
 
 
 def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:
-    """Return the first instant of the next calendar month of `zone` in UTC milliseconds."""
+    """Return when the next calendar month of `zone` begins, in UTC milliseconds."""
     local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).astimezone(zone)
     year, month = (local.year + 1, 1) if local.month == 12 else (local.year, local.month + 1)
     return int(datetime(year, month, 1, tzinfo=zone).timestamp()) * MS_PER_SECOND
@@ -613,10 +625,8 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
 
 
 def _layout_now(open_: _MeteredGpu, after: DeviceReading | None, allocations: tuple[Allocation, ...]) -> Layout | None:
-    """Return the layout from a reading on.
-
-    It is the same object if the rows of the GPU continue unchanged, and None if the device is gone. The order of a
-    source's list does not matter."""
+    """Return the layout of a GPU after a reading: the same object if the rows continue unchanged, None if the GPU is
+    gone. The order of the allocations does not matter."""
     if after is None:
         return None
     before = open_.reading

@@ -18,7 +18,7 @@ from agent.wire import Method
 from gputally.base.apportionment import prorate
 
 Holders = dict[tuple[str, str, str], HolderReading]
-"""The holder readings of one device, by `reading_key`."""
+"""The readings of one device's holders, by `usage_attribution.reading_key`."""
 
 METHODS: tuple[Method, ...] = (
     "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
@@ -26,7 +26,7 @@ METHODS: tuple[Method, ...] = (
 """Methods of measuring busy time, the finest first. A method's rank is its position here."""
 _RANK = {method: rank for rank, method in enumerate(METHODS)}
 _COMPLETE = frozenset({"process", "accounting"})
-"""Methods that see every process. A holder that they do not list did nothing."""
+"""Methods that see every process, so that a holder without a reading did nothing."""
 
 _RESET = Unavailable("counter reset")
 _MISSED = Unavailable("samples missed")
@@ -34,19 +34,19 @@ NO_HOLDER_READING = "no per-holder reading"
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """Differences between two readings of one device. Sequences follow the layout's parts or shares.
+    """The differences between two readings of one device. A sequence has one entry per part or share of the layout.
 
-    busy_known: whether the busy time of the device or of one of its parts was read.
+    busy_known: True if the busy time of the device or of one of its parts was read.
     device, parts, holders: busy microseconds of the device, of each part and of each share's holder; 0 if unknown.
-    others: on each part, busy microseconds of processes without an allocation there.
-    reasons: for each share, why its holder's busy time is unknown; "" if it is known.
-    ranks: for each share, the rank of the method that read its busy time; 0 if it is unknown.
+    others: busy microseconds of processes without an allocation, on each part.
+    reasons: why the busy time of each share's holder is unknown; "" if it is known.
+    ranks: the rank of the method that read each share's busy time; 0 if it is unknown.
     parts_rank: the highest rank of the methods that read the parts.
-    energy_uj: the device's energy.
+    energy_uj: the device's energy; None if unknown.
     sm_active_us, tensor_active_us: activity of each part, None if unknown. The whole sequence is None if it is unknown
         for all parts.
-    memory_mib, device_memory_mib: memory at the first reading, of each share and of the device.
-    idle_power_mw: the device's power at the first reading if it did nothing during the step."""
+    memory_mib, device_memory_mib: memory of each share and of the device at the first reading; None if unknown.
+    idle_power_mw: the device's power at the first reading if it did nothing during the step; None otherwise."""
 
     busy_known: bool
     device: int
@@ -64,9 +64,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     idle_power_mw: int | None
 
     def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
-        """Cut the step into len(instants) - 1 consecutive pieces, which add up to it exactly.
+        """Cut the step at `instants`, of which the first and the last are its start and end. The pieces add up to the
+        step exactly.
 
-        The holders' readings are scaled to the device first, so that no piece exceeds its part of the device's time."""
+        The holders' readings are scaled to the device's busy time first, so that no piece exceeds its part of it."""
         holders, rest = attribute_busy(layout, self.device, self.parts, self.holders, self.others)
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
@@ -96,17 +97,20 @@ def _of_parts(values: tuple[int | None, ...] | None, span: int, lo: int, hi: int
 
 
 def index_holders(reading: DeviceReading) -> Holders:
-    """Return the holder readings of one device by the holder's key."""
+    """Return the readings of one device's holders, by `reading_key`."""
     return {reading_key(r.holder, r.mig_uuid): r for r in reading.holders}
 
 
 def measure(
     layout: Layout, before: DeviceReading, after: DeviceReading | Unavailable, holders: Holders, holders_after: Holders
 ) -> Step:
-    """Compute what happened on a device from one reading to the next.
+    """Return the step from one reading of a device to the next.
 
-    `after` is Unavailable, with the reason, if there is no next reading. If a counter decreased or its epoch changed,
-    the counter started again and the figures of the step are unknown."""
+    after: Unavailable, with the reason, if there is no next reading.
+    holders, holders_after: the readings of the holders in `before` and `after`.
+
+    If a counter of the device decreased or the epoch of its counters changed, the counters started again, and the
+    figures of the step are unknown."""
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
@@ -157,11 +161,12 @@ def measure(
 
 
 def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: int) -> tuple[Reading, list[Reading]]:
-    """Return the busy time of a part as a whole and of its holders, one derived from the other where one is missing.
+    """Return the busy time of a part as a whole, and of each of its holders. If one is missing, derive it from the
+    other.
 
-    A sole holder without a reading gets all time except that of other processes. A part without a reading is as busy as
-    its holders and the other processes together, if the readings of all holders are known. Otherwise the busy time of
-    the part and of all its holders is unknown."""
+    A sole holder without a reading gets the part's time except that of other processes. A part without a reading is as
+    busy as its holders and the other processes together if the readings of all holders are known. Otherwise the busy
+    time of the part and of all its holders is unknown."""
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(holders[0], Unavailable):
             return whole, holders if holders[0].refused else [max(whole - others, 0)]
@@ -199,10 +204,10 @@ def _or_zero(reading: Reading) -> int:
 
 
 def _holder_busy(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
-    """Return the busy time of one holder. A holder that is listed for the first time counts from zero.
+    """Return the busy time of one holder between two readings. A holder without a first reading counts from zero.
 
-    complete: the lists contain every holder that did something, so a holder that is missing from `after` did nothing
-        since `before`."""
+    complete: True if the readings contain every holder that did something, so that a holder without a last reading did
+        nothing."""
     first, last = before.get(key), after.get(key)
     if last is None:
         return 0 if complete else Unavailable(NO_HOLDER_READING)
@@ -210,7 +215,7 @@ def _holder_busy(key: tuple[str, str, str], before: Holders, after: Holders, com
 
 
 def _others(layout: Layout, before: Holders, after: Holders) -> list[int]:
-    """Return, for each part, the busy time of processes without an allocation there."""
+    """Return the busy time of processes without an allocation, on each part."""
     totals = [0] * len(layout.parts)
     if not after or after.keys() <= layout.positions.keys():
         return totals
@@ -227,7 +232,7 @@ _PartReading = DeviceReading | InstanceReading | None
 
 
 def _part_reading(part: GpuPart, reading: DeviceReading) -> _PartReading:
-    """Return the reading of a part: the device's, its instance's, or None if there is none."""
+    """Return the reading of a part: that of the device or of the MIG instance; None if there is none."""
     if part.outside:
         return None
     return _instance(reading, part.mig_uuid) if part.mig_uuid else reading
@@ -260,8 +265,8 @@ def _activity(before: _PartReading, after: _PartReading, name: _Activity) -> int
 
 
 def _rank(after: DeviceReading, part_reading: _PartReading) -> int:
-    """Return the rank of the method that read a part's busy time as a whole; that of `allocation` if it was not
-    read."""
+    """Return the rank of the method that read the busy time of a part as a whole, or the rank of `allocation` if it was
+    not read."""
     if part_reading is None or isinstance(part_reading.busy_us, Unavailable):
         return _RANK["allocation"]
     if isinstance(part_reading, InstanceReading) and part_reading.method is not None:
@@ -277,7 +282,8 @@ def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
 
 
 def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | None:
-    """Return the MiB of a share's holder: its own reading, or all memory of a device that it has alone."""
+    """Return the memory of a share's holder in MiB: its own reading, or the device's if it has the device alone; None
+    if unknown."""
     if share.holder is None:
         return 0
     own = holders.get(share.key)

@@ -28,12 +28,14 @@ _PPM = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One row of a GPU while its holders stay the same.
+    """The claim of one holder on a GPU, or the part that nothing holds. Each share becomes one row.
 
-    key: the `reading_key` of its readings.
+    key: the `reading_key` of the holder.
     holder: None for the part that nothing holds.
-    exclusive: True for the sole holder of an unshared device, which gets all of the device's time if there is no finer
-        reading."""
+    mig_uuid, slice: the MIG instance; "" and None for the whole GPU.
+    sharing: how several holders share the device; None if it is not shared.
+    exclusive: True for the only holder of a device that is not shared. It gets all of the device's busy time if it has
+        no reading of its own."""
 
     key: tuple[str, str, str]
     holder: Holder | None
@@ -47,9 +49,9 @@ class Share:
 class GpuPart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
-    weight: the size of the part; its fraction of the device is weight / (sum of the weights of all parts).
-    weights: the sizes of its shares, in the same way.
-    first: position of its first share in the layout."""
+    weight: the size of the part: its fraction of the device is weight / (sum of the weights of all parts).
+    first: position of its first share in the layout.
+    weights: the sizes of its shares: the fraction of a share is its weight / (sum of the weights)."""
 
     mig_uuid: str
     outside: bool
@@ -61,9 +63,10 @@ class GpuPart:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one GPU is divided among its holders. Its shares are in canonical order.
+    """How one GPU is divided among its holders. The order of parts and shares does not depend on the order of the
+    allocations.
 
-    positions: position of each holder's share, by `Share.key`; unheld shares have no entry."""
+    positions: the position of each holder's share, by `Share.key`; unheld shares have no entry."""
 
     gpu: Gpu
     allocations: tuple[Allocation, ...]
@@ -74,8 +77,8 @@ class Layout:
     def capacities(self, span_ms: int) -> tuple[int, ...]:
         """Return the GPU-microseconds of each share over a span. They add up to span_ms * 1000 exactly.
 
-        The device is divided among its parts first, and each part then among its shares, both by largest remainder. The
-        rows of an instance therefore add up to the instance, however it is shared."""
+        The time is divided among the parts first, and that of each part then among its shares, both by largest
+        remainder. The rows of an instance therefore add up to the instance, however it is shared."""
         amounts = apportion(span_ms * US_PER_MS, [part.weight for part in self.parts])
         return tuple(
             amount for part, whole in zip(self.parts, amounts, strict=True) for amount in apportion(whole, part.weights)
@@ -83,9 +86,8 @@ class Layout:
 
 
 def reading_key(holder: Holder, mig_uuid: str) -> tuple[str, str, str]:
-    """Return the key that joins a holder's readings with its allocations.
-
-    It contains uids instead of names, because names differ between the sources of readings and allocations."""
+    """Return the key by which a holder's readings are joined with its allocations. It contains uids instead of names,
+    because the sources of readings and allocations can give different names."""
     return holder.uid, holder.container, mig_uuid
 
 
@@ -93,8 +95,8 @@ def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
     """Divide a GPU among its holders.
 
     Without MIG the GPU is one part. With MIG every instance is a part of the size compute / compute_slices. The slices
-    outside every instance are one more part, which is unheld. Instances that together exceed the device are scaled down
-    to it. An allocation that names an unknown instance belongs to the part outside the instances."""
+    outside every instance are one more part. Instances that together exceed the device are scaled down to it. An
+    allocation that names an unknown instance belongs to the part outside the instances."""
     ordered = tuple(sorted(allocations, key=_order))
     divided: list[tuple[MigInstance | None, int, list[Allocation]]]
     if gpu.mig_enabled or gpu.mig:
@@ -129,9 +131,9 @@ def _part_shares(
 ) -> tuple[list[Share], list[int]]:
     """Return the shares of one part and their weights.
 
-    A holder declares its part by `fraction_ppm` or by `replicas` of `sharing_replicas`. A holder that declares nothing
-    counts as 1 / number of holders. The rest of the part is unheld. If the declarations exceed the whole, they are
-    scaled down."""
+    A holder declares its fraction by `fraction_ppm`, or by `replicas` of `sharing_replicas`. The fraction of a holder
+    that declares none is 1 / number of holders. The rest of the part is unheld. If the fractions exceed the whole, they
+    are scaled down."""
     mig_uuid = instance.uuid if instance else ""
     mig_slice = _slice(gpu, instance) if instance else None
     holders: dict[tuple[str, str, str], list[Allocation]] = {}
@@ -152,9 +154,9 @@ def _part_shares(
 
 
 def _declared_fraction(allocations: Sequence[Allocation]) -> tuple[int, int] | None:
-    """Return the part that one holder declares, as numerator and denominator; None if it declares none.
+    """Return the fraction that one holder declares, as (numerator, denominator); None if it declares none.
 
-    Sources list a container with two replicas either once with both, or twice with one."""
+    The fractions of several allocations add up, because some sources list a container with two replicas twice."""
     numerator, denominator = 0, 1
     declared = False
     for allocation in allocations:
@@ -184,14 +186,13 @@ def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
 def attribute_busy(
     layout: Layout, device: int, parts: Sequence[int], holders: Sequence[int], others: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Scale the readings of the holders to the device's busy time. All values are microseconds.
+    """Return the busy time of each share, and the unattributed rest. Together they add up to `device`. All values are
+    microseconds.
 
     device: the reading of the whole GPU.
     parts: the reading of each part.
     holders: the reading of each share's holder; 0 if the share is unheld or the reading is unknown.
-    others: on each part, the reading of processes without an allocation there.
-
-    Return the busy time of each share, and the unattributed rest. Together they add up to `device`.
+    others: the reading of processes without an allocation, on each part.
 
     The readings of holders and other processes are scaled down together if they exceed the reading of their part, and
     so are the readings of the parts if they exceed the device's. A driver's figures per process are samples, so only
@@ -209,16 +210,15 @@ def attribute_busy(
 def attribute_activity(
     part: GpuPart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
 ) -> list[int]:
-    """Split the SM or tensor activity of one part.
+    """Split the SM or tensor activity of one part. Return the microseconds of each share, followed by those that belong
+    to no holder. They add up to `activity_us`.
 
     busy, capacities: busy time and capacity of each share of the part.
     rest_us: busy time on the part that belongs to no holder.
 
-    Return the microseconds of each share, followed by those without a holder. They add up to `activity_us`.
-
-    Drivers count activity per device or instance only. On a shared part it is therefore divided in proportion to busy
-    time, which is an estimate and does not show which holder used the tensor cores. Activity in a span without busy
-    time is divided in proportion to allocation."""
+    Drivers count activity only per device or instance. On a shared part it is therefore divided in proportion to busy
+    time, which is an estimate: it does not show which holder used the tensor cores. Without busy time it is divided in
+    proportion to allocation."""
     weights = [*busy, rest_us]
     if not any(weights):
         weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
@@ -227,11 +227,14 @@ def attribute_activity(
 
 
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
-    """Return the energy per row in microjoules. The rows add up to `energy_uj`.
+    """Split the energy of a device among its rows. Return microjoules, which add up to `energy_uj`.
 
-    The active energy is divided in proportion to busy time. The idle energy is divided in proportion to allocation,
-    including the unheld row, because an idle GPU draws power for its holders. Source: the active / idle split of
-    Kepler's GPU power model."""
+    active_uj: the part of the energy that the work took (`active_energy`).
+    busy, capacities: busy time and capacity of each row.
+
+    The active energy is divided in proportion to busy time. The idle energy is divided in proportion to capacity,
+    because an idle GPU draws power for its holders; the unheld row gets its part too. Source: the split into active and
+    idle energy of Kepler's GPU power model."""
     if len(busy) == 1:
         return [energy_uj]
     active = active_uj if any(busy) else 0
@@ -244,8 +247,8 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
 def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
     """Return the active energy of a device in microjoules: the energy above its idle power.
 
-    The idle power is the lowest power while the device did nothing, as in Kepler's power model. Until it is known, the
-    active energy is the busy fraction of the energy."""
+    idle_power_mw: the lowest power while the device did nothing, as in Kepler's power model; None if unknown. Then the
+        active energy is the busy fraction of the energy."""
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

@@ -96,6 +96,18 @@ def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(site: Site,
     assert not any(row.start_ms < T0 + 100_000 + set_ms and row.end_ms > T0 + 100_000 for row in held)
 
 
+def test_the_metrics_count_the_rows_that_close_when_the_clock_is_set_ahead(site: Site) -> None:
+    metrics = AgentMetrics("n1", "0.0.0")
+    agent = site.start(pod="u1", metrics=metrics)
+    site.turn(2)
+    site.clock.step_wall(3 * 3_600_000)
+    site.turn(2)
+    while agent.ship().progress:
+        pass
+    seconds = sum(row.allocated_us for row in site.rows) / 1e6
+    assert f'gputally_gpu_allocated_seconds_total{{gpu_uuid="GPU-a"}} {seconds}\n' in metrics.exposition().decode()
+
+
 def test_a_source_that_crashes_costs_nothing_but_the_moment(site: Site) -> None:
     agent = site.start(pod="u1")
     site.turn(1)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from gputally.base.clock import SystemClock
 from gputally.server import logs_and_metrics
 from tests.docs import accountant_of_pages
 from tests.docs.code_blocks import ROOT, pages_with_text
 from tests.docs.page_commands import Shell
+from tests.restored_logging import restored_logging
 
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
 """Folders of the checkout that are linked, because paths in the pages begin there."""
@@ -29,13 +29,13 @@ def pages() -> dict[Path, str]:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the ledger that the commands query. While it is made, only errors are logged."""
     folder = tmp_path_factory.mktemp("site")
-    logs_and_metrics.configure("error")
-    accountant_of_pages.make(folder)
-    yield folder
-    structlog.reset_defaults()
+    with restored_logging():
+        logs_and_metrics.configure("error")
+        accountant_of_pages.make(folder)
+    return folder
 
 
 @pytest.fixture
@@ -46,5 +46,6 @@ def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         (tmp_path / name).symlink_to(ROOT / name)
     accountant_of_pages.stage(tmp_path)
     monkeypatch.setattr(SystemClock, "wall_ms", lambda self: accountant_of_pages.NOW_MS)
+    logs_and_metrics.configure("error")
     with accountant_of_pages.answering(made, tmp_path / "var") as url:
         yield Shell(tmp_path, {"GPUTALLY_URL": url, "COLUMNS": "120", "TOKEN": "reader"})

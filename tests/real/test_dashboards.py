@@ -33,6 +33,7 @@ from tests.browser.demo_pages import chromium
 from tests.real import prometheus_history
 from tests.real.dashboard_preview import RATE_HOURS, WIDTH, answers, drawn, sent
 from tests.real.prometheus import Prometheus, backfill, prometheus
+from tests.restored_logging import restored_logging
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -72,11 +73,11 @@ PANELS = {f"{name}/{panel['title']}": panel for name, board in BOARDS.items() fo
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
-    logs_and_metrics.configure("error")
     folder = tmp_path_factory.mktemp("dashboards")
     (folder / "demo").mkdir()
     recorder = prometheus_history.Recorder()
-    with prometheus_history.pipeline(folder / "demo", DAYS) as demo:
+    with restored_logging(), prometheus_history.pipeline(folder / "demo", DAYS) as demo:
+        logs_and_metrics.configure("error")
         prometheus_history.scraped(recorder, demo)
         prometheus_history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
         backfill(recorder.openmetrics(), folder)

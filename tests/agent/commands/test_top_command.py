@@ -30,9 +30,9 @@ from agent.commands.top_command import (
     from_snapshot,
     page,
     parse,
+    price,
     print_once,
     sparkline,
-    uniform_price,
 )
 from agent.core.readings import (
     Allocation,
@@ -212,17 +212,20 @@ def test_the_entry_with_the_most_words_of_a_name_wins() -> None:
     assert book.of("NVIDIA H100 NVL") == Decimal("2.10")
     assert book.of("NVIDIA A100-SXM4-80GB") == 1
     assert book.of("NVIDIA A100-PCIE-40GB") is None
-    assert uniform_price("3").of("anything") == 3
+    assert Prices(everything=price("3")).of("anything") == 3
 
 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("per_hour: {H100: free}", "prices.yaml:1: not a price from 0 to 1000000: 'free'"),
-        ("currency: usd\nper_hour: {}", "prices.yaml:1: currency: must be three capital letters, not 'usd'"),
-        ("per_hour:\n  H100: 1\n  h100: 2", "prices.yaml:3: 'h100' names the same GPUs as an earlier entry"),
-        ("per_hour:\n  '--': 1", "prices.yaml:2: '--' has no word of a GPU's name"),
-        ("per_hour: {H100: -1}", "prices.yaml:1: not a price from 0 to 1000000: '-1'"),
+        ("per_hour: {H100: free}", "prices.yaml:1: 'free' is not a price from 0 to 1,000,000"),
+        ("currency: usd\nper_hour: {}", "prices.yaml:1: currency: expected three capital letters, not 'usd'"),
+        (
+            "per_hour:\n  H100: 1\n  h100: 2",
+            "prices.yaml:3: 'h100' has the same words as an earlier entry: remove one of them",
+        ),
+        ("per_hour:\n  '--': 1", "prices.yaml:2: '--' contains no letter or digit: write words of a GPU's name"),
+        ("per_hour: {H100: -1}", "prices.yaml:1: '-1' is not a price from 0 to 1,000,000"),
         ("per_hour: [1]", "prices.yaml:1: per_hour: Expected `object`, got `array`"),
         ("per_year: {}", "prices.yaml:1: per_year: unknown key"),
     ],
@@ -313,7 +316,7 @@ def test_on_a_workstation(
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ("--price-per-hour cheap", "not a price from 0 to 1000000: 'cheap'"),
+    ("--price-per-hour cheap", "'cheap' is not a price from 0 to 1,000,000"),
     ("--price-per-hour NaN", "not a price"),
     ("--prices {folder}/p.yaml", "p.yaml:1"),
     ("--prices {folder}/none.yaml", "No such file"),

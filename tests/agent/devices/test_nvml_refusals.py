@@ -125,7 +125,7 @@ def test_no_refusal_lowers_or_raises_what_anybody_used(new_rig: NewRig, function
     assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
 
 
-@pytest.mark.parametrize("access", [{}, {"gpm": False}, {"processes": False}])
+@pytest.mark.parametrize("access", [{}, {"processes": False}])
 def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
     new_rig: NewRig, access: dict[str, bool]
 ) -> None:
@@ -135,9 +135,8 @@ def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
     node.pods.claims["idle"] = Allocation("GPU-0", Holder(kind="pod", uid="idle"), "MIG-4")
     node.run(60)
     inside = [row for row in node.rows() if row.slice and row.slice.gi == 3]
-    reason = "GPM: shares its GPU instance" if access.get("gpm", True) else "GPM is not allowed"
     assert [(row.busy_us, row.method, *{gap.reason for gap in row.gaps}) for row in inside] == [
-        (None, "allocation", reason)
+        (None, "allocation", "GPM: shares its GPU instance")
     ] * 2
 
 
@@ -241,7 +240,7 @@ def test_a_method_that_a_gpu_lacks_is_named(new_rig: NewRig, caplog: pytest.LogC
     lacking = [record for record in caplog.records if record.levelname == "WARNING"]
     assert {record.getMessage().split(";")[0] for record in lacking} == {
         "the driver does not report how busy each process of a GPU is",
-        "a GPU has no busy-time samples: its utilisation rate replaces them",
+        "the driver has no busy-time samples of a GPU: the utilisation rate replaces them",
     }
     assert len(lacking) == 2, "once each"
 

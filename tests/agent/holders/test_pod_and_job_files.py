@@ -111,11 +111,11 @@ DEVICE = "pods:\n  - uid: u\n    namespace: n\n    name: p\n    devices:\n      
     ("pods: 5\n", ":1: pods: Expected `array`, got `int`"),
     ("pod: []\n", ":1: pod: unknown key"),
     ("pods:\n  - uid: u\n    namespace: n\n    name: p\n    gpus: 1\n", ":5: pods.0.gpus: unknown key"),
-    (f"pods:\n  - {{{POD}, started: 2026-10-01T00:00:00}}\n", ":2: started: an instant needs its offset"),
+    (f"pods:\n  - {{{POD}, started: 2026-10-01T00:00:00}}\n", ":2: started: the time has no offset from UTC"),
     (DEVICE + "{gpu: 0, sharing: fraction, fraction: 1.5}\n", ":6: fraction: must be more than 0 and at most 1,"),
-    (DEVICE + "{gpu: 0, sharing: mps, of: 2, replicas: 3}\n", ":6: replicas: 3 is more than the 2 of the device"),
+    (DEVICE + "{gpu: 0, sharing: mps, of: 2, replicas: 3}\n", ":6: replicas: 3 is more than `of`, 2"),
     (DEVICE + "{gpu: 0, of: 2}\n", ":6: sharing: missing"),
-    (f"pods:\n  - {{{POD}}}\n  - {{{POD}}}\n", ":3: pod u is item 0 already"),
+    (f"pods:\n  - {{{POD}}}\n  - {{{POD}}}\n", ":3: pod u is already item 0"),
     ("pods:\n  - uid: u\n    uid: v\n", ":3: key 'uid' occurs twice"),
     ("pods: [\n", ":2: "),
 ])  # fmt: skip
@@ -161,13 +161,13 @@ def test_a_file_that_makes_no_sense_is_named_and_leaves_its_gpu_unknown(tmp_path
     assert [a.holder.uid for a in found.allocations] == ["4711"]
     faults = dict(fault.removeprefix(f"{tmp_path}/").split(": ", 1) for fault in found.fault.split("; "))
     assert faults == {
-        "1.1": f"more than {MAX_FILE_BYTES} bytes",
-        "1.2": "line 2: not a job id: 'rm -rf /'",
-        "1.9": "no such GPU instance here",
+        "1.1": f"the file is larger than {MAX_FILE_BYTES} bytes",
+        "1.2": "line 2: 'rm -rf /' is not a job id",
+        "1.9": "this GPU has no such GPU instance",
         "3": "Is a directory",
-        "7": "no such GPU here",
+        "7": "this node has no such GPU",
     }
-    assert found.unknown == {"GPU-1": f"{tmp_path}/1.1: more than {MAX_FILE_BYTES} bytes"}
+    assert found.unknown == {"GPU-1": f"{tmp_path}/1.1: the file is larger than {MAX_FILE_BYTES} bytes"}
     assert found.unresolved == ("1.9",), "a new instance is looked for"
 
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_read_keeps_the_jobs_that_were_read_last(tmp_path: Path) 
     broken = jobs.read(T0 + 1_000, MIG_GPUS)
     assert not isinstance(before.allocations, Unavailable)
     assert broken.allocations == before.allocations[:1], "a file that is gone is a job that ended"
-    assert broken.unknown == {"GPU-0": f"{folder}/0: line 1: not a job id: '?'"}
+    assert broken.unknown == {"GPU-0": f"{folder}/0: line 1: '?' is not a job id"}
     folder.rename(tmp_path / "away")
     assert jobs.read(T0 + 2_000, MIG_GPUS).allocations == before.allocations[:1]
     (tmp_path / "away" / "0").write_text("")
@@ -238,7 +238,7 @@ def test_the_time_of_a_job_whose_file_cannot_be_read_is_not_booked_as_unallocate
     assert [
         (row.gpu_uuid, row.holder.uid if row.holder else "", row.start_ms - T0, row.end_ms - T0) for row in rows
     ] == [("GPU-b", "", 0, 20_000), ("GPU-a", "7", 0, 60_000), ("GPU-b", "8", 40_000, 60_000)]
-    unknown = [gap for gap in rows[1].gaps if gap.reason == f"{folder}/0: line 1: not a job id: '?'"]
+    unknown = [gap for gap in rows[1].gaps if gap.reason == f"{folder}/0: line 1: '?' is not a job id"]
     assert [(gap.start_ms - T0, gap.end_ms - T0) for gap in unknown] == [(20_000, 40_000)]
 
 
