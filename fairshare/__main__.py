@@ -78,7 +78,7 @@ Quota = Annotated[float, Field(ge=UNLIMITED, le=MOST), AfterValidator(_quota)]
 
 
 class _Case(Model, strict=True):
-    """A mapping in the JSON of a case. Unknown keys, and texts in place of numbers, are faults."""
+    """A JSON object of a case. Unknown keys, and texts in place of numbers, are faults."""
 
 
 class CaseQueue(_Case):
@@ -117,13 +117,13 @@ def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
         document = document["vectors"]
     cases = document if isinstance(document, list) else [document]
     if not cases:
-        raise DivisionError("no case in the file")
+        raise DivisionError("it contains no case: a case has the keys total and queues")
     return tuple(_problem(case, number) for number, case in enumerate(cases, 1))
 
 
 def _problem(raw: object, number: int) -> DivisionProblem:
     if not isinstance(raw, Mapping):
-        raise DivisionError(f"case {number}: a case is a mapping of keys to values")
+        raise DivisionError(f"case {number}: it is not a JSON object with the keys total and queues")
     content = {key: value for key, value in raw.items() if key not in _IGNORED}
     name = raw.get("name") or f"case {number}"
     for path, message in faults_of(content, DivisionCase):
@@ -155,18 +155,25 @@ def run(
     token_file: TokenPath = None,
     ca_file: CaPath = None,
     accountants: Annotated[
-        Path | None, typer.Option(help="File with the accountants of other clusters that the policy counts.")
+        Path | None,
+        typer.Option(help="File that lists the accountants of other clusters whose usage the policy counts."),
     ] = None,
-    cluster: Annotated[str | None, typer.Option(help="kubernetes, or a YAML file of objects.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="kubernetes (the API server), or a YAML file with a cluster's objects.")
+    ] = None,
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port of /livez, /readyz and /metrics.")] = None,
-    extender_listen: Annotated[str | None, typer.Option(help="host:port for the kube-scheduler's extender.")] = None,
-    pages_listen: Annotated[str | None, typer.Option(help="host:port of the pages for people.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="Address (host:port) that serves /livez, /readyz and /metrics.")
+    ] = None,
+    extender_listen: Annotated[
+        str | None, typer.Option(help="Address (host:port) that serves the kube-scheduler extender.")
+    ] = None,
+    pages_listen: Annotated[str | None, typer.Option(help="Address (host:port) that serves the HTML pages.")] = None,
     dry_run: Annotated[
         bool | None, typer.Option("--dry-run", help="Publish no weight, whatever the policy says.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Log level: debug, info, warning or error.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Publish weights until SIGTERM or Ctrl-C. The policy decides what is written."""
@@ -221,13 +228,16 @@ def preempt(
         str | None, typer.Option(help="Preempt only if the workload's latency is above this, for example 50ms.")
     ] = None,
     query: Annotated[
-        str, typer.Option(help="PromQL of the latency in seconds (default: that of the policy's SLO).")
+        str, typer.Option(help="PromQL query for the latency in seconds (default: the query of the policy's SLO).")
     ] = "",
     prometheus: Annotated[
-        str, typer.Option(envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="URL of the Prometheus that has the latency.")
+        str,
+        typer.Option(
+            envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="URL of the Prometheus server that answers the query."
+        ),
     ] = "",
     gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if no pod of the workload waits.")] = 0.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the victims.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the victims and stop none.")] = False,
     output: Printed = "table",
     *,
     at: FleetOptions,
@@ -244,7 +254,7 @@ def preempt(
         latency = prometheus_latency(prometheus) if prometheus else None
         why = latency_reason(loaded, job, threshold_s, query, latency, clock.wall_ms())
         if why is None:
-            text = Text(f"the latency of {job} is not above {threshold}: no workload has to give way")
+            text = Text(f"the latency of {job} is not above {threshold}: no workload is preempted")
             show(output, lambda: text, [])
             return
         cluster = on.open()
@@ -293,11 +303,15 @@ def _preemption_table(*headings: str) -> Table:
 
 @app.command()
 def divide(
-    input: Annotated[str, typer.Option("--input", help="JSON: one case, a list, or {meta, vectors}; - is stdin.")],
+    input: Annotated[
+        str, typer.Option("--input", help="JSON file with a case, a list of cases, or {meta, vectors}; - for stdin.")
+    ],
     output: Printed = "table",
-    explain: Annotated[bool, typer.Option("--explain", help="Show every round and remainder.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every round of the division and every remainder.")
+    ] = False,
 ) -> None:
-    """Divide as KAI does, and show the steps. JSON: an array of {name, shares, remaining}, one per case."""
+    """Divide GPUs as KAI does, and show the shares. JSON: an array of {name, shares, remaining}, one per case."""
     try:
         text = sys.stdin.buffer.read() if input == "-" else Path(input).read_bytes()
     except OSError as error:
@@ -326,11 +340,13 @@ def check(
         float | None, typer.Option(min=0, max=MOST, help="GPUs of the cluster, to compare quotas with.")
     ] = None,
     gang: Annotated[
-        list[str] | None, typer.Option(help="QUEUE=GPUS: can the law ever let this gang in? Needs --capacity.")
+        list[str] | None, typer.Option(help="QUEUE=GPUS: warn if the law can never admit this gang. Needs --capacity.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings as well.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings.")] = False,
 ) -> None:
     """Report errors in a policy (exit 1), and settings that are allowed but rarely intended (exit 0)."""
+    if gang and capacity is None:
+        raise policies.PolicyFault("--gang: give --capacity, the GPUs of the cluster, too")
     policy, document = policies.load(file)
     warnings = policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ())))
     for line in warnings:
@@ -345,19 +361,20 @@ def check(
 def release(
     policy: PolicyPath,
     left_behind: Annotated[
-        bool, typer.Option("--left-behind", help="Only objects that no queue of the policy is tied to any more.")
+        bool,
+        typer.Option("--left-behind", help="Restore only objects to which no queue of the policy refers any more."),
     ] = False,
     other: Annotated[
         list[Path] | None,
         typer.Option(help="Another policy that publishes to this cluster: its objects stay as they are. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the weights and write none.")] = False,
     output: Printed = "table",
     *,
     on: TargetOptions,
 ) -> None:
-    """Restore the weight of every queue from before gputally, and let preempted work run again; for switching gputally
-    off."""
+    """Restore the weights that the queues had before gputally, and let preempted workloads run again. Use it to switch
+    gputally off."""
     loaded = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
     with on.targets(loaded) as (cluster, outside):
@@ -384,13 +401,13 @@ def release(
 @with_option_groups
 def adopt(
     policy: PolicyPath,
-    queue: Annotated[str | None, typer.Option(help="Only this queue of the policy.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+    queue: Annotated[str | None, typer.Option(help="Queue of the policy to take over (default: all).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the fields and take over none.")] = False,
     output: Printed = "table",
     *,
     on: TargetOptions,
 ) -> None:
-    """Take the weight's field over from its owner (Argo CD, Flux, kubectl), at its present value."""
+    """Take over the weight's field from its present manager (Argo CD, Flux, kubectl). The value does not change."""
     loaded = policies.load(policy)[0]
     with on.targets(loaded) as (cluster, outside):
         adoptions = take_over(loaded, cluster, ADAPTERS, queue=queue, clusters=outside, dry_run=dry_run)
@@ -410,7 +427,7 @@ def adopt(
 @app.command()
 def shard(
     policy: PolicyPath,
-    endpoint: Annotated[str, typer.Option(help="Where KAI asks for usage (its Prometheus client's address).")],
+    endpoint: Annotated[str, typer.Option(help="Address at which KAI's Prometheus client queries usage.")],
 ) -> None:
     """Print the part of a KAI SchedulingShard that matches the policy. Applying it restarts KAI's scheduler."""
     print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")

@@ -70,7 +70,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     cycles = tasks.add("cycle", CYCLE_PATIENCE_S)
     metrics = Metrics(clock, settings.interval, tasks)
     others = other_clusters(settings.accountants, settings.cluster_name)
-    file = policies.PolicyFile(settings.policy, others)
+    file = policies.reloaded(settings.policy, others)
     health = Health(clock, settings.interval, tasks)
     report_log = event_and_decision_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
@@ -90,12 +90,12 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
     def reload() -> Policy | None:
         try:
-            policy = file.changed()
+            changed = file.renew()
         except FileFault as fault:
             for line in fault.faults:
                 events.error("policy_refused", fault=line)
             raise
-        return in_mode(policy) if policy is not None else None
+        return in_mode(file.current) if changed else None
 
     def observe(report: CycleReport) -> None:
         metrics.observe(report)
@@ -137,10 +137,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
         metrics.watch(alarms, leading)
         status = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
         clusters = stack.enter_context(
-            opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
+            opened(file.current, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
         )
         controller = Controller(
-            in_mode(file.policy),
+            in_mode(file.current),
             client,
             cluster,
             clock,
@@ -192,7 +192,8 @@ def _extender(
 def _tls(
     certificate: Path | None, key: Path | None, authority: Path | None = None, *, clients: bool = False
 ) -> Tls | None:
-    """Return the TLS files of a listener; None if the settings name no certificate. clients: clients need one too."""
+    """Return the TLS files of a listener; None if the settings name no certificate. clients: whether clients must
+    present a certificate."""
     if certificate is None or key is None:
         return None
     return Tls(Identity(certificate, key, authority, clients_required=clients))
@@ -207,7 +208,9 @@ def serve_pages(
     cluster: Cluster,
     tasks: BackgroundTasks | None = None,
 ) -> Iterator[str]:
-    """Serve the pages until the context ends, and yield their base URL. tasks: gets the listener's task.
+    """Serve the pages until the context ends, and yield their base URL.
+
+    tasks: background tasks to which the listener's task is added; None: it is added to none.
 
     Raises CannotStart, SignInFault, and FileFault for an invalid file of tokens or callers."""
     # A controller without pages does not load the libraries for templates and for editing YAML.

@@ -86,7 +86,7 @@ class Controller:
         """policy: the policy in force at first.
         accountant: returns usage, and stores decisions.
         cluster: the cluster to read, and to write unless `clusters` names another client for a target.
-        adapters: the kinds of targets.
+        adapters: the adapters of all targets.
         clusters: by adapter, the client for a target that is not written through `cluster`.
         pods: returns the pods that request GPUs, from the last list-watch update.
         unseen: returns the reason why `pods` may lack some pods; None if it lacks none.
@@ -175,7 +175,7 @@ class Controller:
         window, hold = usage.window, usage.hold
         cluster_window = own_window(window) if window is not None else None
         if leads and not self._took_over:
-            hold = UsageHold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
+            hold = UsageHold("StateUnread", "the state of earlier cycles in the status ConfigMap cannot be read")
         nodes, nodes_hold = self._nodes()
         up = tuple(node for node in nodes if node_up(node))
         hold = with_capacity_reason(hold, nodes) or nodes_hold or self._unmetered_hold(up, cluster_window, now_ms)
@@ -277,7 +277,10 @@ class Controller:
         exhausted: frozenset[str],
         version: str,
     ) -> tuple[TargetReport, list[Event]]:
-        """Read one target and, with a usable window, compute its weights and write them."""
+        """Read one target, and compute and write its weights if the window is usable. Return its report and events.
+
+        window: None if usage must not change weights.
+        exhausted: queues whose budget is used up."""
         mode = adapter.mode(self._policy)
         report = TargetReport(adapter.name, mode)
         if mode == "off":
@@ -363,7 +366,9 @@ class Controller:
     def _preempt(
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
-        """Run preemption at one target. It follows the weights, which make the schedulers preempt by themselves."""
+        """Run preemption at one target, after its weights, by which its scheduler preempts on its own.
+
+        metered_ms: the time up to which usage is metered; None if unknown."""
         if not report.entitlements:
             return report, ()
         try:

@@ -29,7 +29,8 @@ from gputally.server.logs_and_metrics import TaskMetrics
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
-    """Yield all families about queues, sorted by target and queue, so that equal reports give equal text."""
+    """Yield the families about queues. Their order and that of their samples is fixed, so equal reports give equal
+    text."""
     yield from _entitlements(report)
     yield from _weights(report)
     yield from _waiting(report, now_ms)
@@ -38,13 +39,15 @@ def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
 def _entitlements(report: CycleReport) -> Iterator[Metric]:
     figures: tuple[tuple[GaugeMetricFamily, Callable[[Entitlement], float | None]], ...] = (
         (
-            GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now.", labels=["queue", "target"]),
+            GaugeMetricFamily(
+                "gputally_queue_entitled_gpus", "GPUs that a queue is due now.", labels=["queue", "target"]
+            ),
             lambda due: due.gpus,
         ),
         (
             GaugeMetricFamily(
                 "gputally_queue_guaranteed_gpus",
-                "Deserved quota of a queue; absent where it is unlimited.",
+                "Deserved quota of a queue; absent if it is unlimited.",
                 labels=["queue", "target"],
             ),
             lambda due: None if due.guaranteed == UNLIMITED else due.guaranteed,
@@ -52,7 +55,7 @@ def _entitlements(report: CycleReport) -> Iterator[Metric]:
         (
             GaugeMetricFamily(
                 "gputally_queue_allocated_gpus",
-                "GPUs a queue holds now, including its descendants'.",
+                "GPUs that a queue and its descendants hold now.",
                 labels=["queue", "target"],
             ),
             lambda due: due.allocated,
@@ -60,7 +63,7 @@ def _entitlements(report: CycleReport) -> Iterator[Metric]:
         (
             GaugeMetricFamily(
                 "gputally_queue_requested_gpus",
-                "GPUs a queue requests now, including those it holds.",
+                "GPUs that a queue requests now, including those it holds.",
                 labels=["queue", "target"],
             ),
             lambda due: due.requested,
@@ -87,10 +90,10 @@ def _weights(report: CycleReport) -> Iterator[Metric]:
     weight = GaugeMetricFamily("gputally_queue_weight", "Over-quota weight in force.", labels=["queue", "target"])
     share = GaugeMetricFamily(
         "gputally_queue_configured_share_ratio",
-        "Share of its siblings' capacity that a queue's configured weight stands for, among those who compete.",
+        "Share of the capacity that a queue's configured weight gives it among the siblings that compete.",
         labels=["queue", "target"],
     )
-    base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight of the policy.", labels=["queue"])
+    base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight in the policy.", labels=["queue"])
     configured: dict[str, float] = {}
     for target in report.targets:
         applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
@@ -149,26 +152,26 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._cycles = Histogram(
             "gputally_fairshare_cycle_seconds",
-            "Duration of one cycle of the controller",
+            "Duration of one cycle of the controller.",
             registry=self._registry,
             buckets=_BUCKETS,
         )
         self._extender = Histogram(
             "gputally_fairshare_extender_seconds",
-            "Time to answer a request of the kube-scheduler; late: after the extender's deadline",
+            "Time to answer a request of the kube-scheduler; late: after the extender's deadline.",
             ["verb", "result"],
             registry=self._registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0),
         )
         self._preempted = Counter(
             "gputally_fairshare_preempted",
-            "Preempted workloads, or parts of them, by queue, ground and result",
+            "Preempted workloads, or parts of them, by queue, ground and result.",
             ["target", "queue", "ground", "result"],
             registry=self._registry,
         )
         self._lost = Counter(
             "gputally_fairshare_lost_gpu_seconds",
-            "Work of preempted workloads lost since their last checkpoint, GPU-seconds",
+            "GPU-seconds of work that preempted workloads lost since their last checkpoint.",
             ["target", "queue"],
             registry=self._registry,
         )
@@ -226,7 +229,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
-            "gputally_fairshare_build", "Version of the controller", {"version": version("gputally")}
+            "gputally_fairshare_build", "Version of the controller.", {"version": version("gputally")}
         )
         yield GaugeMetricFamily(
             "gputally_fairshare_cycle_interval_seconds",
@@ -245,21 +248,21 @@ class Metrics(Collector):
         )
         yield GaugeMetricFamily(
             "gputally_fairshare_leader",
-            "1 on the replica that acts",
+            "1 on the replica that acts, 0 on the others.",
             value=1.0 if report.leading and self._leading() else 0.0,
         )
         yield _writes(report)
         yield from _preemption(report)
         if self._alarms is not None:
             yield from _objectives(self._alarms)
-        held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
+        held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held.", labels=["reason"])
         if report.hold is not None:
             held.add_metric([report.hold.reason], 1)
         yield held
         if report.window is not None and report.window.watermark_ms is not None:
             age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
             yield GaugeMetricFamily(
-                "gputally_fairshare_usage_age_seconds", "Age of the usage from which the last cycle computed", value=age
+                "gputally_fairshare_usage_age_seconds", "Age of the usage of the last cycle.", value=age
             )
 
 
@@ -283,7 +286,9 @@ def _degraded(report: CycleReport) -> Iterator[Metric]:
 
 
 def _writes(report: CycleReport) -> Metric:
-    writes = GaugeMetricFamily("gputally_fairshare_writes", "Writes of the last cycle", labels=["target", "result"])
+    writes = GaugeMetricFamily(
+        "gputally_fairshare_writes", "Writes of the last cycle, by result.", labels=["target", "result"]
+    )
     for target in report.targets:
         for result, count in sorted(collections.Counter(outcome.result for outcome in target.outcomes).items()):
             writes.add_metric([target.target, result], count)
@@ -292,15 +297,17 @@ def _writes(report: CycleReport) -> Metric:
 
 def _preemption(report: CycleReport) -> Iterator[Metric]:
     claims = GaugeMetricFamily(
-        "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
+        "gputally_fairshare_preemption_claims",
+        "Workloads for which the last cycle looked for GPUs, by outcome.",
+        labels=["target", "outcome"],
     )
     blocked = GaugeMetricFamily(
         "gputally_fairshare_preemption_blocked",
-        "Workloads that could not be preempted in the last cycle, by reason",
+        "Workloads that could not be preempted in the last cycle, by reason.",
         labels=["target", "reason"],
     )
     idle = GaugeMetricFamily(
-        "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle", labels=["target"]
+        "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle.", labels=["target"]
     )
     for target in report.targets:
         if target.preemption is None:
@@ -314,10 +321,12 @@ def _preemption(report: CycleReport) -> Iterator[Metric]:
 
 
 def _objectives(alarms: Alarms) -> Iterator[Metric]:
-    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latest latency read for an SLO", labels=["slo"])
+    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latest latency that was read for an SLO.", labels=["slo"])
     for name, value in sorted(alarms.readings.items()):
         read.add_metric([name], value)
-    unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])
+    unread = GaugeMetricFamily(
+        "gputally_slo_unreadable", "1 while the latency of an SLO cannot be read.", labels=["slo"]
+    )
     for name in sorted(alarms.faults):
         unread.add_metric([name], 1)
     yield from (read, unread)

@@ -74,7 +74,7 @@ class TargetReport:
 class CycleReport:
     """One cycle.
 
-    hold: why no weight may change; the targets are then only read.
+    hold: why no weight may follow usage in this cycle; None if weights may change.
     decisions: the records of this cycle.
     gpus_by_node: GPUs of the nodes that accept work.
     free_by_node: the GPUs of these nodes that no pod holds.
@@ -182,7 +182,9 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
 
     policy: the policy in force at that time. Raises ValueError for a record without inputs."""
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
-        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+        raise ValueError(
+            f"decision {cycle.id} has no inputs: take the decision with subject {EVERYTHING!r} of the same time"
+        )
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
     recorded = inputs["window"]

@@ -55,7 +55,8 @@ class CycleRecorder:
     def failures(
         self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
     ) -> Iterator[Event]:
-        """Yield a warning on each object, once, if a write to it was contested or refused."""
+        """Yield a warning for each object to which a write was contested or refused, unless the queue's last recorded
+        outcome was the same."""
         for outcome in outcomes:
             obj = observation.queues.get(outcome.apply.queue)
             reason = _WARNINGS.get(outcome.result)
@@ -66,7 +67,7 @@ class CycleRecorder:
                 yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Warning", reason, outcome.detail, now_ms)
 
     def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
-        """Yield an event on each object whose weight changed, with the sentence of the decision."""
+        """Yield an event for each object whose weight changed, with the reason of the decision."""
         weights = {weight.queue: weight for weight in target.weights}
         for outcome in target.outcomes:
             queue = outcome.apply.queue
@@ -77,7 +78,9 @@ class CycleRecorder:
             yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Normal", "WeightChanged", text, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
-        """Return the outcomes that differ from the last recorded ones of their queues, and record them."""
+        """Return the outcomes to record: all applied writes, and others that differ from the queue's last outcome.
+
+        The outcomes of this target count as recorded afterwards."""
         new = []
         for outcome in target.outcomes:
             key, state = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
@@ -183,7 +186,8 @@ def configure(level: Level) -> None:
 
 
 class CycleLog:
-    """Logs one line for each cycle, each new outcome of a write, and each changed condition.
+    """Logs one line for each cycle, each new outcome of a write, and each condition that became False, has another
+    reason, or recovered.
 
     A repeated outcome is not logged, because a dry run plans the same writes every minute, and a contested field can
     stay contested for weeks."""

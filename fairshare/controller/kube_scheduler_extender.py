@@ -118,10 +118,10 @@ def scores(
 
 
 def _company(borrows: bool | None, neighbors: Sequence[Pod], view: ExtenderView) -> float:
-    """Return the part (0..1) of the GPUs of a node's pods that pods of similar queues hold.
+    """Return which part (0..1) of a node's pods, by GPUs, belongs to similar queues; 0.5 if this is unknown.
 
-    borrows: whether this pod's queue is above its share; queues for which the same is true are similar. None if this is
-        unknown."""
+    borrows: whether the pod's queue is above its share; None if unknown. Queues are similar if the same is true of
+        them."""
     if borrows is None or not neighbors:
         return 0.5
     similar = 0.0
@@ -164,6 +164,7 @@ DEADLINE_MS = 300
 ASSUME_MS = 10_000
 MOST_BYTES = 32 * 1024 * 1024
 MOST_NODES = 20_000
+_TOO_MANY_NODES = f"the request has more than {MOST_NODES} nodes"
 NO_REQUESTS = "NoRequests"
 REMEDY = (
     "in the KubeSchedulerConfiguration: `extenders: [{urlPrefix: https://gputally-extender.NAMESPACE.svc:9403/scheduler,"
@@ -181,7 +182,7 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer. late: whether the deadline passed before all nodes had a score."""
+    """An answer to the scheduler. late: whether it was ready only after the deadline."""
 
     body: Any
     late: bool = False
@@ -268,7 +269,7 @@ def _parse(content: bytes) -> Mapping[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(args, dict):
-        raise BadRequest("the body is not an object")
+        raise BadRequest("the body is not a JSON object")
     return args
 
 
@@ -281,13 +282,13 @@ def _pod(args: Mapping[str, Any]) -> Pod | None:
     """Return the pod to place; None if it requests no GPU."""
     obj = args.get("Pod")
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or "name" not in obj["metadata"]:
-        raise BadRequest("Pod is missing")
+        raise BadRequest("Pod is missing, or has no metadata.name")
     try:
         pod = read_pod(obj)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
         raise _malformed(f"Pod {obj['metadata']['name']}", error) from error
     if pod is not None and not isinstance(pod.uid, str):
-        raise BadRequest(escaped(f"Pod {pod.name}: its uid is not a text"))
+        raise BadRequest(escaped(f"Pod {pod.name}: metadata.uid is not a string"))
     return pod
 
 
@@ -305,9 +306,9 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
             raise _malformed("Nodes", error) from error
         names = list(capacity)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadRequest("neither NodeNames nor Nodes is there")
+        raise BadRequest("the request has neither Nodes nor a list of strings NodeNames")
     if len(names) > MOST_NODES:
-        raise BadRequest(f"more than {MOST_NODES} nodes")
+        raise BadRequest(_TOO_MANY_NODES)
     return names, capacity
 
 
@@ -316,16 +317,17 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
     by_uid, by_object = args.get("NodeNameToMetaVictims"), args.get("NodeNameToVictims")
     result: dict[str, tuple[list[str], int]] = {}
     try:
-        for node, victims in (by_uid or by_object or {}).items():
-            pods = (victims or {}).get("Pods") or []
+        for node, of_node in (by_uid or by_object or {}).items():
+            victims = of_node or {}
+            pods = victims.get("Pods") or []
             uids = [pod["UID"] if by_uid else pod["metadata"]["uid"] for pod in pods]
             if not all(isinstance(uid, str) for uid in uids):
-                raise TypeError("a uid is no text")
+                raise TypeError("a uid is not a string")
             result[node] = (uids, int(victims.get("NumPDBViolations") or 0))
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise _malformed("victims", error) from error
     if len(result) > MOST_NODES:
-        raise BadRequest(f"more than {MOST_NODES} nodes")
+        raise BadRequest(_TOO_MANY_NODES)
     return result
 
 

@@ -42,23 +42,11 @@ class Advice:
     message: str
 
 
-class PolicyFile:
-    """A policy file that may change while the controller runs."""
+def reloaded(path: Path, others: OtherClusters) -> ReloadedFile[Policy]:
+    """Return a policy file that may change while the controller runs. Raises FileFault for a faulty file.
 
-    def __init__(self, path: Path, others: OtherClusters | None = None) -> None:
-        """others: the clusters that the policy may count; None: not checked. Raises FileFault for a faulty file."""
-        self._file = ReloadedFile(path, lambda path: load(path, others)[0])
-
-    @property
-    def policy(self) -> Policy:
-        """The policy of the file's last valid version."""
-        return self._file.current
-
-    def changed(self) -> Policy | None:
-        """Return the policy if the file has changed or could not be read the last time; otherwise None.
-
-        Raises FileFault if the file is faulty now."""
-        return self.policy if self._file.renew() else None
+    others: the clusters that the policy may count."""
+    return ReloadedFile(path, lambda path: load(path, others)[0])
 
 
 def load(path: Path, others: OtherClusters | None = None) -> tuple[Policy, Document]:
@@ -99,7 +87,7 @@ def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, _, size = text.rpartition("=")
         if name not in names or not size.isascii() or not size.isdigit() or not 0 < int(size) <= MOST:
-            raise PolicyFault(f"--gang {text}: write QUEUE=GPUS with a queue of the policy")
+            raise PolicyFault(f"--gang {text}: write QUEUE=GPUS, a queue of the policy and a whole number of GPUs")
         sizes[name] = float(size)
     return sizes
 
@@ -116,7 +104,7 @@ def advice(
     warnings = [*_law_advice(policy), *_kai_advice(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
-        text = f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"
+        text = f"deserved quotas add up to {deserved:g} GPUs, and the cluster has {capacity:g}"
         warnings.append(Advice(("queues",), text))
     warnings += _budget_advice(policy)
     for at, queue in enumerate(policy.queues):
@@ -135,9 +123,9 @@ def _law_advice(policy: Policy) -> Iterator[Advice]:
     if policy.measure == "cost":
         yield Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price")
     if policy.bounds.max_step <= policy.bounds.deadband:
-        yield Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move")
+        yield Advice(("bounds", "max_step"), "`max_step` is no larger than `deadband`: no weight will ever move")
     if policy.k == 0:
-        yield Advice(("k",), "0 switches history off: weights stay as configured")
+        yield Advice(("k",), "`k: 0` switches history off: weights stay as configured")
 
 
 def _budget_advice(policy: Policy) -> Iterator[Advice]:
@@ -152,9 +140,12 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
     """Yield the warnings about a queue, each with the path of the setting inside the queue."""
     of_children, deserved = _deserved(children), queue.deserved
     if deserved != UNLIMITED and of_children > deserved:
-        yield ("deserved",), f"children of {queue.name!r} deserve {of_children:g} GPUs, it has {deserved:g} itself"
+        yield (
+            ("deserved",),
+            f"the children of {queue.name!r} deserve {of_children:g} GPUs together, and it deserves {deserved:g}",
+        )
     if queue.limit != UNLIMITED and deserved > queue.limit:
-        yield ("deserved",), f"{queue.name!r} deserves {deserved:g} GPUs above its limit of {queue.limit:g}"
+        yield ("deserved",), f"{queue.name!r} deserves {deserved:g} GPUs, which is above its limit of {queue.limit:g}"
     if not queue.refs and not children:
         yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
     for number, ref in enumerate(queue.refs):
@@ -175,10 +166,12 @@ def _kai_advice(policy: Policy) -> Iterator[Advice]:
         if policy.window.kind != "sliding":
             yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")
         if kai.endpoint is None:
-            text = "say where KAI asks for usage (`endpoint`): otherwise shards that ask elsewhere go unnoticed"
+            text = "set `endpoint` to the address that KAI queries: without it, shards that query another go unnoticed"
             yield Advice(("targets", "kai", "mode"), text)
     elif kai.endpoint is not None:
-        text = f"without effect in mode `{kai.mode}`: shards that read usage as well would count history twice"
+        text = (
+            f"`endpoint` has no effect in mode `{kai.mode}`: shards that read usage as well would count history twice"
+        )
         yield Advice(("targets", "kai", "endpoint"), text)
 
 
@@ -276,7 +269,7 @@ class PolicyLocation:
     def write(self, text: str, before: str) -> None:
         """Save the policy, one save at a time. before: as for `PolicyWriter`. Raises PolicyNotWritten."""
         if self._writer is None:
-            raise PolicyNotWritten("pages do not write the policy here: commit the file instead")
+            raise PolicyNotWritten("the pages may not write the policy (setting pages_apply): change its file instead")
         with self._lock:
             self._writer.write(text, before)
 
@@ -319,7 +312,7 @@ class PolicyConfigMapWriter:
             if not isinstance(current, str) or digest(current) != before:
                 place = f"ConfigMap {self._namespace}/{self._name}"
                 raise PolicyFileChanged(
-                    f"{place}: its {KEY} is not what the form was opened on: open it again in a minute"
+                    f"{place}: its {KEY} differs from the text in the form: open the form again in a minute"
                 )
             unchanged = self._object(current, config_map["metadata"]["resourceVersion"])
             owned = self._cluster.transfer(unchanged, field_manager=FIELD_MANAGER)

@@ -59,7 +59,10 @@ def write_weights(
 ) -> tuple[Outcome, ...]:
     """Make the writes in the order of `applies`, and return their outcomes.
 
-    most: the number of writes. Of more writes, those with the smallest changes are deferred."""
+    dry_run: the API server checks the writes and changes nothing.
+    leading: returns whether this replica still holds the Lease.
+    most: the largest number of writes. Of more writes, the last by `Apply.order` are deferred, and of the same order
+        those with the smallest changes."""
     chosen = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -_size(applies[i]), i))[:most])
     outcomes: list[Outcome] = []
     unavailable = False

@@ -19,7 +19,7 @@ class QuotaTree:
     """Quotas and their use, which `add_use` changes. Not thread-safe."""
 
     def __init__(self, nodes: Mapping[str, Quota]) -> None:
-        """A parent that is not among the nodes is a root without quota; the nodes of a cycle are unknown."""
+        """nodes: by name. A parent that is not among them is a root without quota. Nodes below a cycle are unknown."""
         known = dict(nodes)
         for node in nodes.values():
             if node.parent:
@@ -106,7 +106,7 @@ class QuotaTree:
 
 
 def total_quota(quotas: QuotaTree, names: Iterable[str]) -> float | None:
-    """Return the GPUs in the trees of all these nodes together; None if one of the nodes is unknown."""
+    """Return the GPUs in the trees of all these nodes together; None without nodes, or if one of them is unknown."""
     nodes = list(names)
     if not nodes or not all(name in quotas for name in nodes):
         return None

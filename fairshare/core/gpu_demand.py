@@ -27,7 +27,7 @@ from datetime import datetime
 from math import fsum
 from typing import Any
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import MOST, Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
@@ -130,27 +130,25 @@ def gpus_taken(pods: Iterable[Pod]) -> float:
 
 
 def shared_gpus(annotations: Mapping[str, str]) -> float:
-    """Return the GPUs of which a KAI pod requests a fraction by annotation, times that fraction; 0 without one."""
-    return (quantity(annotations.get("gpu-fraction")) or 0.0) * _device_count(annotations)
+    """Return the GPUs that a KAI pod requests by annotation as a fraction of one or more GPUs; 0 if none."""
+    return _on_all_devices(annotations, "gpu-fraction")
 
 
 def memory_mib(annotations: Mapping[str, str]) -> float:
-    """Return the memory on all its GPUs together that a KAI pod requests by annotation; 0 without one."""
-    return (quantity(annotations.get("gpu-memory")) or 0.0) * _device_count(annotations)
+    """Return the GPU memory in MiB, of all its GPUs together, that a KAI pod requests by annotation; 0 if none."""
+    return _on_all_devices(annotations, "gpu-memory")
 
 
-def _device_count(annotations: Mapping[str, str]) -> float:
-    return quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
+def _on_all_devices(annotations: Mapping[str, str], name: str) -> float:
+    """Return the annotated amount times the number of GPUs; 0 for an invalid or impossible amount."""
+    amount = (quantity(annotations.get(name)) or 0.0) * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
+    return amount if amount <= MOST else 0.0
 
 
-def last_checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:
-    """Return when a gang's work was last saved; None if unknown.
+def last_checkpoint(pods: Sequence[Pod]) -> int | None:
+    """Return when the pods of a gang last saved its work; None if unknown.
 
-    annotation: the time that the gang's own object states. Without it the oldest checkpoint counts if every pod has
-        one, otherwise the newest."""
-    of_gang = millis(annotation)
-    if of_gang is not None:
-        return of_gang
+    The oldest checkpoint counts if every pod has one, otherwise the newest."""
     of_pods = [pod.checkpoint_ms for pod in pods if pod.checkpoint_ms is not None]
     return min(of_pods) if of_pods and len(of_pods) == len(pods) else max(of_pods, default=None)
 
@@ -210,7 +208,7 @@ def pods_by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
 
 
 def with_pods(gang: Gang, pods: Sequence[Pod], least_pods: int | None = None) -> Gang:
-    """Return the gang with the data of its pods.
+    """Return the gang with the amounts and times of its pods; without pods, the gang as it is.
 
     least_pods: the number of pods without which the gang does not run; None if `gang.minimum` is right already."""
     if not pods:
@@ -264,7 +262,7 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
 
 
 def queue_lookup(policy: Policy) -> Callable[[Pod], str | None]:
-    """Return a function from a pod to the name of its queue in the policy, None if it has none."""
+    """Return a function that returns the name of a pod's queue in the policy, None if it has none."""
     owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
     names = {queue.name for queue in policy.queues}
 

@@ -40,7 +40,7 @@ class Settings(Model):
     """File with the accountants of other clusters whose usage the policy may count (`usage.clusters`); read at the
     start. Requires `cluster_name`."""
     cluster: str = "kubernetes"
-    """`kubernetes`, or a YAML file with objects, for trying things out."""
+    """`kubernetes`, or a YAML file with Kubernetes objects, for a trial without a cluster."""
     cluster_name: str = Field(default="", max_length=253)
     """Name of this cluster in the ledger, as reported by its agents: usage of other clusters in the same accountant
     does not count. Empty: everything in the ledger belongs to this cluster."""
@@ -87,7 +87,7 @@ class Settings(Model):
     prometheus: str = ""
     """Base URL of the Prometheus server with the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
-    """File with its bearer token; read at every request."""
+    """File with the bearer token for Prometheus; read at every request."""
     runai_credentials: Path | None = None
     """Folder with the files `client-id` and `client-secret` of a Run:ai service account; read for every token
     request."""
@@ -127,7 +127,9 @@ class Settings(Model):
                 "pages_key" if self.pages_key else "pages_certificate", "pages_certificate and pages_key go together"
             )
         if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
-            raise config_loading.at("pages_accountant", f"not an address: {self.pages_accountant!r}")
+            raise config_loading.at(
+                "pages_accountant", f"not an http:// or https:// address: {self.pages_accountant!r}"
+            )
         return self
 
     @property

@@ -124,7 +124,7 @@ _LEAST_TARGET = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Deficit:
-    """The law with its settings."""
+    """The deficit law with its settings."""
 
     settings: DeficitPolicy
     turns: TurnPolicy
@@ -239,16 +239,6 @@ def _bounds_and_zones(
     return bounds, zones
 
 
-def owed_gpu_hours(siblings: LawQueues, horizon_h: float) -> dict[str, float]:
-    """Return the GPU-hours that every queue is owed; a negative number means that it used more than its part.
-
-    A queue's part is its part by target of the usage of all. It is limited to the GPU-hours that the queue used, plus
-    those that its pending requests could use in the next `horizon_h` hours."""
-    siblings = siblings.by_name()
-    names, _, targets, usage, requested, allocated, *_ = siblings.columns
-    return dict(zip(names, _debts(usage, requested, allocated, targets, siblings, horizon_h), strict=True))
-
-
 def _debts(
     usage: Sequence[float],
     requested: Sequence[float],
@@ -257,6 +247,10 @@ def _debts(
     siblings: LawQueues,
     horizon_h: float,
 ) -> list[float]:
+    """Return the GPU-hours that every queue is owed; a negative number means that it used more than its part.
+
+    A queue's part is its part by target of the usage of all. It is limited to the GPU-hours that the queue used, plus
+    those that its pending requests could use in the next `horizon_h` hours."""
     pool, window_h = siblings.pool, siblings.window_s / 3600
     used = [part * pool * window_h for part in usage]
     usable = [

@@ -146,7 +146,12 @@ class WeightResult:
 
 @dataclass(frozen=True, slots=True)
 class WantedWeight:
-    """The weight that the law wants for one queue, before it is paced. competes: it requests more than its quota."""
+    """The weight that the law wants for one queue, before it is paced.
+
+    p, n: see `Explanation`.
+    competes: whether the queue requests more than its quota.
+    trace, note: the law's own numbers and its clause for people.
+    turn: whether one of the siblings has its turn."""
 
     weight: float
     p: float
@@ -386,11 +391,12 @@ def wanted_weights(
 
 
 BoundedResult = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
-"""One call of a law: the siblings that it compared, its result, and names with weights within the multipliers."""
+"""One call of a law: the siblings that it compared, its result, and the names and weights of the queues for which the
+result counts. The weights are within the multipliers."""
 
 
 def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[BoundedResult]:
-    """Yield each call of the law with its result. Exactly one of the results contains the weight of a sibling."""
+    """Yield each call of the law with its result. The weight of each sibling is in exactly one of the results."""
     bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
         result = law(siblings, memory)

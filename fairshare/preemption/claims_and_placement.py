@@ -102,7 +102,7 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
 
 
 def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
-    """Return in words which limit of a queue makes the claim wait even if there is room; None if no limit does.
+    """Return in words which limit of a queue makes the claim wait even if GPUs are free; None if no limit does.
 
     now: the accounts of the inputs.
     expected: the accounts with the GPUs that earlier claims get."""
@@ -233,7 +233,9 @@ def preemption_inputs(
     """Return the inputs of a decision.
 
     nodes: the nodes that accept work.
-    pods: the pods of the whole cluster. A pod that is being stopped leaves room.
+    pods: the pods of the whole cluster. The GPUs of a pod that is being deleted count as free.
+    past: earlier preemptions, which the limits count.
+    calls: requests for room of latency objectives and people.
     quotas: the target's own quotas."""
     queues = {queue.name for queue in policy.queues}
     known_gangs = tuple(gang for gang in gangs if gang.queue in queues)
@@ -298,9 +300,9 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 
 
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
-    """Return by node the GPUs that no pod holds.
+    """Return by node the GPUs that no pod holds. A pod that is being deleted holds none.
 
-    pods: the pods of the whole cluster. A pod that is being stopped leaves room."""
+    pods: the pods of the whole cluster."""
     pods_by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
@@ -395,7 +397,7 @@ class PlacementTrial:
     def fits(self, without: int | None = None) -> bool:
         """Return whether the pods fit.
 
-        without: the number of a part that is left out."""
+        without: the number of a part that is left out; None to leave out none."""
         reduced = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
         if unplaced and _total((self._free | reduced).values()) + unplaced >= self._total - SLACK:

@@ -34,7 +34,10 @@ StopResult = Literal["stopped", "would-stop", "gone", "another", "blocked", "ref
 
 gone: it had already ended.
 another: its name now belongs to another object.
-partly: some of its pods were stopped and some could not be."""
+blocked: a disruption budget protects it.
+refused: the API server or a webhook refuses.
+partly: some of its pods were stopped and some could not be.
+unavailable: the API server does not answer, or the replica lost the Lease."""
 STOPPED: frozenset[StopResult] = frozenset({"stopped", "partly"})
 _ORDINARY = {"Pending", "Running"}
 
@@ -114,7 +117,7 @@ class EvictionCheck:
         except NotFound:
             return "it is gone already"
         if obj["metadata"].get("uid", "") != gang.uid:
-            return "its name belongs to another object by now"
+            return "its name now belongs to another object"
         annotations = obj["metadata"].get("annotations") or {}
         if annotations.get(OPT_OUT) == "never":
             return "its owner has opted out of preemption"
@@ -126,8 +129,9 @@ class EvictionCheck:
         return None
 
     def _budget_protection(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
-        """Return which disruption budget protects the pod; None if none does. spent: disruptions by this victim, which
-        the pod is added to."""
+        """Return which disruption budget protects the pod; None if none does.
+
+        spent: the disruptions of this victim by budget, to which that of the pod is added."""
         if value_at(pod, ("status", "phase")) != "Running":
             return None  # the API server ignores the budget of such a pod too
         metadata = pod["metadata"]
@@ -140,7 +144,7 @@ class EvictionCheck:
             allowed = value_at(budget, ("status", "disruptionsAllowed")) or 0
             spent[key] = spent.get(key, 0) + 1
             if spent[key] + self._spent.get(key, 0) > allowed:
-                return f"is held by the disruption budget {key[1]}, which allows {allowed} at a time"
+                return f"is protected by the disruption budget {key[1]}, which allows {allowed} disruptions now"
         return None
 
 
@@ -184,7 +188,7 @@ def _stop_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> 
 
 
 def _evict_pods(cluster: Cluster, victim: Victim, decision: str) -> EvictionResult:
-    """Evict every pod. If the eviction of the first one fails, no further pod is evicted, so that no work is lost."""
+    """Evict every pod. If an eviction fails before any pod has gone, no further pod is evicted, so no work is lost."""
     gone, faults = 0, []
     for pod in victim.pods:
         annotations = {PREEMPTION: decision, REASON: victim.reason}
@@ -211,7 +215,7 @@ def _pod_change(pod: Object, uid: str) -> str | None:
     """Return what has changed about a pod since the decision; None if nothing that matters."""
     metadata = pod["metadata"]
     if metadata.get("uid", "") != uid:
-        return "is another one by now"
+        return "is now another pod of this name"
     if metadata.get("deletionTimestamp"):
         return "is stopping already"
     if (value_at(pod, ("status", "phase")) or "Pending") not in _ORDINARY:

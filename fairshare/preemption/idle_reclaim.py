@@ -18,12 +18,13 @@ and does not count once the rule is enforced. This module stops no workload."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import fsum
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
@@ -224,6 +225,8 @@ EXEMPT_MS = 10 * MS_PER_MINUTE
 """Time after which an exempt pod is checked again."""
 LONGEST_MS = 90 * MS_PER_DAY
 """Longest span for which work is queried. Older time counts as work."""
+_WARNED = msgspec.json.Decoder(list[tuple[str, str, int, Literal["dry-run", "enforce"]]])
+"""Decodes the state: target, uid of the pod, time of the warning, and the rule's mode at that time."""
 PodUsage = Callable[[int, int, Sequence[tuple[str, str]]], Mapping[tuple[str, str], Accounts]]
 """Returns GPU time over [start_ms, end_ms) by (namespace, name), of these pods (none given: of all). Raises
 AccountantUnavailable."""
@@ -254,22 +257,22 @@ class IdleWatch:
     def restore(self, text: str) -> None:
         """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period begins
         again."""
-        self._warned = {}
         try:
-            for target, uid, at_ms, mode in json.loads(text or "[]"):
-                if mode in ("dry-run", "enforce"):
-                    self._warned.setdefault(str(target), {})[str(uid)] = (int(at_ms), mode)
-        except (ValueError, TypeError):
-            self._warned = {}
+            rows = _WARNED.decode(text or "[]")
+        except (ValueError, RecursionError):
+            rows = []
+        self._warned = {}
+        for target, uid, at_ms, mode in rows:
+            self._warned.setdefault(target, {})[uid] = (at_ms, mode)
 
     def state(self) -> str:
         """Return the state to keep; empty if no pod is warned."""
-        rows: list[Any] = [
+        rows = [
             (target, uid, *warning)
             for target, warnings in sorted(self._warned.items())
             for uid, warning in sorted(warnings.items())
         ]
-        return json.dumps(rows, separators=(",", ":")) if rows else ""
+        return msgspec.json.encode(rows).decode() if rows else ""
 
     def check(
         self,
@@ -381,8 +384,7 @@ class _Warnings:
         self.exempt: dict[str, str] = {}
 
     def warn(self, part: Bundle, pod: Pod) -> bool:
-        """Return whether the pod's owner was warned. False means that the pod is exempt or gone, or that its annotation
-        could not be written."""
+        """Warn the pod's owner. Return False if the pod is exempt or gone, or its annotation could not be written."""
         if not self.may_be_warned(pod):
             return False
         until = instant(self._now_ms + self._rule.grace * MS_PER_SECOND)

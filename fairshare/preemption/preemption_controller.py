@@ -21,10 +21,11 @@ workload do not matter. It is refused while usage is old or its coverage is low.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, PolicyTree, Quota, Standing
@@ -56,6 +57,8 @@ HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 """The ConfigMap's entry of preemptions by hand, and its field manager. The controller changes neither."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
+_PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
+"""Decodes an entry: the fields of each `PastPreemption`."""
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
@@ -105,9 +108,10 @@ class Preemptions:
         leading: Callable[[], bool],
         quotas: Mapping[str, Quota] = NO_QUOTAS,
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
-        """Run one cycle at one target. Returns None instead of a report if the target's preemption is off.
+        """Run one cycle at one target. Returns None instead of a report if preemption is off or another replica leads.
 
         metered_ms: the time up to which usage is metered; None if unknown.
+        leading: returns whether this replica holds the Lease.
         quotas: the target's own quotas, if it admits work by quota.
 
         Raises ClusterError if nothing could be decided."""
@@ -186,19 +190,16 @@ def _past_preemptions(cluster: Cluster, where: StatusObject, *keys: str) -> tupl
 
 
 def _text(past: Sequence[PastPreemption]) -> str:
-    return json.dumps([astuple(each) for each in past[-MOST_KEPT:]], separators=(",", ":"))
+    return msgspec.json.encode([astuple(each) for each in past[-MOST_KEPT:]]).decode()
 
 
 def _read(text: str) -> tuple[PastPreemption, ...]:
     """Parse an entry of the ConfigMap; an invalid text is ignored."""
     try:
-        rows: Any = json.loads(text or "[]")
-        return tuple(
-            PastPreemption(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6]))
-            for r in rows
-        )
-    except (ValueError, TypeError, IndexError, KeyError):
+        rows = _PAST.decode(text or "[]")
+    except (ValueError, RecursionError):
         return ()
+    return tuple(PastPreemption(*row) for row in rows)
 
 
 class PreemptionCounts:
@@ -241,7 +242,7 @@ _DEFAULT_STATUS_OBJECT = StatusObject()
 
 
 class NotPossible(FairshareError):
-    """A preemption by hand cannot be decided; `str()` gives the reason."""
+    """A preemption by hand cannot be decided. The message gives the reason."""
 
 
 def latency_reason(
@@ -334,5 +335,7 @@ def _with_record(policy: Policy, cluster: Cluster, where: StatusObject, report: 
     try:
         note_by_hand(cluster, where, report.past, report.situation.now_ms, policy.preemption.cool_down)
     except ClusterError as error:
-        return replace(report, faults=(*report.faults, f"the controller's limits will not know of it: {error}"))
+        return replace(
+            report, faults=(*report.faults, f"this preemption is not recorded for the controller's limits: {error}")
+        )
     return report

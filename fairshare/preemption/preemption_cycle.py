@@ -289,7 +289,9 @@ def replay_verdicts(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
     policy: the policy in force at that time. Raises ValueError for a record without inputs."""
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
-        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+        raise ValueError(
+            f"decision {cycle.id} has no inputs: take the decision with subject {EVERYTHING!r} of the same time"
+        )
     return decide(policy, inputs_from_json(recorded))
 
 
@@ -326,10 +328,10 @@ def obstacles(report: PreemptionReport) -> dict[Obstacle, tuple[str, ...]]:
 
 
 def condition(report: PreemptionReport) -> Condition:
-    """Return the condition `Preemption`: True if every chosen victim was stopped (or would be, in a dry run)."""
+    """Return the condition `Preemption`: True if nothing prevented a preemption (see `OBSTACLES`)."""
     texts_by_obstacle = obstacles(report)
     if not texts_by_obstacle:
-        return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing stands in the way")
+        return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing prevents a decided preemption")
     parts = [f"{obstacle}: {join_texts(texts, most=3)}" for obstacle, texts in texts_by_obstacle.items()]
     return Condition(CONDITION, "False", next(iter(texts_by_obstacle)), "; ".join(parts))
 

@@ -17,25 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache, partial
 from math import inf
 from typing import Final, Literal
 
 from accountant.wire.policy_models import PreemptionPolicy
 from fairshare.core.queues_and_weights import UNLIMITED
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 Amounts = Mapping[str, float]
 """Quantity by resource (`gpu`, and `cpu`, `memory` if they count). A missing one is 0."""
 Right = Literal["within quota", "above share"]
 """The two rules by which a bundle may be taken."""
 EPSILON: Final = 1e-9
-
-
-def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> float:
-    """Return the GPUs that a queue may hold before others may reclaim them; infinite for unlimited."""
-    if deserved in (UNLIMITED, inf):
-        return _open(limit)
-    return min(_open(limit), max(deserved, _open(share)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +47,8 @@ class QueueResource:
 
     @property
     def allocatable(self) -> float:
-        """The amount that the queue may hold before others may reclaim it."""
-        return allocatable(self.deserved, self.share, self.limit)
+        """The amount that the queue may hold before others may reclaim it; infinite for unlimited."""
+        return min(_open(self.limit), max(_open(self.deserved), _open(self.share)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +132,10 @@ class TakenBundles:
     def __init__(self, claimant: Claimant, accounts: Accounts) -> None:
         self._claimant = claimant
         self._accounts = accounts
-        self._compared: dict[str, tuple[str, str]] = {}
-        self._paths: dict[str, tuple[str, ...]] = {}
+        self.path = cache(partial(path, accounts=accounts))
+        """Returns the names of the queues from the root to a queue."""
+        self.compared = cache(partial(queues_to_compare, claimant.queue, accounts=accounts))
+        """Returns the claimant's queue and another one, or the ancestors of both at which they are compared."""
         self._remaining: dict[str, dict[str, float]] = {}
         self._involved: dict[str, set[str]] = {}
 
@@ -147,20 +143,6 @@ class TakenBundles:
         """Return what the queue still holds."""
         stocks = self._accounts[queue].stocks
         return self._remaining.get(queue) or {name: stock.allocated for name, stock in stocks.items()}
-
-    def compared(self, queue: str) -> tuple[str, str]:
-        """Return the claimant's queue and this one, or the ancestors of both at which they are compared."""
-        known = self._compared.get(queue)
-        if known is None:
-            known = self._compared[queue] = queues_to_compare(self._claimant.queue, queue, self._accounts)
-        return known
-
-    def path(self, queue: str) -> tuple[str, ...]:
-        """Return the names of the queues from the root to this one."""
-        known = self._paths.get(queue)
-        if known is None:
-            known = self._paths[queue] = path(queue, self._accounts)
-        return known
 
     def right(self, queue: str) -> Right | None:
         """Return the rule by which the next bundle may come from this leaf queue; None without such a rule."""
@@ -237,10 +219,6 @@ def _sum(held: float, required: Amounts, resource: str) -> float:
     return held + required.get(resource, 0.0)
 
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
-
-
 Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
 """The limit that kept a workload from being stopped."""
 
@@ -272,7 +250,7 @@ class PastPreemption:
 
 def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int) -> tuple[PastPreemption, ...]:
     """Return the preemptions that any limit still counts, oldest first."""
-    since = now_ms - max(DAY_MS, cool_down_s * MS_PER_SECOND)
+    since = now_ms - max(MS_PER_DAY, cool_down_s * MS_PER_SECOND)
     return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
 
 
@@ -306,10 +284,10 @@ class Budget:
             self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))
         elif past.at_ms == self.now_ms:
             self._going.add(past.key)
-        if past.at_ms > self.now_ms - HOUR_MS:
+        if past.at_ms > self.now_ms - MS_PER_HOUR:
             self._hour.add(stop)
             self._by_team.setdefault(past.team, set()).add(stop)
-        if past.at_ms > self.now_ms - DAY_MS:
+        if past.at_ms > self.now_ms - MS_PER_DAY:
             self._lost += Fraction(past.lost_gpu_hours)
 
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
@@ -319,8 +297,8 @@ class Budget:
         rules = self._rules
         last = self._last_ms.get(key)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
-            ago = (self.now_ms - last) // (60 * MS_PER_SECOND)
-            text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down / 60:g} min"
+            ago = (self.now_ms - last) // MS_PER_MINUTE
+            text = f"it was preempted {ago} min ago, and is protected for {rules.cool_down / 60:g} min"
             return Denial("cool-down", text)
         if key not in self._going:
             of_team = len(self._by_team.get(team, ()))

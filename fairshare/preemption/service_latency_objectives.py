@@ -49,7 +49,7 @@ def prometheus_latency(
 
 
 class Alarms:
-    """Watches the SLOs of a policy, and calls for room for each that is violated long enough. Not thread-safe."""
+    """Watches the SLOs of a policy, and requests room for each that is violated long enough. Not thread-safe."""
 
     def __init__(self, latency: Latency) -> None:
         self._latency = latency

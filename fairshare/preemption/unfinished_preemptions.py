@@ -10,10 +10,11 @@ deactivated Workload must run again. This module stops no workload."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import msgspec
 
 from fairshare.core.gpu_demand import millis
 from fairshare.core.queues_and_weights import Condition
@@ -43,7 +44,10 @@ class PreemptionIntent:
     attempts: int = 1
 
     def text(self) -> str:
-        return json.dumps({"decision": self.decision, "at_ms": self.at_ms, "attempts": self.attempts})
+        return msgspec.json.encode(self).decode()
+
+
+_INTENT = msgspec.json.Decoder(PreemptionIntent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,11 @@ class FinishedStep:
 
 
 def read_intent(obj: Object) -> PreemptionIntent | None:
-    """Return the intent that gputally wrote on an object; None without one."""
+    """Return the intent that gputally wrote on an object; None without one, or if a user made it invalid."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
     try:
-        plain: Any = json.loads(text or "")
-        return PreemptionIntent(str(plain["decision"]), int(plain["at_ms"]), int(plain.get("attempts", 1)))
-    except (ValueError, KeyError, TypeError):
+        return _INTENT.decode(text or "")
+    except (ValueError, RecursionError):
         return None
 
 
@@ -91,7 +94,9 @@ def command(name: str, namespace: str, uid: str, reason: str) -> Object:
 def resume(
     cluster: Cluster, kind: Kind, objects: Sequence[Object], commands: Sequence[Object], now_ms: int
 ) -> Iterator[FinishedStep]:
-    """Take the next step for every intent among `objects`, one at a time while the result is iterated."""
+    """Take the next step for every intent among `objects`, one at a time while the result is iterated.
+
+    commands: the Commands that Volcano has not yet acted on."""
     for obj in objects:
         intent = read_intent(obj)
         if intent is None:
@@ -177,9 +182,9 @@ class FinishedPreemptions:
     def lines(self) -> tuple[str, ...]:
         """Return one line for each workload and fault, for a person."""
         return (
-            *(f"{name} had given way and may run again" for name in self.resumed),
-            *(f"{name} is still giving way: release again in a minute" for name in self.left),
-            *(f"not resumed: {fault}" for fault in self.faults),
+            *(f"{name} was preempted and may run again" for name in self.resumed),
+            *(f"{name} is still being stopped: run `release` again in a minute" for name in self.left),
+            *(f"a preemption is not finished: {fault}" for fault in self.faults),
         )
 
 
@@ -239,7 +244,7 @@ def _finish(
                 continue
             resumed.append(step.name)
             if step.action == "given up":
-                text = f"it was asked to restart {MOST_ATTEMPTS} times for another workload, and goes on as it was"
+                text = f"its preemption failed: Volcano was told {MOST_ATTEMPTS} times to restart it, and it still runs"
                 namespace, _, name = step.name.partition("/")
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
         names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in unfinished}

@@ -17,10 +17,9 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from fairshare.preemption.reclaim_rules_and_limits import EPSILON, PastPreemption
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 
 _INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")
-_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def lost_gpu_hours_now(gang: Gang, gpus: float, started_ms: int | None, now_ms: 
     since = started_ms if started_ms is not None else gang.created_ms
     if since is None:
         return 0.0
-    return gpus * max(0, now_ms - (_saved(gang, since, now_ms) or since)) / _HOUR_MS
+    return gpus * max(0, now_ms - (_saved(gang, since, now_ms) or since)) / MS_PER_HOUR
 
 
 def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:

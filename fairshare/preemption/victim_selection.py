@@ -113,7 +113,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class BundleOrder:
-    """One order of the unprotected parts.
+    """One order in which a search takes the unprotected parts.
 
     surplus: by gang, the parts without which the gang still runs."""
 
@@ -504,7 +504,7 @@ def _victim(
 def _settle(
     candidates: Candidates, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
 ) -> None:
-    """Update the accounts after the claim has its victims."""
+    """Update `state` for the victims of a claim, whose GPUs the claim gets."""
     for pick in picks:
         bundle = pick.bundle
         state.taken.update(pod.uid for pod in bundle.pods)

@@ -500,7 +500,7 @@ def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: S
 
 
 def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Object] | None) -> bool:
-    """Return True if KAI may preempt the PodGroup, False if KAI may not or if this is unknown."""
+    """Return True if KAI may preempt the PodGroup; False if it may not, or if this is unknown."""
     stated = spec.get("preemptibility")
     if stated:
         return bool(stated == "preemptible")

@@ -196,7 +196,9 @@ class RunaiApi:
         token: str = "",
     ) -> httpx2.Response:
         if self._clock.monotonic_ms() < self._paused_until_ms:
-            raise Unavailable(f"{self._url}: Run:ai asked for a pause, which has not ended")
+            raise Unavailable(
+                f"{self._url}: Run:ai is overloaded and asked for a pause (Retry-After), which has not ended"
+            )
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         content = None if body is None else json.dumps(body)
         if content is not None:

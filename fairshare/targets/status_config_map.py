@@ -5,10 +5,11 @@ restart. The controller writes no statuses of schedulers' objects."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeVar
+
+import msgspec
 
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import instant
@@ -20,6 +21,27 @@ STATE = "state"
 MOST_STATE_BYTES = 256 * 1024
 Scoped = tuple[str, Condition]
 """A target and its condition; the target is "" for the controller itself."""
+T = TypeVar("T")
+
+
+class ConditionEntry(msgspec.Struct, rename="camel"):
+    """An entry of the ConfigMap with a condition. last_transition_time: as in Kubernetes, UTC."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class StateEntry(msgspec.Struct):
+    """An entry of the ConfigMap with the state of one target's law."""
+
+    policy_version: str
+    memory: dict[str, dict[str, float]]
+
+
+_CONDITION = msgspec.json.Decoder(ConditionEntry)
+_STATE = msgspec.json.Decoder(StateEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +71,7 @@ def render(
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.kind,
         "metadata": {"name": where.name, "namespace": where.namespace},
-        "data": {_key(scoped): _entry(scoped[1], data.get(_key(scoped)), now_ms) for scoped in conditions}
+        "data": {_key(scoped): _condition_text(scoped[1], data.get(_key(scoped)), now_ms) for scoped in conditions}
         | dict(state or {}),
     }
 
@@ -59,10 +81,9 @@ def conditions(standing: Object) -> tuple[Scoped, ...]:
     valid: list[Scoped] = []
     for key, text in sorted((standing.get("data") or {}).items()):
         target, _, kind = key.rpartition(".")
-        entry = _parse(text)
-        if target != STATE and entry.get("status") in ("True", "False", "Unknown"):
-            reason, message = str(entry.get("reason", "")), str(entry.get("message", ""))
-            valid.append((target, Condition(kind, entry["status"], reason, message)))
+        entry = _entry(text, _CONDITION)
+        if entry is not None and target != STATE:
+            valid.append((target, Condition(kind, entry.status, entry.reason, entry.message)))
     return tuple(valid)
 
 
@@ -71,7 +92,7 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
     entries = {}
     for target, memory in memories.items():
         plain = {queue: dict(numbers) for queue, numbers in sorted(memory.items())}
-        text = json.dumps({"policy_version": policy_version, "memory": plain}, separators=(",", ":"))
+        text = msgspec.json.encode(StateEntry(policy_version, plain)).decode()
         if plain and len(text) <= MOST_STATE_BYTES:
             entries[f"{STATE}.{target}"] = text
     return entries
@@ -85,13 +106,9 @@ def memories(standing: Object) -> dict[str, Memory]:
     by_target: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         prefix, _, target = key.partition(".")
-        memory = _parse(text).get("memory")
-        if prefix == STATE and isinstance(memory, dict):
-            by_target[target] = {
-                str(queue): {str(name): float(value) for name, value in numbers.items()}
-                for queue, numbers in memory.items()
-                if isinstance(numbers, dict) and all(isinstance(value, int | float) for value in numbers.values())
-            }
+        entry = _entry(text, _STATE) if prefix == STATE else None
+        if entry is not None:
+            by_target[target] = entry.memory
     return by_target
 
 
@@ -118,24 +135,19 @@ def _key(scoped: Scoped) -> str:
     return f"{target}.{condition.type}" if target else condition.type
 
 
-def _entry(condition: Condition, standing: str | None, now_ms: int) -> str:
+def _condition_text(condition: Condition, standing: str | None, now_ms: int) -> str:
     """Return a condition as JSON, with the transition time of the standing entry if the status is the same."""
-    previous = _parse(standing or "")
-    since = previous.get("lastTransitionTime")
-    if previous.get("status") != condition.status or not isinstance(since, str):
-        since = instant(now_ms)
-    fields = {
-        "status": condition.status,
-        "reason": condition.reason,
-        "message": condition.message,
-        "lastTransitionTime": since,
-    }
-    return json.dumps(fields, ensure_ascii=False)
+    previous = _entry(standing or "", _CONDITION)
+    since = ""
+    if previous is not None and previous.status == condition.status:
+        since = previous.last_transition_time
+    entry = ConditionEntry(condition.status, condition.reason, condition.message, since or instant(now_ms))
+    return msgspec.json.encode(entry).decode()
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _entry(text: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Return an entry of the ConfigMap; None for an invalid one."""
     try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+        return decoder.decode(text)
+    except (ValueError, RecursionError):
+        return None

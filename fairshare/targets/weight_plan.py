@@ -67,6 +67,7 @@ class Adapter(ABC):
         """Return the fields of an object's spec that carry the value."""
 
     def mode(self, policy: Policy) -> Mode:
+        """Return whether the policy lets the controller write to this target, and whether only as a dry run."""
         target = getattr(policy.targets, self.name)
         mode: Mode = "off" if target.mode == "off" else target.apply
         return mode

@@ -154,7 +154,7 @@ def _lists_gpus(node: Object) -> bool:
 
 
 class NothingToDivide(FairshareError):
-    """A target has no GPU for its queues; `str()` gives the reason."""
+    """A target has no GPU for its queues. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,17 @@ def target_capacity(
     available = serving.capacity(window)
     gpus = available if quota_gpus is None else min(available, quota_gpus)
     if available <= 0:
-        raise NothingToDivide("no node shows GPUs, and the measure does not tell their number")
+        raise NothingToDivide(
+            "no node lists a GPU, and a window that is not in GPU time does not show how many there are"
+        )
     if gpus <= 0:
-        raise NothingToDivide("the quotas of its queues hold no GPU: there is nothing to divide")
+        raise NothingToDivide("the quotas of its queues contain no GPU: there is nothing to divide")
     parts = pools(shards, serving.nodes, gpus)
     divided = fsum(pool.gpus for pool in parts) if parts else gpus
     if divided <= 0:
-        raise NothingToDivide("no node of its shards has a GPU that pods of other schedulers leave: nothing to divide")
+        raise NothingToDivide(
+            "the nodes of its shards have no GPU, or pods of other schedulers hold them all: nothing to divide"
+        )
     physical = serving.devices
     return TargetCapacity(divided, None if physical is None else physical * (divided / available), parts)
 
@@ -289,7 +293,7 @@ class UnmeteredNodes:
         listed, missing = gpus_of_nodes(nodes), sum(settled[name] for name in unmetered)
         if not unmetered or missing <= (1 - min_coverage) * listed:
             return None
-        return f"{missing:g} of {listed:g} GPUs stand on nodes that no agent has metered: {join_texts(unmetered)}"
+        return f"{missing:g} of {listed:g} GPUs are on nodes that no agent has metered: {join_texts(unmetered)}"
 
 
 def _settled(node: Object, now_ms: int) -> bool:

@@ -282,7 +282,7 @@ def cycles(accountant: Accountant, clock: VirtualClock, controller_of: Make) -> 
 def test_half_of_the_nodes_without_agent_leave_the_weights_alone(cycles: Make, accountant: Accountant) -> None:
     accountant.nodes = {"n0", "n1"}
     held = cycles([_aged_node(f"n{i}") for i in range(4)])
-    assert held == ["NodesUnmetered: 16 of 32 GPUs stand on nodes that no agent has metered: n2; n3"]
+    assert held == ["NodesUnmetered: 16 of 32 GPUs are on nodes that no agent has metered: n2; n3"]
 
 
 def test_as_many_as_may_go_unmetered_are_no_reason(cycles: Make, accountant: Accountant) -> None:

@@ -63,11 +63,11 @@ def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None
     *warnings, _ = capsys.readouterr().out.splitlines()
     assert warnings == [
         f"{path}:1: warning: `busy` makes hoarding free: a held but idle GPU counts as no usage",
-        f"{path}:3: warning: no larger than the deadband: no weight will ever move",
-        f"{path}:2: warning: 0 switches history off: weights stay as configured",
-        f"{path}:4: warning: deserved quotas add up to 8 GPUs, the cluster has 4",
-        f"{path}:6: warning: children of 'a' deserve 9 GPUs, it has 8 itself",
-        f"{path}:6: warning: 'a' deserves 8 GPUs above its limit of 4",
+        f"{path}:3: warning: `max_step` is no larger than `deadband`: no weight will ever move",
+        f"{path}:2: warning: `k: 0` switches history off: weights stay as configured",
+        f"{path}:4: warning: deserved quotas add up to 8 GPUs, and the cluster has 4",
+        f"{path}:6: warning: the children of 'a' deserve 9 GPUs together, and it deserves 8",
+        f"{path}:6: warning: 'a' deserves 8 GPUs, which is above its limit of 4",
         f"{path}:12: warning: 'kube:b' names no known scheduler (write for example kai:b)",
         f"{path}:13: warning: no scheduler's queue belongs to 'c': it has no refs",
     ]
@@ -75,6 +75,8 @@ def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None
     assert main(["check", str(path)]) == 0
     assert ":1: warning: `cost` freezes all weights" in capsys.readouterr().out
     assert main(["check", str(path), "--strict"]) == 1
+    assert main(["check", str(path), "--gang", "a=8"]) == 1
+    assert capsys.readouterr().err == "gputally fairshare: --gang: give --capacity, the GPUs of the cluster, too\n"
     path.write_text("queues: [{name: a, refs: [kai:a]}]\n")
     assert main(["check", str(path), "--strict"]) == 0
 
@@ -92,14 +94,14 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
         f"{path}:5: warning: KAI divides by its own formula here: law `deficit`, bounds and turns do not reach it",
         f"{path}:2: warning: KAI's history can be sliding only, not calendar",
         (
-            f"{path}:5: warning: say where KAI asks for usage (`endpoint`): "
-            "otherwise shards that ask elsewhere go unnoticed"
+            f"{path}:5: warning: set `endpoint` to the address that KAI queries: "
+            "without it, shards that query another go unnoticed"
         ),
         f"{path}:10: warning: 'a' deserves nothing: once the budget is used up it gets no GPU at all",
     ]
     path.write_text("targets:\n  kai:\n    endpoint: http://a:1\nqueues: [{name: a, refs: [kai:a]}]\n")
     assert main(["check", str(path)]) == 0
-    assert f"{path}:3: warning: without effect in mode `weight`" in capsys.readouterr().out
+    assert f"{path}:3: warning: `endpoint` has no effect in mode `weight`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,9 @@ def _plan(cluster: Path = CLUSTER, **accountant: Any) -> int:
 
 def test_plan_says_why_it_holds(capsys: Capsys) -> None:
     assert _plan(coverage=0.5) == 1
-    assert "HOLD LowCoverage: 50.00% of the window is metered, needed are 98%" in capsys.readouterr().out
+    assert (
+        "HOLD LowCoverage: 50.00% of the window is metered, and the policy requires 98.00%" in capsys.readouterr().out
+    )
 
 
 def _changed(path: Path, name: str, change: Callable[[Any], None]) -> Path:

@@ -150,8 +150,8 @@ def test_one_case_a_list_and_a_file_of_vectors() -> None:
     ("document", "message"),
     [
         ("[", "not JSON: Expecting value: line 1 column 2 (char 1)"),
-        ([], "no case in the file"),
-        ([3], "case 1: a case is a mapping of keys to values"),
+        ([], "it contains no case: a case has the keys total and queues"),
+        ([3], "case 1: it is not a JSON object with the keys total and queues"),
         ({"name": "x", "queues": []}, "case 'x': total: Field required"),
         ({"name": "x", "total": True, "queues": []}, "case 'x': total: Input should be a valid number"),
         ({"name": "x", "total": -1, "queues": []}, f"case 'x': total: {LEAST} 0"),
@@ -297,5 +297,5 @@ def test_names_are_shown_as_they_are(divided: Make) -> None:
 def test_a_faulty_gang_is_one_line(gang: str, file: Make, capsys: Capsys) -> None:
     path = file("queues: [{name: a, refs: [kai:a]}]\n")
     assert main(["check", str(path), "--capacity", "8", "--gang", gang]) == 1
-    words = f"gputally fairshare: --gang {gang}: write QUEUE=GPUS with a queue of the policy\n"
+    words = f"gputally fairshare: --gang {gang}: write QUEUE=GPUS, a queue of the policy and a whole number of GPUs\n"
     assert capsys.readouterr().err == words

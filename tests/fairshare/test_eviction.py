@@ -71,7 +71,7 @@ def test_an_evicted_pod_carries_the_reason() -> None:
 
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
     cluster = cluster_with(pod_object("p", uid="uid-new"))
-    assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is another one by now"
+    assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is now another pod of this name"
     assert stop_victim(cluster, _victim("p"), "d1", NOW_MS).result == "another"
     assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
 
@@ -82,7 +82,7 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
         *(pod_object(name, labels={"app": "x"}) for name in "pqr"), budget_object("b", 1, {"app": "x"})
     )
     assert EvictionCheck(cluster).refusal(_victim("p")) is None
-    held = "its pod q is held by the disruption budget b, which allows 1 at a time"
+    held = "its pod q is protected by the disruption budget b, which allows 1 disruptions now"
     assert EvictionCheck(cluster).refusal(_victim("p", "q")) == EvictionVeto("budget", held)
     vetting = EvictionCheck(cluster)
     assert vetting.refusal(_victim("p")) is None
@@ -279,6 +279,21 @@ def test_a_job_that_does_not_restart_is_given_up_and_told(controller_of: Make) -
     assert PREEMPTION not in cluster.get(JOB, "x", "ns")["metadata"]["annotations"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["no json", "[1]", '{"decision": "d1", "at_ms": 1e999}', '{"deep": ' + "[" * 100_000, '{"at_ms": ' + "[" * 100_000],
+    ids=["no JSON", "a list", "an endless number", "deep nesting", "deep nesting of a field"],
+)
+def test_an_annotation_of_preemption_that_a_user_wrote_ends_no_cycle(kueue: Make, text: str) -> None:
+    cluster, controller = kueue()
+    workload = cluster.get(WORKLOAD, "x", "ns")
+    workload["metadata"]["annotations"][PREEMPTION] = text
+    cluster.load([workload])
+    (target,) = controller.cycle().targets
+    assert target.degraded == {}
+    assert not _active(cluster)
+
+
 def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     cluster, _ = kueue()
     holds = {**_switched_off(), "metadata": {**_switched_off()["metadata"], "name": "y"}}
@@ -286,7 +301,7 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     cluster.load([{**holds, "status": {"conditions": [reserved]}}])
     ended = unfinished.finish_all(cluster, NOW_MS)
     assert (ended.resumed, ended.left) == (("ns/x",), ("ns/y",))
-    assert ended.lines()[1] == "ns/y is still giving way: release again in a minute"
+    assert ended.lines()[1] == "ns/y is still being stopped: run `release` again in a minute"
     assert _active(cluster)
 
 

@@ -23,13 +23,14 @@ from starlette.routing import Route
 from fairshare.composition import run_beside
 from fairshare.controller.controller_metrics import Metrics, families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.controller.policy_file import PolicyFile, in_dry_run
+from fairshare.controller.policy_file import in_dry_run, reloaded
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Entitlement, Gang
 from fairshare.core.settings import SettingsFault, load
 from fairshare.http_server import Health, serve
 from fairshare.preemption.claims_and_placement import unplaceable_gpus
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
+from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart, Unavailable
@@ -172,39 +173,39 @@ def test_a_client_that_goes_away_is_no_news_and_a_defect_is_one_line(
 def test_a_policy_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("k: 1\nqueues: [{name: a}]\n")
-    file = PolicyFile(path)
-    assert file.changed() is None
+    file = reloaded(path, NO_OTHER_CLUSTERS)
+    assert not file.renew()
 
     def rewrite(text: str, mtime_ns: int) -> None:
         path.write_text(text)
         os.utime(path, ns=(mtime_ns, mtime_ns))
 
     rewrite("k: 2\nqueues: [{name: a}]\n", 1_000)
-    changed = file.changed()
-    assert changed.k == 2.0
+    assert file.renew()
+    assert file.current.k == 2.0
     rewrite("k: -1\nqueues: [{name: a}]\n", 2_000)
     with pytest.raises(FileFault, match=r"policy\.yaml:1: k: "):
-        file.changed()
-    assert file.changed() is None
-    assert file.policy.k == 2.0
+        file.renew()
+    assert not file.renew()
+    assert file.current.k == 2.0
     path.unlink()
     with pytest.raises(FileFault, match="No such file"):
-        file.changed()
-    assert file.changed() is None
+        file.renew()
+    assert not file.renew()
 
 
 def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text("k: 1\nqueues: [{name: a}]\n")
-    file = PolicyFile(path)
+    file = reloaded(path, NO_OTHER_CLUSTERS)
     path.write_text("k: 2\nqueues: [{name: a}, {name: b}]\n")
     with no_file_descriptors():
         with pytest.raises(FileFault, match=r"policy\.yaml: Too many open files"):
-            file.changed()
-        assert file.changed() is None  # it was said
-    found = file.changed()
-    assert found.k == 2.0
-    assert file.changed() is None
+            file.renew()
+        assert not file.renew()  # it was said
+    assert file.renew()
+    assert file.current.k == 2.0
+    assert not file.renew()
 
 
 def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant: Any, controller_of: Make) -> None:
@@ -217,7 +218,7 @@ def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant:
     data = tmp_path / "..data"
     data.symlink_to("old")
     (tmp_path / "policy.yaml").symlink_to(Path("..data") / "policy.yaml")
-    file = PolicyFile(tmp_path / "policy.yaml")
+    file = reloaded(tmp_path / "policy.yaml", NO_OTHER_CLUSTERS)
     cluster = cluster_of([queue_object("a")])
     accountant.spend(a=1.0)
     stop = threading.Event()
@@ -231,7 +232,10 @@ def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant:
         if len(seen) == 8:
             stop.set()
 
-    controller_of(file.policy, cluster, reload=file.changed, observe=observe).run(stop)
+    def changed() -> Any:
+        return file.current if file.renew() else None
+
+    controller_of(file.current, cluster, reload=changed, observe=observe).run(stop)
     versions = [policy.version() for policy in accountant.policies]
     assert [version for version, _ in seen] == [versions[0], *[versions[1]] * 7]
     assert (seen[0][1], seen[-1][1]) == (1, 3)
@@ -278,7 +282,7 @@ def test_an_unreadable_status_is_written_anew() -> None:
     for garbled in ("no json", "[]", '{"status": "True", "lastTransitionTime": 7}'):
         standing = {"data": {"Fresh": garbled}}
         rendered = render(where, [("", Condition("Fresh", "True", "R", "m"))], standing, 0)
-        assert '"lastTransitionTime": "1970-01-01T00:00:00.000Z"' in rendered["data"]["Fresh"]
+        assert '"lastTransitionTime":"1970-01-01T00:00:00.000Z"' in rendered["data"]["Fresh"]
 
 
 def shown(report: CycleReport) -> dict[tuple[str, ...], float]:

@@ -551,7 +551,7 @@ def test_what_pods_of_other_schedulers_hold_is_not_kais_to_divide(due: Make) -> 
 def test_all_of_it_held_by_others_leaves_nothing_to_divide(due: Make) -> None:
     theirs = [pod_object(f"other{i}", node="n1", gpus=4) for i in range(2)]
     target, _ = due([*_queues(), _node("n1"), _shard()], theirs)
-    assert "pods of other schedulers leave" in target.degraded["NoCapacity"]
+    assert "pods of other schedulers hold them all" in target.degraded["NoCapacity"]
 
 
 def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
@@ -588,9 +588,9 @@ def test_the_physical_gpus_behind_a_target_shrink_with_what_it_divides(accountan
 @pytest.mark.parametrize(
     ("gpus", "quota", "shards", "reason"),
     [
-        (0, None, (), "no node shows GPUs"),
-        (8, 0.0, (), "the quotas of its queues hold no GPU"),
-        (8, None, (Shard(("a",), None, 8.0),), "no node of its shards has a GPU"),
+        (0, None, (), "no node lists a GPU"),
+        (8, 0.0, (), "the quotas of its queues contain no GPU"),
+        (8, None, (Shard(("a",), None, 8.0),), "the nodes of its shards have no GPU"),
     ],
 )
 def test_a_target_without_gpus_says_why(

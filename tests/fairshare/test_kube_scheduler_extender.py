@@ -188,10 +188,10 @@ ODD = {**_object("x"), "metadata": {"name": "a\nb", "ownerReferences": [{"contro
     [
         (b"{", "the body is not JSON"),
         (b'{"Pod": {}, "NodeNames": ["\\ud800"]}', "the body is not JSON"),
-        (b"[]", "the body is not an object"),
+        (b"[]", "the body is not a JSON object"),
         (b"{}", "Pod is missing"),
-        (json.dumps({"Pod": _object("x")}).encode(), "neither NodeNames nor Nodes"),
-        (json.dumps({"Pod": _object("x"), "NodeNames": [1]}).encode(), "neither NodeNames nor Nodes"),
+        (json.dumps({"Pod": _object("x")}).encode(), "neither Nodes nor a list"),
+        (json.dumps({"Pod": _object("x"), "NodeNames": [1]}).encode(), "neither Nodes nor a list"),
         (json.dumps({"Pod": _object("x"), "NodeNames": ["n"] * (MOST_NODES + 1)}).encode(), "more than"),
         (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "Pod x: a field is"),
         (
@@ -200,7 +200,7 @@ ODD = {**_object("x"), "metadata": {"name": "a\nb", "ownerReferences": [{"contro
         ),
         (b"[" * 100_000, "the body is not JSON"),
         (_bent("x", "priority", "1e999"), "the body is not JSON: Number out of range"),
-        (_bent("x", "uid", "[]"), "Pod x: its uid is not a text"),
+        (_bent("x", "uid", "[]"), "Pod x: metadata.uid is not a string"),
         (_bent("x", "priority", '"high"'), rf"Pod x: {WRONG} \(ValueError: invalid literal for int\(\)"),
         (json.dumps({"Pod": ODD}).encode(), rf"^Pod a\\x0ab: {WRONG} \(KeyError: 'kind'\)$"),
     ],

@@ -153,6 +153,7 @@ def test_where_workloads_cannot_be_read_the_queues_own_status_counts() -> None:
     [
         ({"status": OFF}, ("False", "FairSharingOff")),
         ({"configuration": V1BETA2}, ("False", "FairSharingOff")),
+        ({"configuration": V1BETA2, "status": OFF}, ("False", "FairSharingOff")),
         ({"configuration": {**V1BETA2, "fairSharing": {}}}, ("False", "ConfigurationRefused")),
         ({"configuration": {**V1BETA1, "fairSharing": {}}, "status": OFF}, ("False", "FairSharingOff")),
         ({"configuration": {**V1BETA1, "fairSharing": {"enable": False}}}, ("False", "FairSharingOff")),

@@ -19,7 +19,7 @@ from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSp
 from fairshare.__main__ import main
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, replay_weights
-from fairshare.controller.policy_file import PolicyFile
+from fairshare.controller.policy_file import reloaded
 from fairshare.core.queues_and_weights import FleetWindow
 from fairshare.explain.what_if_simulation import history_from_ledger
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
@@ -96,7 +96,7 @@ def fleet(accountant: Accountant, controller_of: Make) -> Make:
     ({"coverage": 0.9}, "LowCoverage", "90.00% of the window is metered"),
     ({"age_ms": 3_600_000}, "StaleUsage", "usage is 3600 s old"),
     ({"age_ms": None}, "NoUsage", "knows of no GPU"),
-    ({"capacity": 0}, "NoCapacity", "holds no capacity of cluster 'west': is that what its agents call it?"),
+    ({"capacity": 0}, "NoCapacity", "has no capacity of cluster 'west': do its agents report this name?"),
     ({"half_life_s": 60}, "WindowsDiffer", "the half_life_s of its window is 60, and None here"),
     ({"start_ms": 5}, "WindowsDiffer", "the start_ms of its window is 5"),
     ({"unit": "1e-9 EUR"}, "WindowsDiffer", "the unit of its window is 1e-9 EUR, and gpu_us here"),
@@ -218,15 +218,15 @@ queues:
 def test_a_cluster_that_no_accountant_is_known_for_is_refused_with_its_place(file: Make) -> None:
     path = file(POLICY_TEXT)
     with pytest.raises(FileFault) as refused:
-        PolicyFile(path, OtherClusters("prod", {"east": Elsewhere(policy_of())}))
+        reloaded(path, OtherClusters("prod", {"east": Elsewhere(policy_of())}))
     (fault,) = refused.value.faults
     assert fault == (
         f"{path}:5: usage.clusters.1: no accountant is known for cluster 'west': add it to the accountants file"
         " (--accountants), which names east"
     )
     with pytest.raises(FileFault, match="this cluster has no name in the ledger: set cluster_name"):
-        PolicyFile(path, OtherClusters("", {"west": Elsewhere(policy_of())}))
-    assert PolicyFile(path, OtherClusters("prod", {"west": Elsewhere(policy_of())})).policy.usage.clusters
+        reloaded(path, OtherClusters("", {"west": Elsewhere(policy_of())}))
+    assert reloaded(path, OtherClusters("prod", {"west": Elsewhere(policy_of())})).current.usage.clusters
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -445,5 +445,5 @@ def test_a_name_that_no_agent_reports_holds_and_says_so(service: Service, clock:
     report(service, clock, "prod", {"a": 3})
     held, weights = cycle(policy_of(window=WINDOW), "production")
     assert hold_of(held)[0] == "NoCapacity"
-    assert "of cluster 'production': is that what its agents call it?" in hold_of(held)[1]
+    assert "of cluster 'production': do its agents report this name?" in hold_of(held)[1]
     assert set(weights.values()) == {1}

@@ -283,7 +283,7 @@ def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, cloc
 def test_a_note_that_cannot_be_written_is_said(rules: Policy, ask: Make) -> None:
     objects = [obj for kind in (NODE, POD) for obj in _full().list(kind)]
     cluster = MemoryCluster(KINDS, objects, admit=lambda obj: "read only" if obj["kind"] == "ConfigMap" else None)
-    assert "the controller's limits will not know of it" in ask(rules, cluster, "enforce").faults[0]
+    assert "this preemption is not recorded for the controller's limits" in ask(rules, cluster, "enforce").faults[0]
 
 
 def test_old_usage_or_unknown_workloads_are_refused(rules: Policy, ask: Make, accountant: Accountant) -> None:

@@ -19,7 +19,6 @@ from fairshare.preemption.reclaim_rules_and_limits import (
     QueueResource,
     TakenBundles,
     above_share,
-    allocatable,
     may_reclaim,
     path,
     queues_to_compare,
@@ -207,7 +206,7 @@ def _quota(row: dict[str, Any]) -> float:
 
 
 def _allocatable(row: dict[str, Any]) -> float:
-    return allocatable(row["deserved"], row["fairShare"], row["limit"])
+    return QueueResource(row["deserved"], row["fairShare"], row["limit"], 0.0).allocatable
 
 
 def _tree(rows: Rows) -> dict[str, Account]:

@@ -27,8 +27,9 @@ from fairshare.preemption.preemption_types import (
     inputs_from_json,
     inputs_to_json,
 )
-from fairshare.preemption.reclaim_rules_and_limits import DAY_MS, Budget, PastPreemption
+from fairshare.preemption.reclaim_rules_and_limits import Budget, PastPreemption
 from fairshare.preemption.victim_selection import decide
+from gputally.base.units import MS_PER_DAY
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation
 from tests.hypothesis_examples import examples
 
@@ -83,6 +84,10 @@ def test_a_share_is_taken_back_above_a_share_only() -> None:
     assert [v.ground for v in fair.victims] == ["above share", "above share"]
     above = _one(rules, {"n0": 8}, gangs, {"a": 8, "b": 2}).reason
     assert above == "needs 4 GPUs, but queue b holds 0 GPUs, and with 4 more it would be above its fair share of 2"
+    rules = policy({"lent": 0, "full": 0, "a": {"parent": "lent"}, "b": {"parent": "full"}, "c": {"parent": "full"}})
+    gangs = [gang("a0", "a", [("n0", 8)]), gang("c0", "c", [("n0", 4)]), B0]
+    department = _one(rules, {"n0": 12}, gangs, {"lent": 7, "a": 7, "full": 5, "b": 5, "c": 4}).reason
+    assert department == "needs 4 GPUs, but queue b would then be above its share more than those it takes from"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,7 @@ def test_a_workload_is_left_alone_after_it_was_preempted() -> None:
     rules = policy({"a": 0, "b": 8}, cool_down=7200)
     past = (PastPreemption(NOW_MS - HOUR_MS, "Gang/ns/a0", "a", "a", 4, 1),)
     assert "preempted 60 min ago" in _why(_one(rules, {"n0": 4}, [A0, B0], past=past), "a0")
-    old = (PastPreemption(NOW_MS - DAY_MS, "Gang/ns/a0", "a", "a", 4, 1),)
+    old = (PastPreemption(NOW_MS - MS_PER_DAY, "Gang/ns/a0", "a", "a", 4, 1),)
     assert _one(rules, {"n0": 4}, [A0, B0], past=old).outcome == "preempts"
 
 
@@ -421,7 +426,7 @@ def test_words_at_the_edge_of_a_time() -> None:
         assert [each.reason for each in verdict.spared] == [words] * bool(words)
     past = (PastPreemption(NOW_MS - 80_000, "Gang/ns/a0", "a", "a", 4, 1),)
     (verdict,) = decide(rules, situation(rules, {"n0": 4}, [A0, B0], past=past))
-    assert verdict.spared[0].reason == "it was preempted 1 min ago, and is left alone for 1.5 min"
+    assert verdict.spared[0].reason == "it was preempted 1 min ago, and is protected for 1.5 min"
 
 
 ROOM_NODES = ("n0", "n1", "n2")
@@ -471,7 +476,7 @@ def test_a_trial_answers_as_the_room_would(
     st.lists(
         st.builds(
             PastPreemption,
-            st.sampled_from([NOW_MS - each for each in (0, 1, HOUR_MS - 1, HOUR_MS, DAY_MS - 1, DAY_MS, -5)]),
+            st.sampled_from([NOW_MS - each for each in (0, 1, HOUR_MS - 1, HOUR_MS, MS_PER_DAY - 1, MS_PER_DAY, -5)]),
             st.sampled_from(["Gang/ns/a", "Gang/ns/b", "Gang/ns/c"]),
             st.just("q"),
             st.sampled_from(["x", "y"]),
@@ -488,7 +493,7 @@ def test_limits_are_those_of_everything_that_was_stopped(past: list[PastPreempti
     other = budget.copy()
     for each in past[known:]:
         budget.spend(each)
-    lost = fsum(each.lost_gpu_hours for each in past if each.at_ms > NOW_MS - DAY_MS)
+    lost = fsum(each.lost_gpu_hours for each in past if each.at_ms > NOW_MS - MS_PER_DAY)
     hour = {(each.key, each.at_ms) for each in past if each.at_ms > NOW_MS - HOUR_MS}
     theirs = {(each.key, each.at_ms) for each in past if each.at_ms > NOW_MS - HOUR_MS and each.team == "x"}
     denial = budget.refusal("Gang/ns/new", "x", 1.0)

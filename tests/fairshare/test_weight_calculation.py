@@ -401,4 +401,4 @@ def test_check_warns_of_a_gang_that_never_gets_in(tmp_path: Path, capsys: Capsys
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning: a gang" in line]
     assert line.startswith(f"{file}:3: warning: a gang of 16 GPUs in 'a' is never admitted by the configured law")
     assert main(["check", str(file), "--capacity", "16", "--gang", "z=16"]) == 1
-    assert "--gang z=16: write QUEUE=GPUS with a queue of the policy" in capsys.readouterr().err
+    assert "--gang z=16: write QUEUE=GPUS, a queue of the policy" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
 from fairshare.core.queues_and_weights import Standing
-from fairshare.laws.deficit_law import Deficit, owed_gpu_hours
+from fairshare.laws.deficit_law import Deficit
 from fairshare.laws.feedback_laws import (
     FairTree,
     Kai,
@@ -116,7 +116,8 @@ def test_without_history_or_gain_the_configured_weights_stand(siblings: LawQueue
 @given(siblings=groups())
 @USUAL
 def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: LawQueues) -> None:
-    owed = owed_gpu_hours(siblings, 24.0)
+    traces = Deficit(DeficitPolicy(horizon=86_400), NO_TURNS)(siblings, {}).traces
+    owed = {name: trace["owed_gpu_h"] for name, trace in traces.items()}
     for member in siblings.members:
         if member.requested <= member.allocated:
             assert owed[member.name] <= 1e-6

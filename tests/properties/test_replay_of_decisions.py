@@ -125,7 +125,7 @@ def test_an_unknown_policy_and_an_empty_record_are_faults() -> None:
     (count,) = recount(records, {}, RELEASE)
     assert count.fault == f"policy {policy.version()} is not among the accountant's versions"
     (count,) = recount([records[0].model_copy(update={"inputs": {}})], {policy.version(): policy}, RELEASE)
-    assert "holds no inputs" in count.fault
+    assert "has no inputs" in count.fault
 
 
 # --- budgets that act ---------------------------------------------------------------------------

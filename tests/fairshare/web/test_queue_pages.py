@@ -296,7 +296,7 @@ def test_bodies_are_bounded(served: Served, content: bytes, kind: str, status: i
         ({"PAGES_PUBLIC_URL": "gpus.example"}, "String should match pattern"),
         ({"PAGES_CERTIFICATE": "/x"}, "PAGES_CERTIFICATE: pages_certificate and pages_key go together"),
         ({"PAGES_APPLY": "yes"}, "String should match pattern"),
-        ({"PAGES_ACCOUNTANT": "accountant"}, "not an address: 'accountant'"),
+        ({"PAGES_ACCOUNTANT": "accountant"}, "not an http:// or https:// address: 'accountant'"),
         ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: not an address"),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_configmap_is_taken_over_and_written_and_never_over_another_manager(ei
     keep.write("k: 2\n", digest("k: 1\n"))
     assert cluster.get(CONFIG_MAP, "policy", "default")["data"] == {"policy.yaml": "k: 2\n", "other": "kept"}
     keep.write("k: 3\n", digest("k: 2\n"))
-    with pytest.raises(PolicyFileChanged, match="not what the form was opened on"):
+    with pytest.raises(PolicyFileChanged, match="differs from the text in the form"):
         keep.write("k: 4\n", digest("k: 2\n"))
     assert cluster.get(CONFIG_MAP, "policy", "default")["data"]["policy.yaml"] == "k: 3\n"
     with pytest.raises(PolicyNotWritten):
