@@ -207,6 +207,14 @@ def test_to_an_accountant_elsewhere_there_is_one_way_out(
         assert out[port] == [{"ipBlock": {"cidr": to}}]
 
 
+def test_agents_reach_a_dcgm_exporter_where_its_addresses_are_named(render: Any) -> None:
+    cidrs = {"networkPolicy": {"dcgmCidrs": ["10.40.0.0/16"]}}
+    agent, fairshare = (render(cidrs).find("NetworkPolicy", name) for name in ("agent", "fairshare"))
+    assert agent.ways_out[9400] == [{"ipBlock": {"cidr": "10.40.0.0/16"}}]
+    assert 9400 not in fairshare.ways_out
+    assert 9400 not in render({}).find("NetworkPolicy", "agent").ways_out
+
+
 def test_no_policy_lets_anything_out_to_everywhere(manifests: Rendered) -> None:
     for policy in manifests.of("NetworkPolicy"):
         for rule in policy["spec"].get("egress", []):

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import trustme
 
+import gputally
 from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.core.settings import Settings, load
 from agent.wire import Batch
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.errors import SettingsFault
 from gputally.base.yaml_file import FileFault, Unreadable, read
 from gputally.server.config_loading import WatchedFile
@@ -95,6 +97,18 @@ def test_https_bearer_tokens_and_client_certificates_on_one_port(ca, tmp_path, c
             request(url, client(ca, issue(foreign, tmp_path / "foreign", "x", "lab-agents")), "GET", "/livez")
         with pytest.raises(ssl.SSLCertVerificationError):
             request(url, client(foreign), "GET", "/livez")
+
+
+def test_the_python_client_trusts_the_authority_that_it_is_given(ca, tmp_path, clock):
+    certificate, key = issue(ca, tmp_path / "server")
+    authority, tokens = tmp_path / "ca.pem", tmp_path / "tokens.yaml"
+    authority.write_bytes(ca.cert_pem.bytes())
+    tokens.write_text(f"tokens:\n  - {{name: root, token_sha256: {sha256('secret')}, scopes: [admin]}}\n")
+    settings = Settings(data=tmp_path, listen="127.0.0.1:0", tokens=tokens, tls_cert=certificate, tls_key=key)
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0, service.tls) as url:
+        assert gputally.connect(url, "secret", ca_file=authority).decisions().empty
+        with pytest.raises(Unanswered, match=r"(?i)certificate"):
+            gputally.connect(url, "secret").decisions()
 
 
 def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca, tmp_path):
