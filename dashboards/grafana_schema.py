@@ -67,10 +67,10 @@ MODELS = {
 SCHEMA_VERSION = 42
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, Any]
+NEWEST: Json = {"calcs": ["lastNotNull"], "fields": "", "values": False}
 
 SortBy = core.TableSortByField
 Templating = core.Templating
-Time = core.Time
 
 
 class Target(core.Target):
@@ -133,12 +133,12 @@ class Link(core.DashboardLink):
             "title": self.title,
             "type": "dashboards",
             "tags": self.tags,
-            "asDropdown": self.asDropdown,
-            "includeVars": self.includeVars,
-            "keepTime": self.keepTime,
-            "targetBlank": self.targetBlank,
-            "icon": self.icon,
-            "tooltip": self.tooltip,
+            "asDropdown": False,
+            "includeVars": True,
+            "keepTime": True,
+            "targetBlank": False,
+            "icon": "external link",
+            "tooltip": "",
             "url": "",
         }
 
@@ -160,16 +160,16 @@ class Stat(core.Stat):
         return _panel(
             self,
             "stat",
-            {"unit": self.format, "decimals": self.decimals, "color": {"mode": "thresholds"}, "noValue": self.noValue},
+            {"unit": self.format, "decimals": self.decimals, "color": {"mode": "thresholds"}, "noValue": "no data"},
             {
-                "colorMode": self.colorMode,
+                "colorMode": "value",
                 "graphMode": self.graphMode,
-                "justifyMode": self.alignment,
-                "orientation": self.orientation,
+                "justifyMode": "auto",
+                "orientation": "auto",
                 "percentChangeColorMode": "standard",
-                "reduceOptions": {"calcs": [self.reduceCalc], "fields": "", "values": False},
+                "reduceOptions": NEWEST,
                 "showPercentChange": False,
-                "textMode": self.textMode,
+                "textMode": "auto",
                 "wideLayout": True,
             },
         )
@@ -183,14 +183,13 @@ class BarGauge(core.BarGauge):
             {
                 "unit": self.format,
                 "decimals": self.decimals,
-                "min": self.min,
-                "max": self.max,
+                "min": 0,
                 "color": {"mode": "fixed", "fixedColor": BLUE},
             },
             {
-                "displayMode": self.displayMode,
-                "orientation": self.orientation,
-                "reduceOptions": {"calcs": [self.calc], "fields": "", "values": False},
+                "displayMode": "basic",
+                "orientation": "horizontal",
+                "reduceOptions": NEWEST,
                 "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
                 "maxVizHeight": 32,
                 "minVizHeight": 16,
@@ -206,18 +205,16 @@ class BarGauge(core.BarGauge):
 class TimeSeries(core.TimeSeries):
     def to_json_data(self) -> Json:
         custom = {
-            "axisPlacement": self.axisPlacement,
-            "axisLabel": self.axisLabel,
-            "axisSoftMin": self.axisSoftMin,
-            "axisSoftMax": self.axisSoftMax,
-            "drawStyle": self.drawStyle,
+            "axisPlacement": "auto",
+            "axisLabel": "",
+            "drawStyle": "line",
             "fillOpacity": self.fillOpacity,
-            "gradientMode": self.gradientMode,
-            "lineInterpolation": self.lineInterpolation,
+            "gradientMode": "none",
+            "lineInterpolation": "linear",
             "lineWidth": self.lineWidth,
-            "pointSize": self.pointSize,
-            "showPoints": self.showPoints,
-            "spanNulls": self.spanNulls,
+            "pointSize": 5,
+            "showPoints": "never",
+            "spanNulls": False,
             "stacking": self.stacking,
             "thresholdsStyle": {"mode": self.thresholdsStyleMode},
         }
@@ -226,20 +223,19 @@ class TimeSeries(core.TimeSeries):
             "timeseries",
             {
                 "unit": self.unit,
-                "decimals": self.valueDecimals,
                 "min": self.valueMin,
                 "max": self.valueMax,
-                "color": {"mode": self.colorMode, "seriesBy": "max"},
+                "color": {"mode": OPEN_ENDED, "seriesBy": "max"},
                 "custom": custom,
             },
             {
                 "legend": {
-                    "calcs": self.legendCalcs,
-                    "displayMode": self.legendDisplayMode,
-                    "placement": self.legendPlacement,
+                    "calcs": ["lastNotNull", "mean", "max"],
+                    "displayMode": "table",
+                    "placement": "bottom",
                     "showLegend": True,
                 },
-                "tooltip": {"mode": self.tooltipMode, "sort": self.tooltipSort},
+                "tooltip": {"mode": "multi", "sort": "desc"},
             },
         )
 
@@ -251,15 +247,15 @@ class Table(core.Table):
             "table",
             {
                 "unit": self.unit,
-                "color": {"mode": self.colorMode},
+                "color": {"mode": "thresholds"},
                 "custom": {
-                    "align": self.align,
+                    "align": "auto",
                     "cellOptions": {"type": "auto"},
-                    "filterable": self.filterable,
+                    "filterable": False,
                     "inspect": False,
                 },
             },
-            {"showHeader": self.showHeader, "frameIndex": 0, "cellHeight": "sm", "sortBy": self.sortBy},
+            {"showHeader": True, "frameIndex": 0, "cellHeight": "sm", "sortBy": self.sortBy},
         )
 
 
@@ -270,15 +266,15 @@ class Dashboard(core.Dashboard):
             "title": self.title,
             "description": self.description,
             "tags": self.tags,
-            "schemaVersion": self.schemaVersion,
-            "version": self.version,
-            "editable": self.editable,
-            "graphTooltip": self.graphTooltip,
+            "schemaVersion": SCHEMA_VERSION,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,
             "fiscalYearStartMonth": 0,
-            "refresh": self.refresh,
-            "time": self.time,
+            "refresh": "1m",
+            "time": {"from": "now-24h", "to": "now"},
             "timepicker": {},
-            "timezone": self.timezone,
+            "timezone": "browser",
             "annotations": {"list": []},
             "links": self.links,
             "templating": {"list": self.templating.list},

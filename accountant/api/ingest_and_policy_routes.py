@@ -35,7 +35,7 @@ from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch
-from accountant.history_import.import_run import ImportedChunk, Source, is_import, of_acts, source_of
+from accountant.history_import.import_run import ImportedChunk, Source, imported_chunks, is_import, source_of
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, Receipt
 from accountant.runtime.ingest import decode
@@ -150,7 +150,7 @@ def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, princi
     metered."""
     _own_cluster(principal, params.cluster)
     imports = deps.ledger.imports(params.cluster)
-    chunks = of_acts(deps.ledger.acts("imported", subject=_subject(params.cluster, params.source)))
+    chunks = imported_chunks(deps.ledger.acts("imported", subject=_subject(params.cluster, params.source)))
     return ImportState(
         done=tuple(DoneSpan.from_object(span) for span in chunks),
         marks=tuple(
@@ -204,7 +204,7 @@ def record_chunk(
 
 def _record_chunk(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:
     subject = _subject(chunk.cluster, chunk.source)
-    if any(known.span == chunk.span for known in of_acts(deps.ledger.acts("imported", subject=subject))):
+    if any(known.span == chunk.span for known in imported_chunks(deps.ledger.acts("imported", subject=subject))):
         return False
     act = NewAct(
         deps.clock.wall_ms(),

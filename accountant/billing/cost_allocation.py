@@ -25,7 +25,6 @@ from accountant.billing.charge_table import (
     DETAIL,
     KEY,
     PLACE,
-    BilledLines,
     ChargeTable,
     charges_by_grouping,
 )
@@ -68,18 +67,6 @@ def bills(
     return columns.charges()
 
 
-def bills_by_grouping(
-    ledger: Questions,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    groupings: Sequence[Sequence[Dimension]],
-    timezone: str = "UTC",
-) -> list[BilledLines]:
-    """The lines of a statement of [start_ms, end_ms) by each of the groupings, which all begin with the team."""
-    return [columns.by_line() for columns in billed_tables(ledger, book, start_ms, end_ms, groupings, timezone)]
-
-
 def billed_tables(
     ledger: Questions,
     book: PriceBook | None,
@@ -88,7 +75,7 @@ def billed_tables(
     groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
 ) -> list[ChargeTable]:
-    """Like `bills_by_grouping`, but returns one ChargeTable per grouping.
+    """Charges of [start_ms, end_ms) by payer, as one table for each of the groupings, which all begin with the team.
 
     Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate."""
     billing = book.billing if book is not None else Billing()
@@ -246,7 +233,7 @@ def _place_and_price(charge: Charge) -> tuple[Place, str]:
 def _with_reserved(
     unallocated: Iterable[Charge], reserved: Mapping[tuple[Place, str], Counter[str]], by: Sequence[Dimension]
 ) -> list[Charge]:
-    """The unallocated time, from which each team's reserved time is split off as a separate charge."""
+    """Splits off each team's reserved time from charges for unallocated time, as charges of its own."""
     parts: list[Charge] = []
     for charge in unallocated:
         rest = charge.gpu_us

@@ -62,7 +62,7 @@ class EpochSpan(NamedTuple):
 
 
 def epoch_spans(reports: Iterable[EpochReport], start_ms: int, end_ms: int) -> list[EpochSpan]:
-    """The span, split at the reports inside (start_ms, end_ms], by instant and number.
+    """Splits [start_ms, end_ms) at the instants of the reports, in order of time.
 
     If several epochs ended at the same instant, the one with the lowest number has the time."""
     found: list[EpochSpan] = []

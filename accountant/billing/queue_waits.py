@@ -29,7 +29,7 @@ class KnownPod:
 
     @property
     def key(self) -> JobKey:
-        """The job that it belongs to; a pod without a workload is its own job."""
+        """The job of the pod; a pod without a workload is its own job."""
         return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
 

@@ -51,7 +51,10 @@ def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
 
 
 def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> Int64Array:
-    """The cost of each of these quantities, in units with so many decimals that add up to `total`.
+    """The cost of each quantity, as integers that add up to `total`.
+
+    nano: the quantities, in billionths of a GPU-hour.
+    places: decimals of the unit of the costs and of `total`, 2 for cents.
 
     The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
     gives."""
@@ -97,11 +100,11 @@ _NONE: Final[Int64Array] = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """A choice of statement lines.
+    """Selects statement lines.
 
-    team, gpu_model, capacity_type, price_row: None for all.
-    accounts: empty for all.
-    payers: whether lines that no team pays for are left out."""
+    team, gpu_model, capacity_type, price_row: the value of the lines; None for all lines.
+    accounts: the accounts of the lines; empty for all.
+    payers: True leaves out the lines that no team pays for."""
 
     team: str | None = None
     accounts: frozenset[Account] = frozenset()

@@ -101,7 +101,8 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class UnmeteredItems:
-    """Items of a statement besides metered time. month: the statement's; None if its span is no calendar month."""
+    """Items of a statement besides metered time. month: the statement's month; None if its span is no calendar
+    month."""
 
     month: str | None = None
     corrections: tuple[Correction, ...] = ()

@@ -100,8 +100,8 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
 
 
 def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
-    """The lines, with the time of MIG holders converted from compute slices to memory slices. The given lines are
-    grouped at least by `places` and `mig_profile`.
+    """Converts the time of MIG holders from compute slices to memory slices. The given lines are grouped at least by
+    `places` and `mig_profile`.
 
     with_unheld: whether the result includes time without a holder.
 

@@ -123,7 +123,7 @@ def charges(
 def _at_commitments(
     at_rows: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
 ) -> list[Charge]:
-    """The charges, from which the parts that commitments cover are split off as charges at the commitments' rates.
+    """Splits off the parts of charges that commitments cover, as charges at the commitments' rates.
 
     lengths: the length of each local hour, in ms.
     hour, team: the indices of these dimensions in the keys."""
@@ -195,8 +195,7 @@ def _at_rows(
 
 
 def add_equal_charges(charges: Iterable[Charge]) -> list[Charge]:
-    """The charges, in which those that differ only in their time are added up, sorted by key, place, account, detail
-    and price row."""
+    """Adds up charges that differ only in their time. Sorted by key, place, account, detail and price row."""
     return _add_by_key((charge.key, charge) for charge in charges)
 
 

@@ -314,7 +314,7 @@ class Credits(_Books):
         lines = [line for line in self.preview(span) if line.amount]
         book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
         if book is None or not lines:
-            raise CannotClose(f"no team was billed for {span.text}")
+            raise CannotClose(f"no team was billed for {span.text}: there is nothing to credit")
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
         adjustments = []
         for number, line in enumerate(lines, books.seen + 1):
@@ -470,13 +470,13 @@ class Bookkeeper:
         books = self.books()
         found = books.of(str(month))
         if found is None:
-            raise CannotClose(f"{month} is not closed")
+            raise CannotClose(f"{month} is not closed: close it before you publish it")
         if not found.published:
             record(self._ledger, [NewAct(self._clock.wall_ms(), "published", str(month), who, reason)], books.seen)
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
-        """Accept all proposals for all closed months on behalf of an administrator. Returns the new corrections."""
+        """Accepts all proposals for all closed months. Returns the new corrections. who: the administrator."""
         books = self.books()
         after, acts = self._corrected(books, who, books.closed)
         if acts:

@@ -215,7 +215,9 @@ def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, wh
     if new.approved_by == who:
         raise CannotClose(f"{who!r} books the adjustment, so another person has to approve it")
     if new.month > booked_in:
-        raise CannotClose(f"{new.month} is after {booked_in}, the month in which the adjustment would be booked")
+        raise CannotClose(
+            f"{new.month} is after {booked_in}, the month in which the adjustment is booked: name an earlier month"
+        )
     return Adjustment(
         id=f"adjustment-{number}",
         month=new.month,

@@ -155,7 +155,9 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
     currency."""
     other = sorted({line.currency for line in invoice.lines} - {currency})
     if other:
-        raise CannotClose(f"the invoice has charges in {' and '.join(other)}, but the price book is in {currency}")
+        raise CannotClose(
+            f"the invoice has charges in {' and '.join(other)}, but the price book is in {currency}: convert them first"
+        )
     billed = [charge for charge in charges if charge.billed]
     pools, rest = _pools(invoice.lines, billed)
     lines = tuple(_line(pool) for pool in pools)
@@ -253,7 +255,7 @@ def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[lis
 
 
 def _best(kinds: Iterable[_Kind], charge: Charge) -> _Kind | None:
-    """The most specific kind that matches a charge."""
+    """The most specific kind that matches a charge; None if none does."""
     matching = [kind for kind in kinds if kind[0] and _matches(kind, charge)]
     return max(matching, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
 

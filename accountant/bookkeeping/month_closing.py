@@ -39,7 +39,7 @@ def statement_hash(statement: Statement) -> str:
 class CannotClose(AccountantError):
     """The bookkeeping refuses an act, such as closing or pricing a month. The message says why and what to do.
 
-    key: the key of the price book to which a file's check attributes the refusal."""
+    key: the key of the price book's file that is reported as the place of the fault."""
 
     key = "rows"
 
@@ -157,7 +157,8 @@ def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
 
 
 def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequence[str], reason: str) -> None:
-    """Raises CannotClose naming every objection that was not acknowledged, or a missing reason."""
+    """Raises CannotClose if objections were not acknowledged, or if the reason is missing. The message names the
+    objections."""
     left = [objection for objection in standing if objection.kind not in acknowledged]
     if left:
         raise CannotClose(
@@ -173,7 +174,7 @@ def refuse_out_of_order(books: ClosedMonths, month: Month, end_ms: int, now_ms: 
     if books.of(str(month)) is not None:
         raise CannotClose(f"{month} is closed already")
     if end_ms > now_ms:
-        raise CannotClose(f"{month} is not over")
+        raise CannotClose(f"{month} is not over: close it after its end")
     if books.latest is not None and str(month) != books.open_month():
         raise CannotClose(f"months are closed in order: close {books.open_month()} before {month}")
     if books.latest is None and earlier_records:
@@ -184,7 +185,7 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
     """Raises CannotClose unless it is the newest closed month, not published, and a reason is given."""
     found = books.of(month)
     if found is None:
-        raise CannotClose(f"{month} is not closed")
+        raise CannotClose(f"{month} is not closed: there is nothing to reopen")
     if found.published:
         raise CannotClose(
             f"{month} is published and cannot be reopened: late records become a proposal for {books.open_month()}"

@@ -104,7 +104,7 @@ class Prices:
             self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """Puts a book as written in force, see `enter`."""
+        """Puts a book without invoice rates in force, see `enter`."""
         return self.enter([ComposedPriceBook(book, book)], origin, who, reason, now_ms)
 
     def enter(
@@ -183,7 +183,7 @@ class PriceDiff(Model):
 
 
 def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
-    """Compare two statements of the same time under two price books."""
+    """Compares two statements of the same span under two price books."""
     old, new = _costs(before.every_line), _costs(after.every_line)
     time: dict[_Key, int] = {}
     for line in after.every_line:

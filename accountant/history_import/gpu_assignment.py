@@ -115,8 +115,8 @@ class GpuPart:
 
     slice: its MIG instance, None for the whole GPU.
     slots: number of equal parts that it is time-sliced into, otherwise 1.
-    busy: parts per million of it.
-    memory: used MiB of it."""
+    busy: its busy share, in parts per million.
+    memory: its used memory, in MiB."""
 
     slice: Slice | None = None
     slots: int = 1
@@ -319,7 +319,7 @@ def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
 def _holder(
     ordered: Sequence[SlotHold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
 ) -> Holder | None:
-    """The holder of a slot at an instant; calls must have ascending instants."""
+    """The holder of a slot at an instant; None if the slot is free. Calls must have ascending instants."""
     place = cursor[key]
     while place < len(ordered) and ordered[place].end_ms <= at:
         place += 1
@@ -405,7 +405,7 @@ def _of_part(
 
 
 def _figure(track: FigureSeries | None, start: int, end: int) -> tuple[int | None, list[Span]]:
-    """(integral, gaps); None if nothing is known."""
+    """The integral and the gaps; the integral is None if nothing is known."""
     if track is None:
         return None, []
     total, gaps = track.over(start, end)

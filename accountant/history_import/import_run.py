@@ -12,8 +12,8 @@ The epoch names the source and the start of the run of chunks. It begins with `i
 the epoch of every agent, which is a UUIDv7 and begins with 0-9 or a-f.
 
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
-backup. `said_of` lists the imports inside a span, and prorates the amounts of a chunk that lies only partly in it. The
-list is shown to tell where imported figures come from; no figure is computed from it."""
+backup. `import_rows` lists the imports inside a span, and prorates the amounts of a chunk that lies only partly in it.
+The list is shown to tell where imported figures come from; no figure is computed from it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def first_seq(chunk_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A span that is queried, sent and recorded as a unit. epoch: of its outboxes."""
+    """A span that is queried, sent and recorded as a unit. epoch: the epoch of its outboxes."""
 
     epoch: str
     start_ms: int
@@ -172,13 +172,13 @@ class ImportRow:
         return KNOWN_LIMITS[self.source]
 
 
-def of_acts(acts: Iterable[Act]) -> list[ImportedChunk]:
+def imported_chunks(acts: Iterable[Act]) -> list[ImportedChunk]:
     """The chunks recorded in the acts, in the order of the acts, each once."""
     noted = [ImportedChunk.model_validate_json(act.content) for act in acts if act.kind == "imported"]
     return list({(one.cluster, one.source, one.span): one for one in noted}.values())
 
 
-def said_of(noted: Iterable[ImportedChunk], start_ms: int, end_ms: int) -> tuple[ImportRow, ...]:
+def import_rows(noted: Iterable[ImportedChunk], start_ms: int, end_ms: int) -> tuple[ImportRow, ...]:
     """The imports of [start_ms, end_ms) by cluster, source and origin."""
     found: dict[tuple[str, Source, str], list[ImportedChunk]] = {}
     for chunk in noted:
@@ -215,7 +215,7 @@ Read = Callable[[Chunk], Sequence[NodeHistory]]
 
 
 class Acknowledged(Model):
-    """Mirrors agent.wire.Ack."""
+    """The accountant's answer to a batch, with the fields of agent.wire.Ack."""
 
     epoch: str
     durable_seq: int
@@ -293,7 +293,7 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
 
 @dataclass(frozen=True, slots=True)
 class _NodeChunk:
-    """One node's part of a chunk, in the order of its numbers."""
+    """The records of one node in a chunk, in the order of their numbers."""
 
     node: str
     gpus: int
@@ -391,5 +391,5 @@ def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> Imported
 
 
 def _length(spans: Iterator[Span] | Sequence[Span]) -> int:
-    """The total length in microseconds of one GPU."""
+    """The total length of the spans, in microseconds."""
     return sum(end - start for start, end in spans) * US_PER_MS

@@ -271,7 +271,7 @@ def _node(
     containers = [one for one in asked.containers if one.node == node]
     offered = asked.offered.get(node, {})
     if not own:
-        own = assumed_devices(node, offered, containers, asked.labels_of(node))
+        own = assumed_devices(node, offered, containers, asked.node_labels.get(node, {}))
     if asked.deaf:
         wanted = of_labels(own, asked, seen)
         slots, pools = _labelled(own)

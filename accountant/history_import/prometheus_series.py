@@ -175,7 +175,7 @@ class PodSeries:
     heard: cells in which kube-state-metrics was scraped.
     listed, unready: cells by node.
     offered: the GPUs that each node can allocate.
-    deaf: kube-state-metrics was never scraped."""
+    deaf: whether kube-state-metrics was never scraped."""
 
     containers: tuple[Container, ...]
     pods: Mapping[PodName, PodInfo]
@@ -188,9 +188,6 @@ class PodSeries:
     @property
     def deaf(self) -> bool:
         return not self.heard
-
-    def labels_of(self, node: str) -> Labels:
-        return self.node_labels.get(node, {})
 
 
 def asked_for(seen: Observed) -> PodSeries:

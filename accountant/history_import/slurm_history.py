@@ -123,7 +123,7 @@ def from_rest(raw: bytes) -> Reading:
         return Reading((), (Fault("document", f"not JSON: {error}"),))
     records = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(records, list):
-        return Reading((), (Fault("document", "there is no list `jobs`"),))
+        return Reading((), (Fault("document", "there is no list `jobs`, as slurmrestd's answer has"),))
     runs: list[Job] = []
     faults = []
     for index, record in enumerate(records):
@@ -355,8 +355,9 @@ def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
 
 class SlurmHistory:
     """The jobs of one Slurm cluster. The constructor assigns them to nodes and GPUs, and `read` returns those of one
-    chunk. until_ms: no job is assumed to run longer.
+    chunk.
 
+    until_ms: the end of jobs that have none yet; later ends are cut to it.
     models: the ledger's name for each GPU type of Slurm."""
 
     def __init__(

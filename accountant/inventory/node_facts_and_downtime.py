@@ -188,7 +188,7 @@ class PlannedMaintenance:
         if (self.every is None) != (self.for_s is None):
             raise ValueError("set both every and for, or neither")
         if self.every is not None and not croniter.is_valid(self.every):
-            raise ValueError(f"not a cron expression: {self.every!r}")
+            raise ValueError(f"not a cron expression: {self.every!r} (write for example '0 6 * * sun')")
         zone(self.timezone)
 
     def concerns(self, node: NodeFacts) -> bool:

@@ -140,7 +140,7 @@ class Admission(_Object, frozen=True):
 
 
 class QueueStatus(_Object, frozen=True):
-    """admission: of Kueue's Workload."""
+    """The status of a queue object. admission: of Kueue's Workload, None until it is admitted."""
 
     admission: Admission | None = None
 
@@ -168,8 +168,8 @@ _HASH = "pod-template-hash"
 
 @dataclass(frozen=True, slots=True)
 class JobLabel:
-    """A label that names a job. below: kinds that this job owns; the label is used only if the chain ends in one of
-    them or is empty."""
+    """A label that names a pod's job. below: kinds that such a job owns. The label is used only if the known chain of
+    owners ends in one of these kinds or is empty."""
 
     label: str
     kind: str

@@ -74,7 +74,7 @@ _resources = msgspec.json.Decoder(_Resources)
 
 
 class Owners:
-    """Chains from one API server. Not thread-safe."""
+    """Reads and caches the owners of pods of one API server. Not thread-safe."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

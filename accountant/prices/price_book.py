@@ -110,7 +110,7 @@ def _parse_share(value: object) -> Decimal:
 
 def _checked_currency(value: str) -> str:
     if value not in CURRENCIES:
-        raise ValueError(f"not an ISO 4217 currency: {value!r}")
+        raise ValueError(f"not an ISO 4217 currency: {value!r} (write for example EUR)")
     return value
 
 
@@ -172,7 +172,7 @@ class ResourceWeights:
         Raises ValueError if no resource has a weight."""
         units = self.units(amounts)
         if not units:
-            raise ValueError("none of the machine's resources has a weight")
+            raise ValueError("none of the machine's resources has a weight: weight at least gres/gpu")
         return {name: Fraction(price) * term / units for name, term in self.terms(amounts).items()}
 
 
@@ -197,7 +197,9 @@ class Instance(Model):
                     f"vcpus and memory_gb need weights by which the price is divided, for example {AWS_WEIGHTS}"
                 )
         elif not ResourceWeights.parse(self.weights).by_name.get("gres/gpu"):
-            raise ValueError(f"the weights have none for GPUs (gres/gpu): {self.weights!r}")
+            raise ValueError(
+                f"the weights lack one for GPUs, gres/gpu: {self.weights!r}; write for example {AWS_WEIGHTS}"
+            )
         return self
 
     def unit_price(self) -> Decimal:
@@ -242,7 +244,7 @@ class Amortised(Model):
         if self.pue < 1:
             raise ValueError(f"a PUE is at least 1 (the site's power divided by the machines' power): {self.pue}")
         if not self.utilisation:
-            raise ValueError("a utilisation of 0 leaves no hours over which to divide the costs")
+            raise ValueError("a utilisation of 0 leaves no hours over which to divide the costs: write more than 0")
         return self
 
     @property
@@ -319,7 +321,7 @@ class PriceRow(Model):
             )
         if self.instance is not None and (self.instance.weights is None) != (self.basis == "whole-instance"):
             raise ValueError(
-                "basis whole-instance divides the price among all GPUs and takes no weights; gpu-only needs weights"
+                "an instance with weights needs `basis: gpu-only`, and one without weights `basis: whole-instance`"
             )
         return self
 
@@ -524,7 +526,7 @@ class PriceBook(Model):
         families: dict[str, list[_Entry]] = {}
         committed: dict[str, list[_Entry]] = {one.id: [] for one in self.commitments}
         if len(committed) < len(self.commitments):
-            raise ValueError("two commitments have the same id")
+            raise ValueError("two commitments have the same id: give each an id of its own")
         unrated = committed.keys() - {row.commitment for row in self.rows}
         if unrated:
             raise ValueError(
@@ -636,10 +638,12 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
         in_service, end_of_life = row.amortised.life_ms(tz)
         if start_ms < in_service:
             raise PriceFault(
-                index, "valid_from", f"before the GPUs of the row are in service ({row.amortised.in_service})"
+                index, "valid_from", f"the row begins before its GPUs are in service: {row.amortised.in_service}"
             )
         if row.valid_to is not None and end_ms > end_of_life:
-            raise PriceFault(index, "valid_to", "after the end of life of the row's GPUs: nothing is left to amortise")
+            raise PriceFault(
+                index, "valid_to", "the row ends after the life of its GPUs, when nothing is left to amortise"
+            )
         end_ms = min(end_ms, end_of_life)
     price = Price(row.id, row.unit_price(tz), row.list_price(tz), row, start_ms, end_ms)
     return _Entry(index, row, price, gpu, row.selectors)
@@ -651,7 +655,8 @@ def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
     for first, second in pairwise(ordered):
         if second.price.start_ms < first.price.end_ms:
             raise PriceFault(second.number, "id", f"row {second.row.id!r} and row {first.row.id!r} are both the rate "
-                                                 f"of commitment {one.id!r} at the same time")  # fmt: skip
+                                                 f"of commitment {one.id!r} at the same time: end one of them before "
+                                                 "the other begins")  # fmt: skip
     return ordered
 
 
@@ -669,10 +674,13 @@ def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
     if first.selectors != second.selectors and _covered(start, end, [e for e in family if e.selectors == both]):
         return
     if first.selectors == second.selectors:
-        message = f"valid at the same time as row {first.row.id!r} for the same GPUs"
+        message = f"valid at the same time as row {first.row.id!r} for the same GPUs: end one before the other begins"
     else:
         conditions = ", ".join(f"{key}: {value}" for key, value in sorted(both))
-        message = f"ambiguous with row {first.row.id!r}: both match {conditions}, and no row has all these conditions"
+        message = (
+            f"ambiguous with row {first.row.id!r}: both match {conditions}, and no row has all these conditions; "
+            "add such a row"
+        )
     raise PriceFault(second.number, "id", f"row {second.row.id!r} is {message}")
 
 

@@ -87,12 +87,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
         return round(_TOP + plot_h * (1 - gpu_us / US_PER_HOUR / top), 2)
 
     for step in range(5):
-        value = top * step / 4
-        level = f"{round(_TOP + plot_h * (1 - step / 4), 2):g}"
-        ET.SubElement(
-            svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
-        )
-        text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
+        _grid_line(svg, _TOP + plot_h * (1 - step / 4), f"{top * step / 4:,.2f}".rstrip("0").rstrip("."))
     pitch = plot_w / max(1, len(days))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
     label_every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
@@ -121,7 +116,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
 
 def accounts(rows: Sequence[AccountRow], title: str) -> str:
     """One bar of the whole capacity, divided into its accounts."""
-    width, height = 1040, 36
+    width, height = _WIDTH, 36
     parts = [row for row in rows if row.gpu_us]
     parted = "; ".join(
         f"{figure_formatting.ACCOUNT_NAMES[row.account]} {figure_formatting.percent(row.share)}" for row in parts
@@ -143,7 +138,7 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
 
 def hours(use: HourlyUse, title: str) -> str:
     """A column per hour of the day: the held share of the capacity, and the busy part of it."""
-    width, height, left, bottom = 1040, 190, 58, 26
+    height, bottom = 190, 26
     rows = use.hours
     most = max((row.held or 0.0 for row in rows), default=0.0)
     top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
@@ -153,24 +148,30 @@ def hours(use: HourlyUse, title: str) -> str:
         if peak
         else "Nothing was held."
     )
-    svg = root("hours", width, height, title, peaked)
+    svg = root("hours", _WIDTH, height, title, peaked)
     plot = height - bottom - 10
     for step in (0.0, 0.5, 1.0):
-        level = f"{round(10 + plot * (1 - step), 2):g}"
-        ET.SubElement(svg, "line", {"class": "grid", "x1": str(left), "x2": str(width - 8), "y1": level, "y2": level})
-        text(svg, "tick end", left - 8, float(level) + 4, figure_formatting.percent(top * step, 0))
-    pitch = (width - left - 8) / 24
+        _grid_line(svg, 10 + plot * (1 - step), figure_formatting.percent(top * step, 0))
+    pitch = (_WIDTH - _LEFT - _RIGHT) / 24
     for row in rows:
         column = ET.SubElement(svg, "g")
         held_share, busy_share = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
         tooltip = f"{figure_formatting.percent(row.held)} held, {figure_formatting.percent(row.utilisation)} of it busy"
         ET.SubElement(column, "title").text = f"{figure_formatting.clock(row.hour)}: {tooltip}"
-        x, bar_width = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
+        x, bar_width = _LEFT + pitch * row.hour + pitch * 0.14, pitch * 0.72
         for css, part in (("a-unallocated", held_share), ("a-busy", busy_share)):
             rect(column, css, x, 10 + plot * (1 - min(part, top) / top), bar_width, plot * min(part, top) / top)
         if row.hour % 3 == 0:
             text(svg, "tick mid", x + bar_width / 2, height - bottom + 18, f"{row.hour:02d}")
     return ET.tostring(svg, encoding="unicode")
+
+
+def _grid_line(svg: ET.Element, y: float, label: str) -> None:
+    level = f"{round(y, 2):g}"
+    ET.SubElement(
+        svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
+    )
+    text(svg, "tick end", _LEFT - 8, float(level) + 4, label)
 
 
 def _capacity_line(svg: ET.Element, steps: Sequence[tuple[float, float]], pitch: float) -> None:
@@ -281,7 +282,7 @@ def render_pdf(report: Report) -> bytes:
     except OSError as error:
         raise CannotRender(
             "PDF needs Pango: install libpango-1.0-0, libpangoft2-1.0-0 and libharfbuzz-subset0 (Debian), "
-            "or ask for html"
+            "or request the format html"
         ) from error
     page = render_html(report).replace("</desc>", f"</desc><style>{_chart_style()}</style>")
     document = weasyprint.HTML(string=page, base_url="about:blank", url_fetcher=_refuse)

@@ -236,7 +236,7 @@ def rows(
     timezone: str,
     most: int,
 ) -> tuple[EpochRow, ...]:
-    """The epochs of the jobs with the highest cost that ended an epoch in the span; at most `most`.
+    """The epochs of jobs that ended an epoch in the span, for at most `most` jobs, those with the highest cost first.
 
     team: count only this team's part.
     reported: the reports of the span.

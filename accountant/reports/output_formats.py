@@ -20,7 +20,7 @@ BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """One format. module, function: of accountant.reports, which writes it."""
+    """A file format. module, function: the function that writes the file, and its module in accountant.reports."""
 
     module: str
     function: str

@@ -38,7 +38,7 @@ from accountant.billing.usage_pricing import Charge, charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
-from accountant.history_import.import_run import ImportRow, of_acts, said_of
+from accountant.history_import.import_run import ImportRow, import_rows, imported_chunks
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
@@ -145,8 +145,11 @@ def read_data(
     scopes: Collection[str | None] | None = None,
     book_before: PriceBook | None = None,
 ) -> Readings:
-    """Reads the data for reports of these scopes; None: of the cluster and every team that held anything. book_before:
-    the price book of the span before, if it differs.
+    """Reads the data for reports.
+
+    scopes: the teams of the reports, None among them for the whole cluster; instead of a collection, None for the
+        cluster and every team that held anything.
+    book_before: the price book of the span before, if it is another one.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -339,7 +342,7 @@ class MonthBooks:
     ) -> MonthBooks:
         """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
         only the imports are read."""
-        imports = said_of(of_acts(ledger.acts("imported")), start_ms, end_ms)
+        imports = import_rows(imported_chunks(ledger.acts("imported")), start_ms, end_ms)
         if month is None:
             return cls(imports=imports)
         return cls(

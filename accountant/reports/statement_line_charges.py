@@ -82,10 +82,10 @@ NO_USE: Final = ChargeUse()
 
 @dataclass(frozen=True, slots=True)
 class FocusCharge:
-    """One row of Cost and Usage. [start_ms, end_ms): when it was used.
+    """One row of FOCUS's Cost and Usage. [start_ms, end_ms): its charge period.
 
     key: unique, and equal for the same charge in every rendering.
-    line: the statement line it is part of.
+    line: the statement line of which it is a part; None for credits and rounding.
     hours: GPU-hours, None if it is not metered time.
     list_price: per GPU-hour, before discounts.
     about: the month that a correction or credit is about; "" for other charges."""

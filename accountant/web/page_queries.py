@@ -17,7 +17,7 @@ from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
 from accountant.billing import job_costs, statement_breakdown, statements
 from accountant.billing.charge_table import Groups
-from accountant.billing.cost_allocation import bills_by_grouping
+from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.job_costs import Where
 from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
@@ -236,9 +236,9 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     end = min(whole_end, at)
     book = deps.books.priced_by(deps.books.kept(month))
     with deps.ledger.moment(start, end) as moment:
-        of_cuts = bills_by_grouping(
-            moment, book, start, end, [statement_breakdown.DIMENSIONS[by] for by in cuts], timezone
-        )
+        groupings = [statement_breakdown.DIMENSIONS[by] for by in cuts]
+        tables = billed_tables(moment, book, start, end, groupings, timezone)
+    of_cuts = [table.by_line() for table in tables]
     return [
         Bills(at, statements.build(bills.charges, book, (), start, end, timezone), bills.groups) for bills in of_cuts
     ]

@@ -170,7 +170,11 @@ def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ..
 
 
 def _faults(error: ValidationError) -> Iterator[tuple[tuple[Key, ...], str]]:
-    for fault in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    inside = {fault["loc"][:-length] for fault in found for length in range(1, len(fault["loc"]))}
+    for fault in found:
+        if fault["type"] == "too_short" and fault["loc"] in inside:
+            continue  # pydantic counts only the valid items; those at fault are reported
         cause = fault.get("ctx", {}).get("error")
         path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
         message = str(cause) if cause is not None else fault["msg"]

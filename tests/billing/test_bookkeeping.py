@@ -444,7 +444,7 @@ def test_no_credit_is_booked_where_no_statement_shows_it(keep):
     _, keeper = keep([held("2026-09-10", "2026-11-10")])
     early, own = (keeper.credits.adjust(credit(month=month, amount=-5), "ada") for month in ("2025-10", "2026-10"))
     assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
-    with pytest.raises(CannotClose, match="2027-01 is after 2026-11, the month in which the adjustment would be"):
+    with pytest.raises(CannotClose, match="2027-01 is after 2026-11, the month in which the adjustment is booked"):
         keeper.credits.adjust(credit(month="2027-01"), "ada")
     for month in map(keeper.month, (SEP, OCT)):
         assert month.due["vision"] - month.payable["vision"] == -5

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.charge_table import split_in_order
-from accountant.billing.cost_allocation import bills, bills_by_grouping, weights
+from accountant.billing.cost_allocation import billed_tables, bills, weights
 from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
 from accountant.billing.time_reallocation import Share, lend, spread_shares
@@ -225,7 +225,7 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
     ]
     assert costs[0] == costs[1]
     cuts = [("team",), ("team", "pod"), ("team", "day"), ("team", "cluster", "node")]
-    several = bills_by_grouping(ledger, book(billing), *span, cuts)
+    several = [table.by_line() for table in billed_tables(ledger, book(billing), *span, cuts)]
     for by, lines in zip(cuts, several, strict=True):
         assert sums(bills(ledger, book(billing), *span, by)) == sums(plain)
         for charge in lines.charges:

@@ -102,6 +102,11 @@ def test_validity_is_half_open():
     assert book.cuts(at("2026-01-01"), at("2026-03-01")) == (change,)
 
 
+def test_a_book_whose_only_row_is_at_fault_is_not_called_empty(tmp_path):
+    row = "  - {id: a, model: T4, price: -1, valid_from: 2026-01-01, " + REST + "}\n"
+    assert refusal(tmp_path, HEAD + row) == "prices.yaml:4: rows.0.price: the number must not be negative: -1"
+
+
 def test_two_rows_that_ask_for_different_things_need_a_third(tmp_path):
     pair = (
         "  - {id: pool, model: T4, pool: a, price: 1, valid_from: 2026-01-01, " + REST + "}\n"
@@ -109,7 +114,7 @@ def test_two_rows_that_ask_for_different_things_need_a_third(tmp_path):
     )
     assert refusal(tmp_path, HEAD + pair) == (
         "prices.yaml:5: rows.1.id: row 'spot' is ambiguous with row 'pool': both match capacity_type: spot, pool: a, "
-        "and no row has all these conditions"
+        "and no row has all these conditions; add such a row"
     )
     both = "  - {id: both, model: T4, pool: a, capacity_type: spot, price: 3, valid_from: 2026-01-01, " + REST + "}\n"
     (tmp_path / "prices.yaml").write_text(HEAD + pair + both)
@@ -258,8 +263,8 @@ def test_an_owned_gpu_has_no_price_before_and_after_its_life():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("valid_from: 2026-01-14", "b.yaml:5: rows.0.valid_from: before the GPUs of the row are in service"),
-        ("valid_from: 2026-02-01, valid_to: 2031-01-01", "rows.0.valid_to: after the end of life of the row's GPUs"),
+        ("valid_from: 2026-01-14", "b.yaml:5: rows.0.valid_from: the row begins before its GPUs are in service"),
+        ("valid_from: 2026-02-01, valid_to: 2031-01-01", "rows.0.valid_to: the row ends after the life of its GPUs"),
         ("valid_from: 2026-02-01, price: 1", "this one has price and amortised"),
         ("valid_from: 2026-02-01, discount: 1.5", "a share must be between 0 and 1"),
     ],
@@ -277,7 +282,7 @@ def test_an_instance_by_either_basis():
     only = book_of(f"id: a, model: H100, instance: {{{parts}}}, valid_from: 2026-01-01, basis: gpu-only")
     exact = Fraction(5504, 100) * 9 / (72 + Fraction(1728, 10) + Fraction(2048, 10))
     assert abs(Fraction(only.unit_price("H100", at("2026-10-01")).price) - exact) < Fraction(1, 10**12)
-    with pytest.raises(FileFault, match="gpu-only needs weights"):
+    with pytest.raises(FileFault, match="weights needs `basis: gpu-only`"):
         book_of(f"id: a, model: H100, instance: {{{machine}}}, valid_from: 2026-01-01, basis: gpu-only")
     with pytest.raises(FileFault, match="need weights"):
         book_of(f"id: a, model: H100, instance: {{{machine}, vcpus: 4}}, valid_from: 2026-01-01, basis: whole-instance")

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.charge_table import Groups
-from accountant.billing.cost_allocation import bills_by_grouping, statement
+from accountant.billing.cost_allocation import billed_tables, statement
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
@@ -177,7 +177,7 @@ def billed_october():
     book = price_book(SAMPLE_PRICES)
     ledger = ListLedger(busy_month("2026-09-28", "2026-10-20"))
     span = tuple(map(at, OCTOBER))
-    bills = bills_by_grouping(ledger, book, *span, list(DIMENSIONS.values()))
+    bills = [table.by_line() for table in billed_tables(ledger, book, *span, list(DIMENSIONS.values()))]
     return dict(zip(DIMENSIONS, bills, strict=True)), book, span
 
 
@@ -240,7 +240,7 @@ def test_a_share_of_idle_time_is_nobodys_late_record(cut):
     ]
     span = tuple(map(at, OCTOBER))
     ledger = ListLedger(rows)
-    by_team, by_cut = bills_by_grouping(ledger, book, *span, (("team",), DIMENSIONS[cut]))
+    by_team, by_cut = [table.by_line() for table in billed_tables(ledger, book, *span, (("team",), DIMENSIONS[cut]))]
     stated = build(by_team.charges, book, (), *span, "UTC")
     found = itemise(stated, LineFilter(), by_cut.groups)
     assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}

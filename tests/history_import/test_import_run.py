@@ -15,9 +15,9 @@ from accountant.history_import.import_run import (
     chunks,
     epoch,
     first_seq,
+    import_rows,
+    imported_chunks,
     is_import,
-    of_acts,
-    said_of,
     source_of,
     without,
 )
@@ -94,23 +94,23 @@ def noted(day: int, **changes: object) -> ImportedChunk:
 def test_of_a_span_the_part_that_lies_in_it_by_cluster_and_place():
     chunks_noted = [noted(0), noted(1), noted(2, cluster="lab"), noted(40)]
     half = sample_month.START_MS + MS_PER_DAY // 2
-    lab, prod = said_of(chunks_noted, half, sample_month.END_MS)
+    lab, prod = import_rows(chunks_noted, half, sample_month.END_MS)
     assert (lab.cluster, lab.sent_us, lab.coverage) == ("lab", 6 * DAY_US, 0.75)
     assert (prod.start_ms, prod.end_ms) == (half, sample_month.START_MS + 2 * MS_PER_DAY)
     assert (prod.sent_us, prod.held_us, prod.unknown_us, prod.missing_us) == (
         9 * DAY_US, 9 * DAY_US // 2, 3 * DAY_US // 2, 3 * DAY_US,
     )  # fmt: skip
-    assert said_of(chunks_noted, half - MS_PER_DAY, half - MS_PER_DAY + MS_PER_HOUR) == ()
+    assert import_rows(chunks_noted, half - MS_PER_DAY, half - MS_PER_DAY + MS_PER_HOUR) == ()
 
 
 def test_a_chunk_that_was_noted_twice_is_one():
     act = Act(0, "imported", "prometheus/prod", "ann", "", noted(0).model_dump_json(), number=1)
     other = replace(act, kind="closed", content="{}", number=3)
-    assert of_acts([act, replace(act, number=2), other]) == [noted(0)]
+    assert imported_chunks([act, replace(act, number=2), other]) == [noted(0)]
 
 
 def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
-    said = said_of([noted(0)], sample_month.START_MS, sample_month.END_MS)
+    said = import_rows([noted(0)], sample_month.START_MS, sample_month.END_MS)
     report = replace(sample_month.report(), imports=said)
     page = html_and_pdf.render_html(report)
     assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(

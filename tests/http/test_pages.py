@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from accountant.api.answer_cache import FRESH_MS, STALEST_MS
-from accountant.billing.cost_allocation import bills_by_grouping
+from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.ledger.protocols import Quarantined
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
@@ -401,9 +401,9 @@ def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> N
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
     cuts = tuple(DIMENSIONS.values())
     with ledger.moment(start, end) as moment:
-        together = bills_by_grouping(moment, None, start, end, cuts, "Asia/Kathmandu")
+        together = [table.by_line() for table in billed_tables(moment, None, start, end, cuts, "Asia/Kathmandu")]
         for by, found in zip(cuts, together, strict=True):
-            (alone,) = bills_by_grouping(moment, None, start, end, (by,), "Asia/Kathmandu")
+            (alone,) = [table.by_line() for table in billed_tables(moment, None, start, end, (by,), "Asia/Kathmandu")]
             assert found.charges == alone.charges
             assert list(found.groups.keys) == list(alone.groups.keys)
             assert {line: [c.tolist() for c in columns] for line, columns in found.groups.by_line.items()} == {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import billed_tables, bills, bills_by_grouping
+from accountant.billing.cost_allocation import billed_tables, bills
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
@@ -99,7 +99,7 @@ def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, in
                 assert told_by(found) == told_by(other)
                 assert list(found.keys) == sorted(set(found.keys))
             expected_sums = by_account(charges(moment, book, *span, (), None, ZONE))
-            together = bills_by_grouping(moment, book, *span, several, ZONE)
+            together = [table.by_line() for table in billed_tables(moment, book, *span, several, ZONE)]
             for by, lines in zip(several, together, strict=True):
                 alone = bills(moment, book, *span, by, ZONE)
                 assert by_account(alone) == by_account(lines.charges) == expected_sums

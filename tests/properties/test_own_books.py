@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.cost_allocation import bills_by_grouping
+from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.statements import canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month
@@ -121,7 +121,7 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
         for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
             lines = moment.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
             books += sorted(repr(line) for line in lines)
-            (found,) = bills_by_grouping(moment, BOOK, *span, [("team", "node", "pod")])
+            (found,) = [table.by_line() for table in billed_tables(moment, BOOK, *span, [("team", "node", "pod")])]
             bills += [
                 (found.groups.keys[place], line, gpu_us)
                 for line, columns in found.groups.by_line.items()
