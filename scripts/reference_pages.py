@@ -532,13 +532,12 @@ MINUTES_OF_OUTAGE = 60
 class Measured:
     """bytes_per_row: of the ledger file with its sums. ingest_us: processor time of the accountant per row. rows_per_s:
     acknowledged by a quiet machine with two cores, on which the senders run too. wire_bytes: of a batch of eight rows,
-    gzip. report_us: processor time of a month's page per row of the month, the slower of two sizes."""
+    gzip."""
 
     bytes_per_row: float = 27
     ingest_us: float = 27.5
     rows_per_s: float = 35_736
     wire_bytes: float = 549
-    report_us: float = 0.18
 
 
 MEASURED = Measured()
@@ -555,7 +554,6 @@ class Load:
     ingest_s_per_day: float
     arriving_kib_per_s: float
     catch_up_s: float
-    report_s: float
 
 
 def load(gpus: int, of: Measured = MEASURED) -> Load:
@@ -568,21 +566,20 @@ def load(gpus: int, of: Measured = MEASURED) -> Load:
         ingest_s_per_day=rows * of.ingest_us / 1e6,
         arriving_kib_per_s=gpus / GPUS_PER_NODE * of.wire_bytes / 60 / 1024,
         catch_up_s=gpus * MINUTES_OF_OUTAGE / of.rows_per_s,
-        report_s=rows * 31 * of.report_us / 1e6,
     )
 
 
 def sizing_table(fleets: tuple[int, ...] = FLEETS) -> str:
     """One line per size of a fleet."""
     heads = ("GPUs", "Rows a day", "Ledger file a day", "in a year", "Processor for ingest", "Arrives")
-    heads += ("After an hour's outage", "Page of a month, processor")
+    heads += ("After an hour's outage",)
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for gpus in fleets:
         one = load(gpus)
         cells = (
             f"{gpus:,}", f"{one.rows_per_day / 1e6:,.2f} M", f"{_rounded_up(one.file_per_day_mb)} MB",
             f"{_rounded_up(one.file_per_year_gb)} GB", _duration(one.ingest_s_per_day) + " a day",
-            f"{_rounded_up(one.arriving_kib_per_s)} KiB/s", _duration(one.catch_up_s), _duration(one.report_s),
+            f"{_rounded_up(one.arriving_kib_per_s)} KiB/s", _duration(one.catch_up_s),
         )  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
