@@ -60,7 +60,7 @@ class _LazyCommands(Mapping[str, Any]):
 
 
 class Commands(TyperGroup):
-    """The accountant's commands."""
+    """The group of the accountant's commands."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -79,11 +79,11 @@ app = typer.Typer(
 
 @app.callback()
 def _commands() -> None:
-    """The group has no options of its own."""
+    """Makes Typer treat the app as a group; the group has no options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs one command and returns the exit code. argv: None for the arguments of the process."""
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally accountant")
     except SystemExit as done:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 from fastapi import FastAPI
+from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api import (
@@ -60,7 +61,6 @@ from accountant.runtime.job_and_task_metrics import (
     proposal_metrics,
     upkeep_metrics,
 )
-from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import open_store
 from accountant.web import job_and_node_pages, month_and_decision_pages, statement_detail_pages
@@ -102,12 +102,12 @@ ROUTES = (
     + month_and_decision_pages.SIGN_IN_ROUTES
     + month_and_decision_pages.STATIC
 )
-"""Shared by all apps of the process: `include_router` would copy every route for each app, which takes half a second,
-and search 15 routers per request."""
+"""The routes of every app of the process. `include_router` would copy every route for each app, which takes half a
+second, and would search 15 routers per request."""
 
 
 class _App(FastAPI):
-    """Passes agents' batches to `usage` without the framework."""
+    """Passes agents' batches to the application `usage`, without FastAPI's routing. See `ingest_app`."""
 
     usage: ASGIApp
 
@@ -117,7 +117,7 @@ class _App(FastAPI):
 
 
 def create_app(deps: Deps) -> FastAPI:
-    """The HTTP application. It owns nothing: the builder of `deps` closes them after the last request."""
+    """Makes the HTTP application. The maker of `deps` closes its objects after the last request."""
     app = _App(
         title="gputally accountant",
         version=version("gputally"),
@@ -158,14 +158,14 @@ _DELIVERY_SECONDS = 60.0
 """How often reports and notices are checked, which needs a ledger query."""
 
 _DELIVERY_PATIENCE_S = 900.0
-"""One run makes and sends all reports of a month."""
+"""One run makes and sends all reports that are due."""
 _AHEAD_SECONDS = 60.0
 """How often slow answers for the pages are computed ahead."""
 _PAGES_PATIENCE_S = 300.0
 
 
 class Listener(NamedTuple):
-    """An application for other programs, and the host:port to serve it on."""
+    """A compatibility API: its name, its application and the host:port on which it is served."""
 
     what: str
     app: ASGIApp
@@ -173,13 +173,15 @@ class Listener(NamedTuple):
 
 
 class Service:
-    """Owns the ledger from construction to `close`.
+    """One running accountant. It has its ledger open from construction to `close`.
 
-    listeners: compatibility APIs (accountant.compat).
-    over: set when the process should end, either after a failure (`failure`: only a restart helps) or on request.
     inventory, authenticator: replace those that the settings name; None: those of the settings.
-    trial: the price book's file is tried out and not recorded.
+    trial: the price file is tried out and not recorded.
     fence: returns why nothing may be committed, "" while this replica leads.
+
+    app: the HTTP application; listeners: the compatibility APIs (accountant.compat).
+    over: set when the process should end, because of `failure` or on request.
+    failure: the failure of the ledger, after which only a restart helps; None: none.
 
     Raises AccountantError (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
     gputally.base.yaml_file.FileFault; then nothing is left open."""
@@ -217,7 +219,7 @@ class Service:
         if written is not None:
             written.read(now)
         _writable(settings.data)
-        self._ways = CallersFile(settings, clock, self._stays, self._api, self._teams)
+        self._callers = CallersFile(settings, clock, self._stays, self._api, self._teams)
         self.tls = tls(settings)
         archive = None
         if settings.archive is not None:
@@ -249,13 +251,13 @@ class Service:
             clock,
             self.ledger,
             self.ingest,
-            authenticator or self._ways.authenticator,
+            authenticator or self._callers.authenticator,
             metrics,
             self.books,
             self.fail,
-            self._ways.certified,
+            self._callers.certified,
             self.deliveries,
-            self._ways.people,
+            self._callers.people,
             self.tasks,
             guard=clock,
             lake=self._publisher,
@@ -269,7 +271,7 @@ class Service:
         """Version of the policy whose window was last queried."""
 
     def book(self) -> PriceBook | None:
-        """The price book in force."""
+        """The price book in force; None if there is none."""
         return self.books.prices.current
 
     def _compatible(self, metrics: Metrics) -> tuple[Listener, ...]:
@@ -289,7 +291,7 @@ class Service:
         return tuple(listeners)
 
     def start(self) -> None:
-        """Starts the threads for maintenance, delivery and watching the cluster; they run until `close`."""
+        """Starts the threads of the background tasks, which run until `close`."""
         if self._cluster is not None:
             self._cluster.start()
         begin = self._pulses.begin
@@ -302,7 +304,8 @@ class Service:
         begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
 
     def warm_windows(self) -> None:
-        """Queries the window of a policy that is new here, so that the ledger caches it. Raises AccountantError."""
+        """Queries the windows of a policy once after it came into force, so that the ledger caches them. Raises
+        AccountantError."""
         now = self._clock.wall_ms()
         version = background_tasks.in_force(self.ledger, now)
         if version is not None and version.version != self._warmed:
@@ -317,21 +320,21 @@ class Service:
                 month_and_decision_pages.prepare_pages(self._deps)
 
     def maintain(self) -> None:
-        """Does everything that is due; continues after failures. Faults are logged; the versions in force stay. Raises
-        LedgerFailed."""
+        """Runs the routines that are due. Faults are logged, and the versions in force stay. Raises LedgerFailed."""
         self._routines.do_due()
 
     def publish(self) -> None:
-        """Writes to the lake what is due, and maintains it. Faults are logged. Raises LedgerFailed."""
+        """Runs the routines of the lake that are due. Faults are logged. Raises LedgerFailed."""
         self._lake_routines.do_due()
 
     def fail(self, failure: LedgerFailed) -> None:
-        """Ends the service, because only another process can open the ledger again."""
+        """Asks the process to end, because only another process can open the ledger again."""
         self.failure = failure
         self.over.set()
 
     def close(self) -> None:
-        """Flushes the ingest, writes the log into the file and closes it. The app must not be used any more."""
+        """Ends the threads, books the waiting batches, writes the log into the ledger file and closes the file. The app
+        must not be used afterwards."""
         self._pulses.stop()
         if self._cluster is not None:
             self._cluster.close()
@@ -349,8 +352,8 @@ class Service:
         self.close()
 
     def _take_files(self) -> None:
-        """Puts the files and the inventory into the ledger, at the start. If nothing can be written now, the present
-        versions stay in force, and the routines try again."""
+        """Puts the price file, the policy file and the inventory into the ledger at the start. If the ledger cannot be
+        written, the versions in the ledger stay in force, and the routines try again."""
         if self._book is not None:
             try:
                 self._take_prices(self._book.current)
@@ -371,15 +374,10 @@ class Service:
         self._stays(str(error))
 
     def _refreshing(self) -> list[Routine]:
-        """One routine for each file or source, so that a fault of one does not stop the others."""
-        files = {
-            "prices file": self._book,
-            "policy file": self._policy,
-            "deliveries file": self._deliveries_file,
-            "callers file": self._ways,
-        }
+        """The routines that read files and the inventory again: one for each, so that a fault of one does not stop the
+        others."""
         interval_s = self.settings.refresh_seconds
-        reloads = {name: file.check for name, file in files.items() if file is not None}
+        reloads = {name: file.check for name, file in self._files().items()} | {"callers file": self._callers.check}
         if self.tls is not None:
             reloads["certificate"] = self.tls.renew
         routines = [Routine(name, interval_s, partial(self._look, name, reload)) for name, reload in reloads.items()]
@@ -414,7 +412,7 @@ class Service:
         self._log.info("policy_in_force", version=version.version)
 
     def _take_prices(self, book: PriceBook) -> None:
-        """Puts the price book's file in force if it changed. Raises FileFault if the bookkeeping refuses it."""
+        """Puts the price file in force if it changed. Raises FileFault if the bookkeeping refuses it."""
         path = str(self.settings.prices)
         try:
             if self._trial:
@@ -445,13 +443,13 @@ class Service:
         if self._publisher is not None:
             metrics.watch(FunctionCollector(partial(lake_metrics, self._publisher)))
         metrics.watch(FunctionCollector(partial(proposal_metrics, lambda: self.books.waiting)))
-        metrics.watch(FunctionCollector(partial(upkeep_metrics, self.tasks, self._refused, self._known_backups)))
+        metrics.watch(FunctionCollector(self._upkeep_metrics))
         if self._cluster is not None:
             metrics.watch(FunctionCollector(partial(inventory_metrics, self._cluster, self._clock)))
         return metrics
 
-    def _known_backups(self) -> list[Backup]:
-        return self._deps.backups.remembered()
+    def _upkeep_metrics(self) -> Iterable[Metric]:
+        return upkeep_metrics(self.tasks, self._refused(), self._deps.backups.remembered)
 
     def _lake_publisher(self) -> Publisher | None:
         lake = self.settings.lake
@@ -465,15 +463,19 @@ class Service:
 
     def _refused(self) -> dict[str, bool]:
         """For each file, whether its newest version is not in force."""
-        files = {"prices": self._book, "policy": self._policy, "deliveries": self._deliveries_file}
         return {
             **({"certificate": self.tls.refused} if self.tls is not None else {}),
-            **self._ways.refused(),
-            **{f"{name} file": file.refused for name, file in files.items() if file is not None},
+            **self._callers.refused(),
+            **{name: file.refused for name, file in self._files().items()},
         }
 
+    def _files(self) -> dict[str, WatchedFile[Any]]:
+        """The files that the settings name, without the callers file."""
+        files = {"prices file": self._book, "policy file": self._policy, "deliveries file": self._deliveries_file}
+        return {name: file for name, file in files.items() if file is not None}
+
     def _inventories(self, written: YamlInventory | None) -> Inventory:
-        """The inventory file, which takes precedence, and the cluster's inventory."""
+        """The inventory: the inventory file, which takes precedence, and the cluster's objects."""
         kubernetes = self.settings.kubernetes
         if kubernetes.inventory:
             self._cluster = ClusterInventory(
@@ -514,4 +516,4 @@ def _writable(folder: Path) -> None:
     except OSError as error:
         raise CannotStart(f"data folder {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise CannotStart(f"data folder {folder}: not writable by user {os.getuid()}")
+        raise CannotStart(f"data folder {folder}: the user with the id {os.getuid()} cannot write there")

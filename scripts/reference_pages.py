@@ -287,7 +287,9 @@ def families_in(module: str) -> Iterator[Family]:
         ):
             continue
         given = [k.value for k in node.keywords if k.arg == "labels"] or [
-            a for a in arguments[2:] if isinstance(a, ast.List)
+            a
+            for a in arguments[2:]
+            if isinstance(a, ast.List) and node.func.id != "gauge"  # a gauge's are its samples
         ]
         named = _evaluated(given[0], module, vars(loaded)) if given else ("version",) if kind == "info" else ()
         labels = tuple(str(label) for label in named)

@@ -53,7 +53,7 @@ M = TypeVar("M")
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """A dependency that admits only principals with `scope`."""
+    """Returns a FastAPI dependency that admits only principals with `scope`, and returns the principal."""
 
     async def check(request: Request, deps: Annotated[Deps, Depends(deps_of)]) -> Principal:
         return await admit(request, deps, scope)
@@ -62,7 +62,7 @@ def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 
 
 async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = False) -> Principal:
-    """Authenticates, limits the rate and authorises, in this order. Raises Refusal.
+    """Authenticates the caller, checks its rate limit and then its scope; returns the principal. Raises Refusal.
 
     form: the route receives a form of the HTML pages, so a sign-in cookie is accepted too, and the route checks the
         form's token (`check_form`)."""
@@ -85,23 +85,24 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
     request.state.principal = principal.name
     _limit_rate(deps, (principal.name, address))
     if not principal.may(scope):
-        raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}")
+        raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}, which this request needs")
     return principal
 
 
 def require_all_teams(principal: Principal) -> None:
-    """Raises Refusal for a principal that may see only some teams; the figures of the route are not per team."""
+    """Raises Refusal for a principal that may see only some teams. For routes whose figures include all teams."""
     if principal.teams is not None:
         raise own_teams_only(principal)
 
 
 def own_teams_only(principal: Principal) -> Refusal:
     """The refusal of a principal that asks for figures of other teams."""
-    return Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+    return Refusal("forbidden", f"{principal.name!r} may see figures of its own teams only")
 
 
 def team_for(principal: Principal, team: str | None) -> str | None:
-    """The team whose figures to show, None for all. A principal of one team need not name it."""
+    """The team whose figures to show; None: all teams. Without `team`, a principal of one team gets that team. Raises
+    Refusal for a team that the principal may not see."""
     if principal.teams is None:
         return team
     if team is None and len(principal.teams) == 1:
@@ -112,7 +113,8 @@ def team_for(principal: Principal, team: str | None) -> str | None:
 
 
 def team_filter(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
-    """The filter for these teams, or for all that the principal may see if none is named. Raises Refusal."""
+    """The filter for these teams, or for all teams that the principal may see if `teams` is empty. Raises Refusal for a
+    team that the principal may not see."""
     if principal.teams is None:
         return {"team": teams} if teams else {}
     if not set(teams) <= principal.teams:
@@ -139,15 +141,15 @@ def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
 
 
 def recorded_span(deps: Deps) -> tuple[int, int]:
-    """From the midnight before the first record until now; a lake of whole hours has these boundaries too. (0, 0)
-    without records."""
+    """The span from the midnight before the first record until now; (0, 0) without records. It begins at midnight
+    because a lake accepts only spans that begin at a whole hour."""
     first, newest = deps.ledger.extent()
     zone = deps.settings.zone
     return (periods.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
 
 
 def _teams(deps: Deps) -> frozenset[str]:
-    """Every team that a record, a policy, an adjustment or the ledger names, now or in the past."""
+    """Every team that a record, a policy, an adjustment, a queue or a namespace names, now or in the past."""
     start, end = recorded_span(deps)
     in_records = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
     policies = deps.ledger.policies(0, deps.clock.wall_ms() + 1)
@@ -157,15 +159,17 @@ def _teams(deps: Deps) -> frozenset[str]:
 
 
 def limit_address_rate(request: Request, deps: Deps) -> None:
-    """Limits the rate of an unknown caller. Raises Refusal."""
+    """Limits the rate of requests from the address of a caller without a name. Raises Refusal."""
     _limit_rate(deps, ("", request.client.host if request.client else ""))
 
 
 def check_form(request: Request, form_token: str) -> None:
-    """Checks that a form from a signed-in browser comes from a page of its session. Raises Refusal."""
+    """Raises Refusal if a signed-in browser sends a form that does not come from a page of its session."""
     person: Person | None = getattr(request.state, "person", None)
     if person is not None and not person.allows(form_token):
-        raise Refusal("cross-site", "this form does not belong to this session")
+        raise Refusal(
+            "cross-site", "this form does not belong to this session: reload the page and send the form again"
+        )
 
 
 def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
@@ -182,7 +186,9 @@ def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
 def _limit_rate(deps: Deps, client: tuple[str, str]) -> None:
     wait = deps.rate.admit(client)
     if wait:
-        raise retry_later("too-many-requests", "this client sends more requests than its limit allows", wait)
+        raise retry_later(
+            "too-many-requests", "this client sends more requests than its limit allows: wait as Retry-After says", wait
+        )
 
 
 def _certificate(request: Request) -> str:
@@ -220,10 +226,10 @@ class CallersFile:
     """The tokens file and the callers file.
 
     report: called with the faults of a version that is not put in force.
-    api: the API server, used only if the callers file needs it.
+    api: returns the client of the API server, used only if the callers file needs it.
     teams: returns the existing teams.
 
-    Raises FileFault for an invalid first file, and CannotStart if people could not return from signing in."""
+    Raises FileFault for an invalid first file, and CannotStart if people are to sign in but `public_url` is not set."""
 
     def __init__(
         self,
@@ -247,8 +253,8 @@ class CallersFile:
         self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._authenticator)
 
     def check(self) -> bool:
-        """Puts the callers file in force if it changed; returns whether it did. Raises CannotStart, on every call, for
-        a file that cannot be put in force."""
+        """Puts a changed callers file in force; returns whether another version is now in force. Raises CannotStart at
+        each call while the new version needs a setting that is missing."""
         return self._callers is not None and self._callers.check()
 
     def refused(self) -> dict[str, bool]:
@@ -266,7 +272,7 @@ class CallersFile:
         return self._people
 
     def certified(self, common_name: str) -> Principal | None:
-        """The principal of a client certificate, None if unknown."""
+        """The principal of a client certificate with this common name; None if unknown."""
         if self._callers is None or not common_name:
             return None
         return self._callers.current.certified(common_name)
@@ -294,7 +300,7 @@ class CallersFile:
             return None
         if settings.public_url is None:
             raise CannotStart(
-                f"{settings.callers}: people sign in with an issuer, which needs the URL of this server: set public_url"
+                f"{settings.callers}: sign-in with an issuer needs this server's URL: set public_url in the settings"
             )
         return SignInService(
             callers,

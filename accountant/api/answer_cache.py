@@ -40,7 +40,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
-from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -68,7 +68,7 @@ READING_MS: Final = MS_PER_HOUR
 AHEAD_MS: Final = STALEST_MS // 2
 """How often answers are computed while there are no readers."""
 UNSIZED_BYTES: Final = 1 * 2**20
-"""Assumed size of an answer that does not state its size."""
+"""Assumed size of an answer without the attribute `nbytes`."""
 KEPT_MS: Final = 15 * MS_PER_MINUTE
 """How long a list is cached after its last page."""
 PACK_LINES: Final = 1_000
@@ -86,43 +86,32 @@ _LARGEST = 2**53
 _Ms = Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 
 
-class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins.
+class PagedQuery(msgspec.Struct, frozen=True, array_like=True):
+    """A request for one page of a list; its JSON is the cursor of the page. The limits of the fields apply to cursors.
 
-    answer: digest of the whole list.
-    shown: number of its lines shown so far."""
+    question: digest of the query.
+    start_ms, end_ms, at_ms: the span and the instant of the first page.
+    answer: digest of the whole list, "" for the first page.
+    shown: number of lines on the earlier pages."""
 
     question: str
     start_ms: _Ms
     end_ms: _Ms
     at_ms: _Ms
-    answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    shown: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
-
-
-_cursor = msgspec.json.Decoder(Cursor)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedQuery:
-    """The paging of one query: its digest, its fixed span and instant, the digest of its list ("" for the first page,
-    before it is known) and the number of lines shown."""
-
-    question: str
-    start_ms: int
-    end_ms: int
-    at_ms: int
-    answer: str = ""
-    shown: int = 0
+    answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] = ""
+    shown: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)] = 0
 
     def cursor(self, answer: str, shown: int) -> str:
-        """The cursor of the page after `shown` lines of that list."""
-        cursor = Cursor(self.question, self.start_ms, self.end_ms, self.at_ms, answer, shown)
+        """The cursor of the page after `shown` lines of the list with the digest `answer`."""
+        cursor = msgspec.structs.replace(self, answer=answer, shown=shown)
         return base64.urlsafe_b64encode(msgspec.json.encode(cursor)).decode().rstrip("=")
 
     def key(self, answer: str) -> Hashable:
-        """The key of the list in the cache."""
+        """The cache key of the list with the digest `answer`."""
         return "list", self.question, self.start_ms, self.end_ms, self.at_ms, answer
+
+
+_cursor = msgspec.json.Decoder(PagedQuery)
 
 
 def open_page(
@@ -130,7 +119,7 @@ def open_page(
 ) -> PagedQuery:
     """Reads the cursor `page` of a query; None: the first page.
 
-    question: everything (as JSON) that determines the answer, except span and limit.
+    question: everything that determines the answer, except span and limit; it must be convertible to JSON.
     span_days: the longest span of a query.
 
     Raises Refusal for a cursor of another query."""
@@ -139,38 +128,33 @@ def open_page(
         return PagedQuery(digest, start_ms, end_ms, now_ms)
     try:
         raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
-        cursor = _cursor.decode(raw)
+        query = _cursor.decode(raw)
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
         raise _unknown_page() from error
-    if cursor.question != digest:
-        raise Refusal("bad-page", "the page belongs to another question: repeat every parameter unchanged")
-    if not 0 < cursor.end_ms - cursor.start_ms <= span_days * MS_PER_DAY:
+    if not query.shown:
         raise _unknown_page()
-    return PagedQuery(digest, cursor.start_ms, cursor.end_ms, cursor.at_ms, cursor.answer, cursor.shown)
+    if query.question != digest:
+        raise Refusal("bad-page", "the page belongs to another query: send the parameters of the first page unchanged")
+    if not 0 < query.end_ms - query.start_ms <= span_days * MS_PER_DAY:
+        raise _unknown_page()
+    return query
 
 
 def _unknown_page() -> Refusal:
-    return Refusal("bad-page", "this service did not issue the page: copy `next_page` from the answer before")
+    return Refusal("bad-page", "this service did not issue the page: copy `next_page` from the previous answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """A value, and whether it comes from the cache. as_of_ms: when a cached answer was computed; None: now."""
+    """A cached or new answer. as_of_ms: when a cached answer was computed; None: the answer is current."""
 
     value: T
     as_of_ms: int | None
 
 
-@runtime_checkable
-class SizedAnswer(Protocol):
-    """An answer with a known size. nbytes: approximate memory."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class _Entry(Protocol):
-    """An entry of the store. lifetime_ms: how long it stays in the store after it was last put there."""
+    """An entry of the store. nbytes: approximate memory. lifetime_ms: how long the entry stays after it was last put
+    there."""
 
     @property
     def nbytes(self) -> int: ...
@@ -180,8 +164,11 @@ class _Entry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CachedAnswer:
-    """An answer with its mark, or _NO_MARK. at_ms: wall-clock instant of its computation; since_ms: the same instant on
-    the monotonic clock."""
+    """A cached answer.
+
+    at_ms: wall-clock instant of its computation; since_ms: the same instant on the monotonic clock.
+    took_s: CPU seconds that the computation took.
+    mark: the version of the records, or _NO_MARK."""
 
     value: Any
     at_ms: int
@@ -191,7 +178,7 @@ class _CachedAnswer:
 
     @property
     def nbytes(self) -> int:
-        return self.value.nbytes if isinstance(self.value, SizedAnswer) else UNSIZED_BYTES
+        return int(getattr(self.value, "nbytes", UNSIZED_BYTES))
 
     @property
     def lifetime_ms(self) -> float:
@@ -252,8 +239,8 @@ class AnswerCache:
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Inside this context the thread does not count as a reader and recomputes answers that are due. One thread at
-        a time."""
+        """Inside this context, the calling thread does not count as a reader, and `ask` recomputes answers that are
+        due. Only one thread at a time may enter it."""
         self._ahead_ms, self._ahead_of_readers = self._clock.monotonic_ms(), threading.get_ident()
         try:
             yield
@@ -317,11 +304,12 @@ class AnswerCache:
                 self._put(batch, _CachedAnswer(None, at_ms, now, took_s, current))
 
     def page(self, page: PagedQuery, limit: int, compute: Callable[[], A]) -> A:
-        """The lines of this page, at most `limit`, with the fields about the whole list. next_page: None on the last
-        page.
+        """Returns the answer with the lines of this page, at most `limit`, and the fields about the whole list. Its
+        `next_page` is None on the last page.
 
-        compute: computes the whole list, with sorted lines, for the page's query, span and instant. Raises what it
-        raises, and Refusal for a page whose list has changed. Slow: call it in a thread."""
+        compute: computes the whole list, with sorted lines, for the page's query, span and instant.
+
+        Raises Refusal for a page whose list has changed, and what `compute` raises. Slow: call it in a thread."""
         packed: _PackedList[A] | None = None
         if page.answer:
             with self._lock:

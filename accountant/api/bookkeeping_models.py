@@ -25,7 +25,7 @@ class Balance(Model):
     differences: descriptions, the first hundred.
     month_faults: closed months whose stored statement does not match its hash, or does not name the hash of the month
         before.
-    capacity_gpu_us: the capacity of the span; if it is 0 there is no `coverage`.
+    capacity_gpu_us: the capacity of the span; if it is 0, `coverage` is null.
     lake_days: published days that were compared with the ledger; null: not requested.
     lake_differences: descriptions, the first hundred."""
 
@@ -45,7 +45,7 @@ class Balance(Model):
 
 
 class BookedAdjustment(Model):
-    """A credit (negative) or charge, due in `booked_in` in addition to the lines of that month."""
+    """A credit (negative amount) or a charge for `month`. It is payable with the month `booked_in`."""
 
     id: str
     month: str
@@ -100,9 +100,9 @@ class WaitingProposal(Model):
 
 
 class TeamCredit(Model):
-    """One team's part of a credit.
+    """One team's part of a credit for a node.
 
-    billed: exact cost of what the team held there.
+    billed: exact cost of what the team held on the node in the span.
     amount: the credit, negative, rounded to the currency's minor unit (-12.34, not -1234)."""
 
     team: str
@@ -133,8 +133,8 @@ class ObjectionLine(Model):
 class Period(Model):
     """A month of the accountant's time zone.
 
-    hash, closed_ms, closed_by: once it is closed.
-    objections: what a close would have to acknowledge; only in answers about one month."""
+    hash, closed_ms, closed_by: null until it is closed.
+    objections: what a close would have to acknowledge; empty in lists of months."""
 
     month: str
     start_ms: int
@@ -160,10 +160,10 @@ class PriceVersion(Model):
 
 
 class RepricingResult(Model):
-    """What a new price book changed for a closed month.
+    """What a new price book changed for one month.
 
-    difference: the same fields as in the preview.
-    corrections: lines booked for a closed month."""
+    difference: as in the preview.
+    corrections: number of correction lines booked; 0 for an open month."""
 
     difference: PriceDiff
     corrections: int
@@ -173,7 +173,7 @@ class DeliveryState(Model):
     """The state of one notification's delivery.
 
     tries: number of attempts, since the last manual retry if there was one.
-    next_ms: time of the next try; null: no further automatic try.
+    next_ms: time of the next attempt; null: no further automatic attempt.
     detail: the answer of the destination."""
 
     key: str
@@ -189,7 +189,9 @@ class Reconciled(Model):
     """An invoice compared with the bills, before and after its rates are applied.
 
     before: the comparison with the present bills.
-    after, version: the comparison with the invoice's rates and their price book version, if they were applied."""
+    after, version: the comparison with the invoice's rates, and the price book version that contains them; null if they
+        were not applied.
+    corrections: number of correction lines booked."""
 
     before: Reconciliation
     after: Reconciliation | None = None
@@ -204,8 +206,10 @@ class ObservedPods(Model):
 
 
 class PodReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Facts about holders of one cluster. Of each holder the newest observation counts; observations in the future are
-    refused."""
+    """Facts about pods and other holders of GPUs in one cluster. The newest observation of each holder counts.
+    Observations in the future are refused.
+
+    source: the system that reports; it is named in the audit trail."""
 
     cluster: str
     source: str

@@ -29,7 +29,7 @@ from accountant.api.bookkeeping_models import (
     WaitingProposal,
 )
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.problems import Refusal, answers, json_body, refuses, text_body, with_body
+from accountant.api.problems import Refusal, answers, json_body, refuses, with_body
 from accountant.api.query_parameters import REPORT_WIDTH, MonthText, Params, SpanParams, check_cost, instant, invalid
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import Correction, canonical
@@ -58,7 +58,7 @@ statement_router = APIRouter(tags=["statements"])
 
 
 class StatementParams(SpanParams):
-    """A month, or start and end; without either the current month so far."""
+    """Parameters of a statement: a month, or start and end. Without either: the current month so far."""
 
     month: MonthText | None = None
     team: str | None = Field(default=None, max_length=253, description="One team instead of all.")
@@ -70,8 +70,9 @@ class ReportParams(StatementParams):
 
 @dataclass(frozen=True, slots=True)
 class StatementSpan:
-    """[start_ms, end_ms) in a time zone. month: set if it is one of the accountant's months, or the beginning of
-    one."""
+    """The span [start_ms, end_ms) of a statement, in a time zone.
+
+    month: the accountant's month of the span, which the current month fills only in part; None for other spans."""
 
     start_ms: int
     end_ms: int
@@ -80,7 +81,7 @@ class StatementSpan:
 
 
 def statement_span(params: StatementParams, deps: Deps) -> StatementSpan:
-    """The span of a request; the current month ends now. Raises Refusal."""
+    """The span that a request asks for; the current month ends now. Raises Refusal."""
     now = deps.clock.wall_ms()
     if params.month is None:
         start, end, name = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
@@ -88,12 +89,12 @@ def statement_span(params: StatementParams, deps: Deps) -> StatementSpan:
             check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
         return StatementSpan(start, end, name)
     if params.start is not None or params.end is not None:
-        raise invalid("month", "give either a month, or start and end")
+        raise invalid("month", "give either month, or start and end, not both")
     name = params.timezone or deps.settings.timezone
     month = Month.parse(params.month)
     start, end = month.span(periods.zone(name))
     if start >= now:
-        raise invalid("month", f"{params.month} has not begun")
+        raise invalid("month", f"{params.month} has not begun: give an earlier month")
     return StatementSpan(start, min(end, now), name, month if name == deps.settings.timezone else None)
 
 
@@ -134,7 +135,9 @@ def month_report(
     rendering = RENDERINGS[params.format]
     span = statement_span(params, deps)
     if rendering.charges and span.month is None:
-        raise invalid("format", f"{params.format} covers a calendar month of {deps.settings.timezone}: give a month")
+        raise invalid(
+            "format", f"{params.format} is only for a calendar month in {deps.settings.timezone}: give a month"
+        )
     team = known_team_for(deps, principal, params.team)
     report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
@@ -147,15 +150,16 @@ def month_report(
 period_router = APIRouter(tags=["periods"])
 
 
-class Close(Model):
+class OptionalReason(Model):
+    """The reason of an administrative act, for the audit trail."""
+
+    reason: str = Field(default="", max_length=1000)
+
+
+class Close(OptionalReason):
     """The request to close a month. acknowledge: kinds of objections to accept; this needs a reason."""
 
-    reason: str = Field(default="", max_length=1000)
     acknowledge: tuple[Objecting, ...] = ()
-
-
-class CloseReason(Model):
-    reason: str = Field(default="", max_length=1000)
 
 
 @period_router.get("/v1/periods", summary="Every month, with its status", responses=refuses())
@@ -184,7 +188,8 @@ def read_period(month: MonthPath, deps: AppDeps, _: Reader) -> Period:
     **with_body(Close, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def close(month: MonthPath, request: Annotated[Close, body(Close)], deps: AppDeps, principal: Admin) -> Period:
-    """Closes the month: its statement does not change any more; later records are corrected in the next month."""
+    """Closes the month, so that its statement never changes. Records that arrive later become proposals for
+    corrections."""
     deps.books.close(Month.parse(month), principal.name, request.reason, request.acknowledge)
     return _with_objections(deps, Month.parse(month))
 
@@ -192,10 +197,10 @@ def close(month: MonthPath, request: Annotated[Close, body(Close)], deps: AppDep
 @period_router.post(
     "/v1/periods/{month}/reopen",
     summary="Reopen the newest closed month",
-    **with_body(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(OptionalReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def reopen(
-    month: MonthPath, request: Annotated[CloseReason, body(CloseReason)], deps: AppDeps, principal: Admin
+    month: MonthPath, request: Annotated[OptionalReason, body(OptionalReason)], deps: AppDeps, principal: Admin
 ) -> Period:
     """Reopens a month that is not published yet. A reason is required."""
     deps.books.reopen(Month.parse(month), principal.name, request.reason)
@@ -205,10 +210,10 @@ def reopen(
 @period_router.post(
     "/v1/periods/{month}/publish",
     summary="Publish a closed month",
-    **with_body(CloseReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(OptionalReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def publish(
-    month: MonthPath, request: Annotated[CloseReason, body(CloseReason)], deps: AppDeps, principal: Admin
+    month: MonthPath, request: Annotated[OptionalReason, body(OptionalReason)], deps: AppDeps, principal: Admin
 ) -> Period:
     """Publishes the month, which cannot be reopened afterwards."""
     deps.books.publish(Month.parse(month), principal.name, request.reason)
@@ -295,8 +300,8 @@ def correction_line(correction: Correction) -> BookedCorrection:
 class CreditedNode(Model):
     """The request to credit teams for a node over a span.
 
-    start, end: as in queries, within one calendar month.
-    cluster: needed only if several have a node of that name.
+    start, end: instants as in query parameters, within one calendar month.
+    cluster: required only if several clusters have a node of that name.
     share: the part of the billed amount to credit, 1 for all of it."""
 
     node: str = Field(min_length=1, max_length=253)
@@ -317,8 +322,8 @@ class NewCredit(CreditedNode):
     **with_body(CreditedNode, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def preview_credit(request: Annotated[CreditedNode, body(CreditedNode)], deps: AppDeps) -> Credit:
-    """Returns for each team the amount billed for the node's GPUs in the span. It contains no down time, which is never
-    billed."""
+    """Returns the amount that each team was billed for the node's GPUs in the span, and its credit. Down time is never
+    billed, so it gives no credit."""
     span, book = _node_span(request, deps), deps.book()
     lines = tuple(TeamCredit.from_object(line) for line in deps.books.credits.preview(span))
     return Credit(
@@ -333,8 +338,8 @@ def preview_credit(request: Annotated[CreditedNode, body(CreditedNode)], deps: A
     **with_body(NewCredit, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def book_credit(new: Annotated[NewCredit, body(NewCredit)], deps: AppDeps, principal: Admin) -> list[BookedAdjustment]:
-    """Books one adjustment per team in the first open month, for all teams or none. A span of a node can be credited
-    once."""
+    """Books one adjustment per team in the first open month, for all teams or none. Each span of a node can be credited
+    only once."""
     booked = deps.books.credits.credit(_node_span(new, deps), principal.name, new.reason, new.approved_by)
     return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
@@ -344,7 +349,7 @@ def _node_span(request: CreditedNode, deps: Deps) -> NodeSpan:
     if end <= start:
         raise invalid("end", "the span ends at or before its start")
     if not request.share:
-        raise invalid("share", "a share of 0 gives no credit")
+        raise invalid("share", "a share of 0 gives no credit: give a share above 0")
     cluster = request.cluster
     if cluster is None:
         try:
@@ -358,9 +363,11 @@ price_router = APIRouter(tags=["prices"])
 
 
 class TrueUpParams(Params):
-    apply: bool = Field(default=False, description="Put the invoice's rates in force for the month.")
-    keep: bool = Field(default=False, description="Store the invoice, for the page of the month.")
-    reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
+    apply: bool = Field(default=False, description="Put the rates of the invoice in force for the month.")
+    keep: bool = Field(default=False, description="Store the invoice, so that the page of the month shows it.")
+    reason: str = Field(
+        default="", max_length=1000, description="Reason for the audit trail, used with `apply` or `keep`."
+    )
 
 
 @price_router.post(
@@ -377,8 +384,8 @@ def reconcile(
     principal: Admin,
 ) -> Reconciled:
     """Compares an invoice with the ledger line by line: invoice = teams + idle + unmatched. With `apply`, the price
-    rows of that month get the invoice's rates (an open month is priced by them, a closed one corrected) and the invoice
-    is stored; with `keep` it is only stored."""
+    rows of that month get the rates of the invoice, which is stored. An open month then has these prices, and a closed
+    one is corrected. With `keep`, the invoice is only stored."""
     calendar_month = Month.parse(month)
     before = deps.books.invoices.reconcile(calendar_month, invoice)
     if params.keep and not params.apply:
@@ -390,7 +397,11 @@ def reconcile(
     return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
 
-_BODY = text_body("application/yaml", "A price book, as in a file")
+_BODY = {
+    "required": True,
+    "description": "A price book, as in a file",
+    "content": {"application/yaml": {"schema": {"type": "string"}}},
+}
 _PRICE_REFUSALS = refuses(
     "malformed-body",
     "too-large",
@@ -403,12 +414,14 @@ _PRICE_REFUSALS = refuses(
 
 
 async def _sent_book(request: Request, deps: AppDeps, _: Admin) -> PriceBook:
-    """The price book in the body."""
+    """The price book in the body of the request. Raises Refusal."""
     async with deps.intake.body(request) as raw:
         try:
             return await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
         except UnicodeDecodeError as error:
-            raise Refusal("malformed-body", "the body is not UTF-8 text") from error
+            raise Refusal(
+                "malformed-body", "the body is not UTF-8 text: send the price book as YAML in UTF-8"
+            ) from error
         except FileFault as fault:
             lines = str(fault).splitlines()
             errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
@@ -423,14 +436,14 @@ class RepriceParams(Params):
 
 
 class ApplyParams(RepriceParams):
-    reason: str = Field(min_length=1, max_length=1000, description="Why, for later readers of the books.")
+    reason: str = Field(min_length=1, max_length=1000, description="Reason for the audit trail.")
 
 
 @price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))
 def current_prices(deps: AppDeps, _: Reader) -> PriceBook:
     book = deps.book()
     if book is None:
-        raise Refusal("no-price-book", "the settings name no price book: set `prices: FILE`")
+        raise Refusal("no-price-book", "this accountant has no price book: set `prices: FILE` in its settings")
     return book
 
 
@@ -447,7 +460,7 @@ def price_versions(deps: AppDeps, _: Reader) -> list[PriceVersion]:
     responses=_PRICE_REFUSALS,
 )
 def preview_prices(params: Annotated[RepriceParams, Query()], book: SentBook, deps: AppDeps) -> PriceDiff:
-    """Returns the differences without putting the price book in force."""
+    """Returns how the month's bills would differ. The price book is not put in force."""
     return _price_changes(deps, params.month, book)
 
 
@@ -460,7 +473,7 @@ def preview_prices(params: Annotated[RepriceParams, Query()], book: SentBook, de
 def apply_prices(
     params: Annotated[ApplyParams, Query()], book: SentBook, deps: AppDeps, principal: Admin
 ) -> RepricingResult:
-    """Puts the price book in force for all open months; a closed `month` is corrected by it. If the price file changes
+    """Puts the price book in force for all open months, and corrects `month` if it is closed. If the price file changes
     later, the file is in force again."""
     changes = _price_changes(deps, params.month, book)
     booked = deps.books.reprice(Month.parse(params.month), book, principal.name, params.reason)
@@ -483,7 +496,7 @@ MOST_ACTS = 10_000
 
 
 class AuditedAct(Model):
-    """One entry of the audit trail. digest: SHA-256 over the previous entry's digest and this entry."""
+    """One entry of the audit trail. digest: SHA-256 of the previous entry's digest and this entry."""
 
     number: int
     at_ms: int
@@ -497,7 +510,7 @@ class AuditedAct(Model):
 class AuditTrail(Model):
     """One page of the audit trail.
 
-    broken_at: the first entry of this page that is missing or was changed.
+    broken_at: number of the first entry of this page that is missing or was changed; null if there is none.
     next_after: pass it as `after` for the next page; null at the end."""
 
     acts: tuple[AuditedAct, ...]
@@ -506,8 +519,8 @@ class AuditTrail(Model):
 
 
 class AuditParams(Params):
-    after: int = Field(default=0, ge=0, le=2**62, description="Number of the last entry that is known.")
-    limit: int = Field(default=1_000, ge=1, le=MOST_ACTS, description="Entries, oldest first.")
+    after: int = Field(default=0, ge=0, le=2**62, description="Only entries with a higher number.")
+    limit: int = Field(default=1_000, ge=1, le=MOST_ACTS, description="Entries of one page, oldest first.")
 
 
 @audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
@@ -529,15 +542,13 @@ def audit(params: Annotated[AuditParams, Query()], deps: AppDeps, _: Admin) -> A
 
 ClosedMonthPath = Annotated[MonthText, Path(description="A closed month: 2026-10.")]
 ProposalId = Annotated[
-    str, Path(pattern="^[0-9a-f]{16}$", description="The proposal's `id`, which depends on its lines.")
+    str, Path(pattern="^[0-9a-f]{16}$", description="The `id` of the proposal, which changes with its lines.")
 ]
 
 
-class AcceptReason(Model):
-    reason: str = Field(default="", max_length=1000)
-
-
 class RefuseReason(Model):
+    """Why a proposal is refused, for the audit trail."""
+
     reason: str = Field(min_length=1, max_length=1000)
 
 
@@ -554,24 +565,24 @@ def proposals(deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
     "/v1/periods/{month}/proposals", summary="Late changes of one closed month", responses=refuses("invalid-parameter")
 )
 def month_proposals(month: ClosedMonthPath, deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
-    """Returns at most one proposal: later records become part of it, under another id."""
+    """Returns at most one proposal. When more records arrive, they become part of it and its id changes."""
     return _waiting_proposals(deps, principal, deps.books.proposals(Month.parse(month)))
 
 
 @period_router.post(
     "/v1/periods/{month}/proposals/{proposal}/take",
     summary="Accept a proposal",
-    **with_body(AcceptReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+    **with_body(OptionalReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def accept_proposal(
     month: ClosedMonthPath,
     proposal: ProposalId,
-    request: Annotated[AcceptReason, body(AcceptReason)],
+    request: Annotated[OptionalReason, body(OptionalReason)],
     deps: AppDeps,
     principal: Admin,
 ) -> list[BookedCorrection]:
-    """Books the proposal as corrections in the first open month. Refused if more records have arrived since it was
-    shown."""
+    """Books the proposal as corrections in the first open month. If more records have arrived since the proposal was
+    listed, the request is refused."""
     booked = deps.books.accept(Month.parse(month), proposal, principal.name, request.reason)
     return [correction_line(correction) for correction in booked]
 
@@ -588,7 +599,7 @@ def refuse_proposal(
     deps: AppDeps,
     principal: Admin,
 ) -> WaitingProposal:
-    """Refuses the proposal: the month stays as stated, and the same changes are not proposed again."""
+    """Refuses the proposal: the month does not change, and the same changes are not proposed again."""
     refused = deps.books.refuse(Month.parse(month), proposal, principal.name, request.reason)
     return _waiting_proposals(deps, principal, [refused])[0]
 

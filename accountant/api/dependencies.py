@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,17 +20,17 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.journal import Journal
-from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, Receipt
+from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.figure_formatting import silence_note
 from accountant.reports.report_builder import ReportQuestions
 from accountant.runtime.clock_step_guard import GuardedClock
+from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import Metrics
 from accountant.storage.backups import KeptBackups
 from accountant.storage.folder_or_object_store import open_store
 from accountant.storage.read_snapshot import Hole, Imbalance
-from agent.wire import Batch
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.server.rate_and_connection_limits import RateLimit
@@ -42,24 +41,11 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
     from accountant.lake.publisher import Publisher
 
 
-class BatchIngest(Protocol):
-    """The part of accountant.runtime.ingest.Ingest that the routes use."""
-
-    def submit_batch(self, batch: Batch) -> Future[Receipt]:
-        """Like `submit`, for a batch that is already decoded."""
-        ...
-
-    def submit(self, raw: bytes) -> Future[Receipt]:
-        """Decodes and queues a batch. Raises accountant.core.errors.BadBatch at once; the future returns the Receipt
-        after the commit, or raises SequenceGap or LedgerUnavailable."""
-        ...
-
-
 class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
     """Read access to one commit (accountant.storage.read_snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at some time in the span, by cluster and node."""
+        """The number of GPUs that each node had at any time in the span, by (cluster, node)."""
         ...
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
@@ -87,17 +73,17 @@ class ServedLedger(Ledger, Journal, Protocol):
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
-        """The pods that existed in the span."""
+        """The pods that existed in the span. of: only pods of these jobs; waiting: only pods that are not known to be
+        placed or ended."""
         ...
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
-        """A snapshot: all its answers come from the same commit. start_ms, end_ms: the span whose raw rows must be
-        readable, because a query may begin or end inside an hour."""
+        """A snapshot, all answers of which come from one commit. start_ms, end_ms: a span whose raw rows must be
+        readable, because queries in it may begin or end inside an hour."""
         ...
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
-        """A value that changes with the span's content: while it is equal, every query about the span has the same
-        answer."""
+        """A version of the span's content: while it is equal, every query about the span has the same answer."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
@@ -105,7 +91,7 @@ class ServedLedger(Ledger, Journal, Protocol):
         ...
 
     def holes(self, limit: int = 1000) -> list[Hole]:
-        """The sequence numbers, by outbox, that will never arrive."""
+        """The gaps in the sequence numbers of the agents' outboxes: records that are lost."""
         ...
 
     def teams(self) -> frozenset[str]:
@@ -125,7 +111,7 @@ class ServedLedger(Ledger, Journal, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicker:
-    """The ledgers that one server shows. current: the one of these pages, "" for all together."""
+    """The ledgers that one server shows. current: the name of the ledger that the pages show, "" for all together."""
 
     current: str
     names: Sequence[str]
@@ -135,23 +121,23 @@ class ClusterPicker:
 class Deps:
     """The objects of one server.
 
+    ingest: stores batches; a fleet's server has none, because it serves only reading requests.
     books: statements, months and items booked besides metered time.
-    failed: called when only a restart helps.
-    certified: maps the common name of a client certificate to the agent's principal; its result is None for an unknown
-        name.
+    failed: called when the ledger needs a restart.
+    certified: returns the principal of a client certificate with this common name; None: unknown.
     deliveries: None if nothing is sent automatically.
-    people: sign-in for the pages; None: off.
+    people: returns the sign-in for the pages; None: no sign-in.
     tasks: the background tasks, None if there are none.
     spent: returns the CPU seconds of the calling thread so far.
-    guard: detects changes of the clock.
-    lake: publishes for a fleet; None: nothing is published.
+    guard: detects that the machine's clock was set; None: not checked.
+    lake: publishes the ledger as Iceberg tables; None: nothing is published.
     bound: a rate limit that all ledgers of this server share; None: this ledger has its own.
-    picker: the ledgers to choose from; None: only this one."""
+    picker: returns the ledgers to choose from; None: only this one."""
 
     settings: Settings
     clock: Clock
     ledger: ServedLedger
-    ingest: BatchIngest
+    ingest: Ingest
     authenticator: Authenticator
     metrics: Metrics
     books: Bookkeeper
@@ -180,7 +166,7 @@ class Deps:
 
     @cached_property
     def backups(self) -> KeptBackups:
-        """The accountant's backups. Raises LedgerUnavailable if the settings do not lead to a store."""
+        """The accountant's backups. Raises LedgerUnavailable if the store in the settings cannot be opened."""
         settings = self.settings
         return KeptBackups(
             open_store(settings.backups_to, settings.object_storage, settings.data), settings.backups.keep

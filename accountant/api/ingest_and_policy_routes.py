@@ -32,7 +32,7 @@ from accountant.api.access_control import (
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.middleware import INLINE_BYTES
-from accountant.api.problems import AGENT_ACK, AGENT_BATCH, PROBLEMS, Refusal, json_body, refuses, with_body
+from accountant.api.problems import AGENT_ACK, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch
 from accountant.history_import.import_run import ImportedChunk, Source, imported_chunks, is_import, source_of
@@ -48,7 +48,7 @@ from gputally.server.tokens_and_grants import Principal
 
 usage_router = APIRouter(tags=["usage"])
 _TAKES_BATCH: Final[dict[str, Any]] = {
-    "openapi_extra": {"requestBody": AGENT_BATCH},
+    "openapi_extra": {"requestBody": json_body("Batch")},
     "responses": AGENT_ACK
     | refuses(
         "malformed-batch", "wrong-origin", "sequence-gap", "too-large", "unknown-schema", "invalid-batch",
@@ -60,8 +60,8 @@ _TAKES_BATCH: Final[dict[str, Any]] = {
 @usage_router.post("/v1/usage", summary="Report closed usage intervals and pod facts", **_TAKES_BATCH)
 async def report_usage(request: Request, deps: AppDeps, principal: IngestPrincipal) -> Response:
     """Accepts one batch of one node's outbox, gzip or plain. The answer says up to which number the node's records are
-    committed. 400 and 422 concern the content. 413 asks for smaller batches. 409 carries the `ack` to rewind to. After
-    any other status keep the batch and try again."""
+    committed. After 400 or 422, a record of the batch is at fault. After 413, send smaller batches. 409 contains the
+    `ack` after which to continue. After any other status, keep the batch and try again."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
@@ -88,8 +88,8 @@ def _acknowledged(deps: Deps, receipt: Receipt, started_ms: int) -> Response:
 
 
 def ingest_app(deps: Deps) -> ASGIApp:
-    """`report_usage` as a separate ASGI application, because the framework takes several times as long per request as a
-    small batch. The route above describes it."""
+    """Returns `report_usage` as a separate ASGI application, because FastAPI would spend several times as long on a
+    request as it takes to store a small batch. The route `report_usage` describes it in the OpenAPI document."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -132,9 +132,16 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
         origin = _origin.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # an undecodable body names no node; the ingest reports why
-    for bound, reported in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
-        if bound is not None and bound != reported:
-            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {reported!r}")
+    _check_binding(principal, origin.cluster, origin.node)
+
+
+def _check_binding(principal: Principal, cluster: str, node: str | None = None) -> None:
+    """Raises Refusal if the principal is bound to another cluster or node. node: None if the data is of no one node."""
+    for what, bound, reported in (("cluster", principal.cluster, cluster), ("node", principal.node, node)):
+        if bound is not None and reported not in (None, bound):
+            raise Refusal(
+                "wrong-origin", f"{principal.name!r} may report only for the {what} {bound!r}, not for {reported!r}"
+            )
 
 
 class ImportParams(Params):
@@ -146,9 +153,9 @@ class ImportParams(Params):
     "/v1/imports", summary="The progress of an import", responses=refuses("invalid-parameter", "wrong-origin")
 )
 def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, principal: ImportPrincipal) -> ImportState:
-    """Returns the finished chunks, the acknowledged numbers of unfinished ones, and the spans of nodes that agents
-    metered."""
-    _own_cluster(principal, params.cluster)
+    """Returns the finished chunks, the sequence numbers that are acknowledged of unfinished ones, and the span of each
+    node that agents metered."""
+    _check_binding(principal, params.cluster)
     imports = deps.ledger.imports(params.cluster)
     chunks = imported_chunks(deps.ledger.acts("imported", subject=_subject(params.cluster, params.source)))
     return ImportState(
@@ -167,18 +174,17 @@ def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, princi
 
 @usage_router.post("/v1/imports/usage", summary="Report imported intervals", **_TAKES_BATCH)
 async def report_import(request: Request, deps: AppDeps, principal: ImportPrincipal) -> Response:
-    """Accepts a batch of an import, with the import's epoch; all of its rows are imported ones. Otherwise like POST
-    /v1/usage."""
+    """Accepts a batch of an import, like POST /v1/usage. The batch has the epoch of an import, and its rows have the
+    method `imported`."""
     started = deps.clock.monotonic_ms()
     try:
         async with deps.intake.body(request) as raw:
             batch = await asyncio.to_thread(decode, raw)
-        _own_cluster(principal, batch.cluster)
-        if principal.node is not None and principal.node != batch.node:
-            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {principal.node!r}")
+        _check_binding(principal, batch.cluster, batch.node)
         if not is_import(batch.epoch) or any(row.method != "imported" for row in batch.intervals):
             raise Refusal(
-                "invalid-batch", "an import needs the epoch of an import, and rows whose method is `imported`"
+                "invalid-batch",
+                "this is no batch of an import: it needs an import's epoch, and the method `imported` in each row",
             )
         receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
     except BadBatch as error:
@@ -196,16 +202,12 @@ def record_chunk(
 ) -> ChunkNote:
     """Records in the audit trail that a chunk is complete, once. Each month's report lists the imports that added time
     to that month."""
-    _own_cluster(principal, chunk.cluster)
+    _check_binding(principal, chunk.cluster)
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} does not belong to an import from {chunk.source}")
-    return ChunkNote(new=_record_chunk(deps, principal, chunk))
-
-
-def _record_chunk(deps: Deps, principal: Principal, chunk: ImportedChunk) -> bool:
     subject = _subject(chunk.cluster, chunk.source)
     if any(known.span == chunk.span for known in imported_chunks(deps.ledger.acts("imported", subject=subject))):
-        return False
+        return ChunkNote(new=False)
     act = NewAct(
         deps.clock.wall_ms(),
         "imported",
@@ -215,18 +217,11 @@ def _record_chunk(deps: Deps, principal: Principal, chunk: ImportedChunk) -> boo
         chunk.model_dump_json(),
     )
     deps.ledger.observe(Facts(), act.at_ms, act=act)
-    return True
+    return ChunkNote(new=True)
 
 
 def _subject(cluster: str, source: Source) -> str:
     return f"{source}/{cluster}"
-
-
-def _own_cluster(principal: Principal, cluster: str) -> None:
-    if principal.cluster not in (None, cluster):
-        raise Refusal(
-            "wrong-origin", f"the token {principal.name!r} is bound to {principal.cluster!r}, not {cluster!r}"
-        )
 
 
 MOST_PODS = 100_000
@@ -242,8 +237,8 @@ _decoder = msgspec.json.Decoder(PodReport)
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> ObservedPods:
-    """Stores facts of pods. Their labels are applied to earlier time in open months too; a closed month keeps its
-    labels."""
+    """Stores facts about pods. Their labels apply to the pods' whole time in open months; closed months do not
+    change."""
     async with deps.intake.body(request) as raw:
         try:
             report = await asyncio.to_thread(_decoder.decode, raw)
@@ -252,7 +247,10 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal("malformed-body", str(error)) from error
     if not report.cluster or len(report.pods) > MOST_PODS:
-        raise Refusal("invalid-body", f"a report needs the name of its cluster, and at most {MOST_PODS} pods")
+        raise Refusal(
+            "invalid-body",
+            f"a report needs the name of its cluster and has at most {MOST_PODS} pods: split a larger one",
+        )
     now_ms = deps.clock.wall_ms()
     for number, pod in enumerate(report.pods):
         if not pod.uid:
@@ -319,7 +317,10 @@ _DECISIONS = TypeAdapter(Annotated[tuple[Decision, ...], Field(max_length=MOST_D
 
 
 class Recorded(Model):
-    """How many of the received decisions were new. known: decisions that the ledger already has; they do not change."""
+    """The number of received decisions.
+
+    recorded: new ones.
+    known: those that the ledger already had, which do not change."""
 
     recorded: int
     known: int
@@ -348,7 +349,7 @@ class DecisionParams(SpanParams):
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 def record_decisions(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: AppDeps) -> Recorded:
-    """Stores a list of decisions. A decision with a known cluster, id and instant is not stored again."""
+    """Stores a list of decisions, except those whose cluster, id and instant are already stored."""
     new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
 

@@ -13,7 +13,6 @@ MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -21,7 +20,6 @@ from typing import TypeVar
 
 import structlog
 from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from accountant.api.dependencies import ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
@@ -31,6 +29,7 @@ from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions
 from accountant.prices.price_book import PriceBook
+from accountant.runtime.job_and_task_metrics import CachingCollector
 from accountant.wire.policy_models import IDLE, Policy
 from accountant.wire.usage_cost_and_job_models import UsageLine
 from gputally.base.clock import Clock
@@ -47,7 +46,7 @@ Key = TypeVar("Key", bound=tuple[str, ...])
 
 
 def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
-    """The figures of the quarter-hour that ends at `settled_ms`, up to which all rows are expected to have arrived."""
+    """The figures of the quarter-hour that ends at `settled_ms`; the rows until then are expected to have arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
     charged = charges(ledger, book, start, end, ("team",), None, timezone)
     capacity: Counter[tuple[str, str]] = Counter()
@@ -58,7 +57,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
         unpriced[device] += charge.gpu_us if charge.unpriced else 0
     yield gauge(
         "gputally_capacity_gpus",
-        "GPUs known to the ledger in the last quarter of an hour, including GPUs that are down.",
+        "GPUs known to the ledger in the last quarter of an hour, on average, including GPUs that are down.",
         _in_gpus(capacity),
         labels=["gpu_model", "pool"],
     )
@@ -75,7 +74,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
         _in_gpus(by_team),
         labels=["team", "account"],
     )
-    # 0 of a model all of whose time has a price, so that an alert has something to compare with.
+    # A model without unpriced time has the value 0, so that an alert can end.
     yield gauge(
         "gputally_unpriced_gpus",
         "GPUs of the last quarter of an hour whose time has no price, on average.",
@@ -84,8 +83,8 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
     )
     yield gauge(
         "gputally_burn_rate_per_hour",
-        "Cost of an hour at the rate of the last quarter of an hour, by team; `__idle__`: unheld capacity. "
-        "Time without a price is not in it.",
+        "Cost of an hour at the rate of the last quarter of an hour, by team; `__idle__`: capacity that no team holds. "
+        "Time without a price is not included.",
         _burn_rates(charged, book),
         labels=["team", "currency"],
     )
@@ -103,7 +102,7 @@ def _in_gpus(sums: Mapping[Key, int]) -> Iterator[tuple[Key, float]]:
 
 
 def by_account(lines: Iterable[UsageLine]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
-    """GPU-µs of usage, by account and GPU model, 0 included; and by team and account, without 0."""
+    """Two sums of usage in GPU-µs: by (account, GPU model), including 0, and by (team, account), without 0."""
     models: Counter[tuple[str, str]] = Counter()
     teams: Counter[tuple[str, str]] = Counter()
     for line in lines:
@@ -124,7 +123,7 @@ def _burn_rates(charged: list[Charge], book: PriceBook | None) -> Iterator[tuple
 
 
 def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
-    """The nodes with the most unmetered time."""
+    """GPU-µs of unmetered time of the MOST_NODES nodes with the most, by (node,)."""
     if (ledger.coverage(start_ms, end_ms) or 0) >= 1:
         return {}
     missing = {
@@ -166,7 +165,7 @@ def of_queues(policy: Policy | None) -> Metric:
 
 
 def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str], int]]:
-    """((team, namespace), GPU-µs held): those that held the most, sorted by name."""
+    """((team, namespace), GPU-µs held) of the MOST_NAMESPACES pairs that held the most, sorted by name."""
     held = {
         (line.key["team"], line.key["namespace"]): sum(
             getattr(line.accounts_gpu_us, each) for each in sorted(ALLOCATED)
@@ -187,31 +186,16 @@ _WATERMARK_COVERAGE = 0.98
 _BUDGET = ("budget", "team", "queue")
 
 
-class LedgerCollector(Collector):
-    """Collects all families. book: returns the price book in force. Thread-safe; concurrent scrapes share one
-    reading."""
+class LedgerCollector(CachingCollector):
+    """Collects all families of the ledger. book: returns the price book in force."""
 
     def __init__(
         self, ledger: ServedLedger, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock
     ) -> None:
+        super().__init__(clock, lambda _: CACHE_MS)
         self._ledger = ledger
         self._book = book
         self._settings = settings
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._families: tuple[Metric, ...] = ()
-        self._read_ms: int | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            now = self._clock.monotonic_ms()
-            if self._read_ms is None or now - self._read_ms >= CACHE_MS:
-                self._families = self._read()
-                self._read_ms = now
-            return self._families
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def _read(self) -> tuple[Metric, ...]:
         try:
@@ -266,14 +250,15 @@ class LedgerCollector(Collector):
         currency = book.currency if book else ""
         yield gauge(
             "gputally_month_team_cost",
-            "Cost of what each team held in the current month so far, before shares of idle capacity; `__idle__`: of "
-            "unheld time; absent for a team with unpriced time.",
+            "Cost of what each team held in the current month so far, without shares of idle capacity; `__idle__`: "
+            "cost of capacity that no team held; absent for a team with unpriced time.",
             (([line.key["team"], currency], float(line.cost)) for line in costs if line.cost is not None),
             labels=["team", "currency"],
         )
 
     def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
-        """Empty without budgets; a budget with unknown spend has no share. team: of the budget or its queue."""
+        """The families of the policy's budgets. A budget with unknown spend has no share. The label `team` is the
+        budget's team, or the team of its queue."""
         budgets = []
         if policy is not None:
             zone = self._settings.timezone
@@ -288,7 +273,7 @@ class LedgerCollector(Collector):
         )
         yield gauge(
             "gputally_budget_forecast_ratio",
-            "Share of each budget that the month is expected to use at the rate of its days so far.",
+            "Share of each budget that the month is expected to use at the rate of the days so far.",
             ((labels, state.forecast / float(state.limit)) for labels, state in budgets if state.forecast is not None),
             labels=_BUDGET,
         )
@@ -300,8 +285,8 @@ class LedgerCollector(Collector):
         )
         yield gauge(
             "gputally_budget_exhausted_timestamp_seconds",
-            "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
-            "expected, or earliest and latest of the middle 80 %.",
+            "When each budget was used up, or will be at the rate of the month so far (Unix time); absent if not in "
+            "this month. bound: expected, or the earliest and latest of an 80 % interval.",
             (
                 ((*labels, bound), at_ms / MS_PER_SECOND)
                 for labels, state in budgets
@@ -330,7 +315,7 @@ class LedgerCollector(Collector):
         )
         yield _figure(
             "gputally_ledger_imbalance_seconds",
-            "GPU-seconds of the last settled hour that are in no account or in two; 0 unless there is a defect.",
+            "GPU-seconds of the last settled hour that are in no account or in two; more than 0 shows a defect.",
             self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
         )
         yield _figure(
@@ -352,5 +337,5 @@ def _in_seconds(sums: Iterable[tuple[Key, int]]) -> Iterator[tuple[Key, float]]:
 
 
 def _figure(name: str, text: str, value: float | None) -> Metric:
-    """A gauge without labels; None: absent."""
+    """A gauge without labels. value: None leaves the sample out."""
     return gauge(name, text, [] if value is None else [((), value)])

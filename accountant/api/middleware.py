@@ -43,10 +43,10 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AccessMiddleware:
-    """Wraps the app.
+    """Gives each request an id, each answer the security headers and each request a log line. Refuses cross-site forms.
 
-    local_only: without tokens, accept only loopback host names (against DNS rebinding).
-    answered: called with the status of every answer."""
+    local_only: accept only loopback host names, because requests need no token (against DNS rebinding).
+    answered: called with the HTTP status of every answer."""
 
     def __init__(
         self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
@@ -73,7 +73,9 @@ class AccessMiddleware:
                 await self._app(scope, receive, observed)
         except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
             self._log.error("request_failed", path=scope["path"][:200], request_id=request_id, exc_info=error)
-            refusal = Refusal("internal", f"the failure was logged as {request_id}")
+            refusal = Refusal(
+                "internal", f"a defect of this service: its log has the details under the request id {request_id}"
+            )
         try:
             if refusal is not None and not observed.started:
                 state["problem"] = refusal.slug
@@ -95,12 +97,12 @@ class AccessMiddleware:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         if self._local_only and not _for_this_machine(scope, headers):
-            return Refusal("wrong-host", "without tokens this service answers only under localhost or 127.0.0.1")
+            return Refusal("wrong-host", "this service has no tokens, so it answers only under localhost or 127.0.0.1")
         if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in (
             "none",
             "same-origin",
         ):
-            return Refusal("cross-site", "pages of other sites may not send forms to this site")
+            return Refusal("cross-site", "a page of another site sent this request, which only pages of this site may")
         return None
 
 
@@ -125,7 +127,7 @@ _PIECE_BYTES = 256 * 1024
 """Size of the pieces in which a body is decompressed."""
 _SHOWN_FAULTS = 20
 _ESCAPES = re.compile(rb"\\[ubfr]|[\x7f\xc2]")
-"""Occurs in every body with a control character in its texts, other than line feed and tab."""
+"""Occurs in every body whose texts contain a control character other than line feed and tab."""
 M = TypeVar("M")
 Caller = tuple[str, str]
 """Name of the principal, and address."""
@@ -140,17 +142,17 @@ class _BodyBytes:
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Reserves memory. Raises Refusal (busy)."""
+        """Reserves `size` more bytes. Raises Refusal (busy)."""
         self._intake.take(self._caller, size)
         self._size += size
 
     def shrink(self, size: int) -> None:
-        """Releases memory that is no longer needed."""
+        """Releases `size` bytes."""
         self._intake.give_back(self._caller, size)
         self._size -= size
 
     def end(self) -> None:
-        """Releases all memory."""
+        """Releases all bytes of the body."""
         self.shrink(self._size)
 
 
@@ -169,11 +171,13 @@ class BodyLimits:
         """Limits how many large bodies are decompressed and decoded at a time."""
 
     def take(self, caller: Caller, size: int) -> None:
-        """Reserves memory for a caller. Raises Refusal (busy)."""
+        """Reserves bytes for a body of this caller. Raises Refusal (busy)."""
         if self._all + size > self._limits.inflight_bytes:
-            raise retry_later("busy", "too many bodies are being received at this moment", 1)
+            raise retry_later(
+                "busy", "this service is receiving too many bodies at present: send this one again later", 1
+            )
         if self._held[caller] + size > self._share:
-            raise retry_later("busy", "too many bodies of this caller are being received at this moment", 1)
+            raise retry_later("busy", "this caller is sending too many bodies at present: send this one again later", 1)
         self._held[caller] += size
         self._all += size
 
@@ -190,7 +194,9 @@ class BodyLimits:
         Raises Refusal (too-large, slow-body, malformed-body, unsupported-encoding, busy)."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip"):
-            raise Refusal("unsupported-encoding", f"content encoding {encoding[:40]!r}: send gzip or none")
+            raise Refusal(
+                "unsupported-encoding", f"the content encoding {encoding[:40]!r} is unknown: send gzip, or no encoding"
+            )
         if _declared(request) > self._limits.body_bytes:
             raise _too_large("the body", self._limits.body_bytes)
         address = request.client.host if request.client else ""
@@ -235,7 +241,7 @@ class BodyLimits:
                 async with asyncio.timeout_at(started + patience):
                     message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise Refusal("malformed-body", "the client went away before the end of the body")
+                    raise Refusal("malformed-body", "the client closed the connection before the end of the body")
                 chunks.append(message.get("body", b""))
                 more = message.get("more_body", False)
                 size += len(chunks[-1])
@@ -245,8 +251,8 @@ class BodyLimits:
         except TimeoutError as error:
             raise Refusal(
                 "slow-body",
-                f"the body took longer than {self._limits.read_seconds:g} s, or came slower than"
-                f" {self._limits.body_bytes_per_second} bytes a second",
+                f"the body took longer than {self._limits.read_seconds:g} s, or arrived at less than"
+                f" {self._limits.body_bytes_per_second} bytes per second",
                 headers={"Connection": "close"},
             ) from error
         return b"".join(chunks)
@@ -267,7 +273,8 @@ def _counted(pieces: Iterable[bytes], memory: _BodyBytes) -> Iterator[bytes]:
 
 
 async def read_model(intake: BodyLimits, request: Request, model: type[M] | TypeAdapter[M]) -> M:
-    """The JSON body as a validated model. Raises Refusal, also if it violates the schema."""
+    """The JSON body as a validated model. Raises Refusal (invalid-body for a violation of the schema, and the kinds of
+    `BodyLimits.body`)."""
     async with intake.body(request) as raw:
         try:
             if len(raw) <= INLINE_BYTES:
@@ -317,7 +324,7 @@ def decompressed(raw: bytes, limit: int) -> Iterator[bytes]:
         elif not waiting and not stream.eof:
             raise Refusal("malformed-body", "the gzip body is cut off")
     if stream.unused_data:
-        raise Refusal("malformed-body", "something follows the end of the gzip body")
+        raise Refusal("malformed-body", "the body contains more data after the end of its gzip member")
 
 
 def _too_large(what: str, limit: int) -> Refusal:

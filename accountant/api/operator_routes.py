@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -59,7 +60,7 @@ def fetch_backup(name: BackupName, deps: AppDeps, _: Admin) -> StreamingResponse
     try:
         backup = backups.named(deps.backups.store, name)
     except NoBackup as error:
-        raise Refusal("not-found", f"there is no backup {name!r}: GET /v1/backups lists them") from error
+        raise Refusal("not-found", f"there is no backup {name!r}: GET /v1/backups lists the backups") from error
     headers = {"content-disposition": f'attachment; filename="{name}.duckdb"', "content-length": str(backup.bytes)}
     return StreamingResponse(backups.content(deps.backups.store, backup), media_type=MEDIA_TYPE, headers=headers)
 
@@ -70,7 +71,7 @@ _SHOWN = 100
 
 
 class QuarantinedRow(Model):
-    """A record as it was sent (`content`, JSON), and why it was not booked; its span is unmetered."""
+    """A record that was not booked; its span is unmetered. content: the record as it was sent, in JSON."""
 
     cluster: str
     node: str
@@ -94,7 +95,8 @@ class CheckParams(SpanParams):
     "/v1/check", summary="Check the accounts against the rows", responses=refuses("invalid-parameter")
 )
 def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admin) -> Balance:
-    """Computes the accounts again from every row of the span, which is slow: for an operator, not for a dashboard."""
+    """Computes the accounts again from every row of the span and compares them with the sums. This is slow: do not
+    request it from a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
     start, end, zone = params.span(now, deps.settings.timezone, deps.settings.limits, newest)
     check_cost(deps.ledger, deps.settings.limits, start, end)
@@ -102,7 +104,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
     books = deps.books.books()
     usage = deps.ledger.usage(start, end, ())
     if params.lake and deps.lake is None:
-        raise invalid("lake", "this accountant publishes to no lake (set lake.warehouse)")
+        raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
     comparison = deps.lake.compare() if params.lake and deps.lake is not None else None
     return Balance(
         start_ms=start,
@@ -129,7 +131,7 @@ def quarantine(params: Annotated[QuarantineParams, Query()], deps: AppDeps, prin
 
 
 class DeliveryRetry(Model):
-    """The request to try a failed delivery again. key: as in the list of deliveries."""
+    """The request to send a failed delivery again. key: as in the list of deliveries."""
 
     key: str = Field(min_length=1, max_length=1_000)
     reason: str = Field(min_length=1, max_length=400)
@@ -182,23 +184,25 @@ DeviceId = Annotated[str, Field(max_length=1024)]
 class Retire(Model):
     """The request to retire GPUs: those listed, all of a node, or all of a cluster.
 
-    cluster: not needed if there is only one."""
+    cluster: required only if the ledger has several clusters."""
 
     cluster: DeviceId = ""
     node: DeviceId = ""
     gpus: Annotated[tuple[DeviceId, ...], Field(max_length=MOST_GPUS)] = ()
-    since: str = Field(default="", max_length=64, description="Since when; default: now.")
+    since: str = Field(default="", max_length=64, description="When their capacity ends; default: now.")
     reason: str = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")
     def _names_something(self) -> Self:
         if not (self.cluster or self.node or self.gpus):
-            raise ValueError("name GPUs, a node or a cluster")
+            raise ValueError("name at least one of cluster, node and gpus")
         return self
 
 
 class Move(Model):
-    """The request to book GPUs for another node from an instant on. cluster: may be left out if there is only one."""
+    """The request to assign GPUs to another node from an instant on.
+
+    cluster: required only if the ledger has several clusters."""
 
     cluster: DeviceId = ""
     node: Annotated[str, Field(min_length=1, max_length=1024, description="The new owner.")]
@@ -206,7 +210,7 @@ class Move(Model):
     since: str = Field(
         default="",
         max_length=64,
-        description="Since when; default: for each GPU, the newest record of its present owner.",
+        description="When they moved; default: for each GPU, the end of its present owner's newest record.",
     )
     reason: str = Field(min_length=1, max_length=1000)
 
@@ -218,8 +222,8 @@ class OwnersParams(Params):
     )
     gpu: str = Field(default="", max_length=1024, description="Only this UUID.")
     moved: bool = Field(default=False, description="Only GPUs that changed their owner or that another node claims.")
-    after: str = Field(default="", max_length=4096, description="`next_after` of the answer before.")
-    limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs of one answer.")
+    after: str = Field(default="", max_length=4096, description="`next_after` of the previous answer.")
+    limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs in one answer.")
 
     def asks_for(self, gpu: GpuOwnership) -> bool:
         """Whether the GPU matches the filter."""
@@ -232,7 +236,9 @@ class OwnersParams(Params):
 
 
 class GpuOwners(Model):
-    """The owners by cluster and UUID. next_after: pass it as `after` for the next page; null at the end."""
+    """One page of GPUs with their owners, sorted by cluster and UUID.
+
+    next_after: pass it as `after` for the next page; null at the end."""
 
     gpus: tuple[GpuOwnership, ...]
     next_after: str | None
@@ -255,16 +261,16 @@ def gpu_owners(params: Annotated[OwnersParams, Query()], deps: AppDeps, principa
     **with_body(Move, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def move_gpus(request: Annotated[Move, body(Move)], deps: AppDeps, principal: Admin) -> list[GpuOwnership]:
-    """Assigns all of the listed GPUs to the node, or none. Without this call another node owns a GPU after its owner
-    has been silent about it for `gpu_move_after`. Earlier records stay with the former owner, and quarantined records
-    stay quarantined."""
+    """Assigns all of the listed GPUs to the node, or none. Without this request, a GPU moves to another node that
+    reports it once its owner has not reported it for `gpu_move_after`. Earlier records stay with the former owner, and
+    quarantined records stay quarantined."""
     since = instant("since", request.since, deps.settings.zone) if request.since else None
     gpu_move = GpuMove(request.node, request.gpus, request.cluster, since)
     return list(deps.ledger.move_gpus(gpu_move, deps.clock.wall_ms(), principal.name, request.reason))
 
 
 def _sort_key(gpu: GpuOwnership) -> str:
-    """The sort key of the answer."""
+    """The key by which GPUs are sorted and paged."""
     return f"{gpu.cluster}/{gpu.gpu_uuid}"
 
 
@@ -274,9 +280,8 @@ def _sort_key(gpu: GpuOwnership) -> str:
     **with_body(Retire, "invalid-parameter", "books-refuse", "ledger-unavailable"),
 )
 def retire_gpus(request: Annotated[Retire, body(Retire)], deps: AppDeps, principal: Admin) -> list[RetiredDevice]:
-    """Ends the capacity of all of these GPUs, or of none. It is meant for machines that were removed permanently and
-    are in no cluster or inventory file. A GPU that reports again is capacity again, and the time in between is
-    unmetered."""
+    """Ends the capacity of all of these GPUs, or of none. For machines that were removed permanently and are in no
+    cluster or inventory file. A GPU that is reported again is capacity again, and the time in between is unmetered."""
     now = deps.clock.wall_ms()
     at = instant("since", request.since, deps.settings.zone) if request.since else now
     retirement = Retirement(request.cluster, request.node, request.gpus)
@@ -287,12 +292,12 @@ class HealthStatus(Model):
     status: Literal["ok"] = "ok"
 
 
-@operation_router.get("/livez", summary="The process answers")
+@operation_router.get("/livez", summary="Whether the process runs")
 async def alive() -> HealthStatus:
     return HealthStatus()
 
 
-@operation_router.get("/leading", summary="This replica serves the ledger")
+@operation_router.get("/leading", summary="Whether this replica serves the ledger")
 async def leading() -> HealthStatus:
     """Answers 200 if this replica serves; waiting replicas answer 503."""
     return HealthStatus()
@@ -300,12 +305,12 @@ async def leading() -> HealthStatus:
 
 @operation_router.get(
     "/readyz",
-    summary="The ledger can be read, and every background task works",
+    summary="Whether the ledger can be read and every background task works",
     responses=refuses("ledger-unavailable", "task-failing"),
 )
 def ready(deps: AppDeps) -> HealthStatus:
-    """Answers 503 also while the clock is in doubt: it was set, or it disagrees with the agents' clocks or the newest
-    record."""
+    """Answers 503 if the ledger cannot be read, if a background task fails, and while the clock is in doubt: it was
+    set, or it disagrees with the agents' clocks or with the newest record."""
     if deps.guard is not None and (why := deps.guard.doubt):
         raise LedgerUnavailable(why)
     faults = deps.tasks.faults() if deps.tasks is not None else {}
@@ -313,14 +318,14 @@ def ready(deps: AppDeps) -> HealthStatus:
         # The reasons name files and hosts, and this route needs no token, so they are only in the log.
         tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
         detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
-        raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
+        raise Refusal("task-failing", f"{detail}: the log of the accountant says why", tasks=tasks)
     now = deps.clock.wall_ms()
     deps.ledger.policies(now, now + 1)
     ahead_ms = deps.ledger.newest_end_ms() - now
     if ahead_ms > SKEW_MS:
         raise LedgerUnavailable(
-            f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the clock: one of them is wrong; "
-            "see: gputally accountant clock show"
+            f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the accountant's clock, so one of "
+            "them is wrong: run gputally accountant clock show"
         )
     return HealthStatus()
 
@@ -332,8 +337,8 @@ def ready(deps: AppDeps) -> HealthStatus:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request, deps: AppDeps) -> Response:
-    """Without a token, the answer has only series that name no team, user, namespace, queue or job, unless
-    `open_metrics: true`."""
+    """Without a token, the answer contains only series that name no team, user, namespace, queue or job. With
+    `open_metrics: true` in the settings it contains all series."""
     with_names = deps.settings.open_metrics
     if not with_names:
         try:
@@ -358,8 +363,8 @@ class RedateReason(Model):
     responses=refuses("ledger-unavailable"),
 )
 def read_clock(deps: AppDeps, _: Admin) -> ClockReport:
-    """Returns the state of the clock. doubt: why no item is given a timestamp at present. misdated: items dated in the
-    future by a clock that was ahead, by kind."""
+    """Returns the state of the clock. doubt: why no item is given a timestamp at present. misdated: by kind, the items
+    dated in the future by a clock that was ahead."""
     return _clock_report(deps)
 
 
@@ -367,7 +372,7 @@ def read_clock(deps: AppDeps, _: Admin) -> ClockReport:
     "/v1/clock/accept", summary="Accept the machine's clock as right", responses=refuses("ledger-unavailable")
 )
 def accept_clock(deps: AppDeps, _: Admin) -> ClockReport:
-    """Lets an operator declare that a clock that was set is right, when too few agents confirm it automatically."""
+    """Accepts the machine's clock as right after it was set, if too few agents report their time to confirm it."""
     if deps.guard is not None:
         deps.guard.accept()
     return _clock_report(deps)
@@ -388,12 +393,5 @@ def redate_records(
 
 def _clock_report(deps: Deps) -> ClockReport:
     now = deps.clock.wall_ms()
-    state = deps.guard.state() if deps.guard is not None else ClockState("", now, now, 0, 0, 0)
-    return ClockReport(
-        doubt=state.doubt,
-        wall_ms=state.wall_ms,
-        told_ms=state.told_ms,
-        senders=state.senders,
-        agreeing=state.agreeing,
-        misdated=deps.ledger.misdated(state.told_ms),
-    )
+    state = deps.guard.state() if deps.guard is not None else ClockState("", now, now, 0, 0)
+    return ClockReport(**asdict(state), misdated=deps.ledger.misdated(state.told_ms))

@@ -107,13 +107,13 @@ def retry_later(slug: str, detail: str, seconds: float = _RETRY_AFTER_SECONDS) -
 
 
 def with_faults(slug: str, faults: Sequence[tuple[str, str]]) -> Refusal:
-    """The refusal of parameters or a body, with the place and the reason of each fault."""
-    detail = "; ".join(f"{place}: {reason}" for place, reason in faults)
+    """The refusal of parameters or a body. faults: the place and the reason of each; "" is the body as a whole."""
+    detail = "; ".join(f"{place}: {reason}" if place else reason for place, reason in faults)
     return Refusal(slug, detail, errors=[{"at": place, "reason": reason} for place, reason in faults])
 
 
 def answer(refusal: Refusal, instance: str) -> Response:
-    """The problem document. instance: the requested path."""
+    """The HTTP answer with the problem document. instance: the requested path."""
     kind = refusal.kind
     body: dict[str, Any] = {
         "type": PROBLEM + refusal.slug,
@@ -161,8 +161,10 @@ def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None
 def install(
     app: FastAPI, failed: LedgerFailureHandler, present: Callable[[Request, Refusal], Response] | None = None
 ) -> None:
-    """Turns every exception that `translated` knows into a problem document. present: renders a refusal on pages for
-    people."""
+    """Makes the app answer every exception that `translated` knows with a problem document.
+
+    failed: called when the ledger needs a restart.
+    present: renders the answer instead, for example as an HTML page."""
 
     def known(error: Exception) -> Refusal:
         refusal = translated(error, failed)
@@ -236,29 +238,18 @@ WITHOUT_TOKEN: Final = frozenset({"/leading", "/livez", "/readyz"})
 """Routes that need no token."""
 OPEN: Final = WITHOUT_TOKEN | {"/metrics"}
 """Routes that answer without a token; /metrics shows more with one."""
-AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
 
 
 def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
-    """The request body of a route that reads and validates it itself, after authorisation."""
+    """OpenAPI description of a JSON body that the route itself reads and validates, after authorisation.
+
+    name: of the schema in the document; many: the body is a list."""
     schema = {"$ref": _REF.format(name=name)}
     return {
         "required": True,
         "content": {"application/json": {"schema": {"type": "array", "items": schema} if many else schema}},
     }
-
-
-def inline_body(model: type[BaseModel], *, at_most: int | None = None) -> dict[str, Any]:
-    """Like `json_body`, for a model that no answer uses: its schema is inlined. at_most: maximum length of a list."""
-    schema = model.model_json_schema()
-    many = {"type": "array", "items": schema, "minItems": 1, "maxItems": at_most}
-    return {"required": True, "content": {"application/json": {"schema": schema if at_most is None else many}}}
-
-
-def text_body(media_type: str, description: str) -> dict[str, Any]:
-    """A request body that is text."""
-    return {"required": True, "description": description, "content": {media_type: {"schema": {"type": "string"}}}}
 
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {
@@ -272,9 +263,12 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "instance": {"type": "string"},
-        "ack": {"$ref": _REF.format(name="Ack"), "description": "sequence-gap: how far the node's numbers go"},
+        "ack": {
+            "$ref": _REF.format(name="Ack"),
+            "description": "sequence-gap: the sequence numbers up to which the node's records are stored",
+        },
         "errors": {
-            "description": "invalid-parameter, invalid-body: every fault and its place",
+            "description": "invalid-parameter, invalid-body: the faults and their places",
             "type": "array",
             "items": {
                 "type": "object",
@@ -282,14 +276,14 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
                 "properties": {"at": {"type": "string"}, "reason": {"type": "string"}},
             },
         },
-        "limit_bytes": {"type": "integer", "description": "too-large: the bound"},
+        "limit_bytes": {"type": "integer", "description": "too-large: the limit"},
     },
     "additionalProperties": True,
 }
 
 
 def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI responses of a route for these problems, in addition to those of any route."""
+    """OpenAPI responses of a route that can answer with these problems, and with those of every route."""
     by_status: dict[int | str, list[str]] = defaultdict(list)
     for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests", "authority-unavailable"):
         by_status[PROBLEMS[slug].status].append(slug)
@@ -303,9 +297,15 @@ def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
 
 
 def with_body(model: type[BaseModel], *slugs: str, at_most: int | None = None) -> dict[str, Any]:
-    """OpenAPI arguments of a route that reads a body of this model, with these problems and those of any body."""
+    """OpenAPI arguments of a route that reads a body of this model, which no answer uses, and that can answer with
+    these problems and with those of every body.
+
+    at_most: the body is a list of the models with at most this length; None: one model."""
+    schema = model.model_json_schema()
+    if at_most is not None:
+        schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": at_most}
     return {
-        "openapi_extra": {"requestBody": inline_body(model, at_most=at_most)},
+        "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
         "responses": refuses("malformed-body", "too-large", "invalid-body", *slugs),
     }
 

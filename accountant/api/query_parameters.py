@@ -86,8 +86,8 @@ def _where(dimension: Dimension) -> Any:
 
 
 class SpanParams(Params):
-    """Without start and end: the current month so far, or the last month with records if the current one has none.
-    start defaults to the beginning of the month of `end`, end to now."""
+    """Query parameters of a span. Without start and end: the current month so far, or the last month with records if
+    the current one has none. Otherwise start defaults to the beginning of the month of `end`, and end to now."""
 
     start: Instant = None
     end: Instant = None
@@ -96,8 +96,9 @@ class SpanParams(Params):
     def span(
         self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None
     ) -> tuple[int, int, str]:
-        """(start_ms, end_ms, time zone). newest_ms: end of the newest record, for answers that are made of records.
-        Raises Refusal."""
+        """Returns (start_ms, end_ms, name of the time zone). Raises Refusal for an invalid or too long span.
+
+        newest_ms: end of the newest record, so that the default span has records; None: always the current month."""
         name = self.timezone or default_zone
         zone = periods.zone(name)
         if self.start is None and self.end is None:
@@ -108,14 +109,14 @@ class SpanParams(Params):
             periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
         )
         if end <= start:
-            raise invalid("end", f"the span ends at or before its start: [{start}, {end})")
+            raise invalid("end", f"the span ends at or before its start: [{start}, {end}) in epoch milliseconds")
         if end - start > limits.span_days * MS_PER_DAY:
             raise invalid("end", f"the span is longer than {limits.span_days} days")
         return start, end, name
 
     def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int, silence: str = "") -> str:
-        """A note about a default span that begins at start_ms: that it is not the current month, or that the records
-        are old; otherwise "". silence: names the clusters that stopped reporting."""
+        """A note about a default span that is not the current month, about old records, and about an empty ledger; ""
+        if there is nothing to note. silence: a note that names the clusters that stopped reporting."""
         if not newest_ms:
             return "the ledger has no records yet"
         if self.start is not None or self.end is not None:
@@ -129,10 +130,10 @@ class SpanParams(Params):
 
 
 class GroupedParams(SpanParams):
-    """A grouped, filtered, paged query."""
+    """Parameters of a query whose lines are grouped, filtered and paged."""
 
     by: By = ("team",)
-    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
     where_team: tuple[str, ...] = _where("team")
     where_queue: tuple[str, ...] = _where("queue")
@@ -162,14 +163,16 @@ class GroupedParams(SpanParams):
 
 
 class UsageParams(GroupedParams):
-    """breakdown: also return the kinds of allocated idle time, and the unallocated time that unused guarantees
-    reserved."""
+    """Parameters of a usage query.
+
+    breakdown: also return the kinds of allocated idle time, and the unallocated time that unused guarantees
+        reserved."""
 
     breakdown: bool = Field(default=False, description="Also the kinds of idle time, and unused guaranteed time.")
 
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
-    """UTC milliseconds. Raises Refusal naming the parameter."""
+    """Parses an instant as UTC milliseconds. Raises Refusal, which names the parameter."""
     if _EPOCH_MS.fullmatch(text):
         return int(text)
     try:
@@ -182,9 +185,9 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
 def check_cost(
     fleet: Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
 ) -> None:
-    """Raises Refusal for a query that adds up more than `limits.question_gpu_hours`. Nothing is computed."""
+    """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed."""
     if reason := refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
-        raise invalid("end", f"the question has {reason}")
+        raise invalid("end", f"the query has {reason}")
 
 
 def invalid(parameter: str, reason: str) -> Refusal:
@@ -205,13 +208,17 @@ class Fleet(Protocol):
 
 
 def estimate(fleet: Fleet, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> int:
-    """GPU-hours that the query adds up. clusters: those that it is limited to; empty: all."""
+    """Estimates the GPU-hours that a query adds up.
+
+    width: number of dimensions of the groups.
+    clusters: the clusters of the query; empty: all."""
     hours = sum(fleet.gpu_hours(start_ms, end_ms, cluster) for cluster in set(clusters) or (None,))
     return hours * max(1, width)
 
 
 def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> str:
-    """Why a query is too large, and how to make it smaller; "" if it is allowed."""
+    """Why a query is too large, and how to make it smaller, as the rest of a sentence; "" if it is allowed. most: the
+    largest allowed `estimate`."""
     gpu_hours = estimate(fleet, start_ms, end_ms, width, clusters)
     if gpu_hours <= most:
         return ""

@@ -74,8 +74,9 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 @figure_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
-    """Returns GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
-    pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of all pages."""
+    """Returns the GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
+    pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of the whole
+    answer."""
     page, where, zone, note = _open_query("usage", params, deps, principal, params.breakdown)
 
     def compute() -> UsageAnswer:
@@ -120,7 +121,10 @@ def costs(params: Grouped, deps: AppDeps, principal: Reader) -> CostAnswer:
 def _open_query(
     address: str, params: GroupedParams, deps: Deps, principal: Principal, *more: object
 ) -> tuple[PagedQuery, Mapping[Dimension, tuple[str, ...]], str, str]:
-    """The page, the filters, the time zone, and the note of the answer. Raises Refusal."""
+    """Reads the parameters of a paged query: returns the page, the filters, the time zone and the note of the answer.
+    Raises Refusal.
+
+    more: further parameters that determine the answer."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
     start, end, zone = params.span(now, deps.settings.timezone, limits, newest)
     where = dict(params.where)
@@ -163,11 +167,11 @@ class WindowParams(Params):
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
 def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: Reader) -> UsageWindow:
-    """Returns usage over a window that ends at `at` (default now). sliding: the last `size` seconds. tumbling: since
-    the last boundary, a multiple of `size` after or before `start` (default 1970). cron: since the expression last
-    fired. calendar: since the beginning of the month. The caller decides whether watermark and coverage are sufficient.
-    With measure `cost`, usage is the cost of allocated time at the price book's prices, before commitments; time
-    without a price lowers the coverage."""
+    """Returns usage over a window that ends at `at` (default now). A sliding window is the last `size` seconds. A
+    tumbling one begins at the last boundary; the boundaries are multiples of `size` from `start` (default 1970). A cron
+    window begins when the expression last fired, and a calendar window at the beginning of the month. The caller
+    decides whether watermark and coverage are sufficient. With measure `cost`, usage is the cost of allocated time at
+    the price book's prices, before commitments; time without a price lowers the coverage."""
     require_all_teams(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if params.at is None else instant("at", params.at, zone)
@@ -195,7 +199,8 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
-    """Raises Refusal for a window that is too large, unless it is that of the policy in force. Nothing is computed."""
+    """Raises Refusal for a window that is too large. The window of the policy in force is always allowed. Nothing is
+    computed."""
     most = deps.settings.limits.window_gpu_hours
     reason = query_parameters.refusal(
         deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,)
@@ -216,7 +221,7 @@ def _weights(texts: Sequence[str]) -> dict[str, Decimal]:
         except InvalidOperation:
             colon = ""
         if not colon or not model:
-            raise invalid("gpu_weight", f"{text[:100]!r} is no weight: write for example H100:4")
+            raise invalid("gpu_weight", f"{text[:100]!r} is not MODEL:WEIGHT: write for example H100:4")
     return weights
 
 
@@ -224,7 +229,7 @@ wait_router = APIRouter(tags=["usage"])
 
 
 class WaitSpread(Model):
-    """Seconds. pods: those whose wait is known."""
+    """Statistics of waiting times, in seconds. pods: number of pods whose wait is known."""
 
     pods: int
     median: float
@@ -235,9 +240,9 @@ class WaitSpread(Model):
 class WaitLine(Model):
     """How long the pods of one group waited.
 
-    queued: created to scheduled.
-    starting: scheduled to the first container.
-    waiting: pods not scheduled yet; their wait so far is part of `queued`."""
+    queued: from creation until scheduling.
+    starting: from scheduling until the start of the first container.
+    waiting: number of pods that are not scheduled yet; their wait so far is part of `queued`."""
 
     key: str
     pods: int
@@ -255,7 +260,7 @@ class WaitParams(SpanParams):
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
-    """Returns the waiting times of pods that existed in the span and belong to the caller's teams."""
+    """Returns the waiting times of the pods of the caller's teams that existed in the span."""
     now = deps.clock.wall_ms()
     start, end, _ = params.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(
@@ -289,8 +294,8 @@ def _wait_spread(statistics: WaitStatistics) -> WaitSpread:
 
 @figure_router.get("/v1/budgets", summary="Budgets, and what is spent of them", responses=refuses("ledger-unavailable"))
 def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
-    """Returns the budgets of the current month, in the policy's order; callers of some teams see only those of their
-    teams."""
+    """Returns the budgets of the current month, in the policy's order. A caller that may see only some teams gets their
+    budgets."""
     now, settings = deps.clock.wall_ms(), deps.settings
     policies = deps.ledger.policies(now, now + 1)
     if not policies:
@@ -310,32 +315,29 @@ Id = Annotated[
 
 
 class JobsParams(SpanParams):
-    """A list of jobs, filtered and paged."""
+    """Parameters of a list of jobs, which is filtered and paged."""
 
     state: JobState | None = Field(default=None, description="Only jobs in this state.")
     team: tuple[str, ...] = Field(default=(), description="Only jobs that these teams pay for.")
     namespace: tuple[str, ...] = Field(default=(), description="Only jobs of these namespaces.")
     user: tuple[str, ...] = Field(default=(), description="Only jobs of these users.")
-    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
 
 class JobParams(SpanParams):
-    """start defaults to the job's first use of a GPU, end to now."""
+    """The span of one job: start defaults to the job's first use of a GPU, end to now."""
 
 
 class EpochEnded(Model):
-    """A training epoch that the job finished. at: when; defaults to the time of the request."""
+    """A training epoch that a job has finished. at: the end of the epoch; null: the time of the request."""
 
     epoch: int = Field(ge=0, le=HIGHEST_EPOCH)
     at: Instant = None
 
 
 class ReportCount(Model):
-    """How many of the received reports were new.
-
-    recorded: new reports.
-    known: repeated ones."""
+    """The number of received reports. recorded: new ones; known: those of epochs that were already reported."""
 
     recorded: int
     known: int
@@ -350,7 +352,7 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
     responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
 def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: Reader) -> JobsAnswer:
-    """Lists jobs that held GPUs or had pods in the span, with their usage and cost in it; only of the caller's teams.
+    """Lists the jobs of the caller's teams that held GPUs or had pods in the span, with their usage and cost in it.
     Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, even if more is
     booked or prices change meanwhile."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
@@ -391,8 +393,8 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     responses=refuses("invalid-parameter", "not-found"),
 )
 def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, principal: Reader) -> JobAnswer:
-    """Returns a job from its beginning until now, or over the requested span. The epochs and the time after the last
-    one add up to the job's cost exactly."""
+    """Returns a job from its beginning until now, or over the requested span. The costs of its epochs and of the time
+    after the last epoch add up to the job's cost exactly."""
     key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
     name = params.timezone or deps.settings.timezone
@@ -408,10 +410,10 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
 
 
 def unknown_job(deps: Deps, principal: Principal, key: JobKey) -> Refusal:
-    """The refusal of a job without GPUs or pods in the queried span. It names similar jobs of the namespace, except to
-    a principal of some teams only."""
+    """The refusal of a job that had no GPU and no pod in the queried span. It names similar jobs of the namespace, but
+    not to a principal that may see only some teams."""
     near = "" if principal.teams is not None else nearest(key.job, _jobs_beside(deps, key))
-    detail = f"no job {shown(key.id)} held a GPU or had pods in the queried time, for this caller{near}"
+    detail = f"no job {shown(key.id)} that this caller may see had a GPU or pods in the queried time{near}"
     return Refusal("not-found", detail)
 
 
@@ -439,8 +441,8 @@ def report_progress(
     deps: AppDeps,
     principal: ProgressPrincipal,
 ) -> ReportCount:
-    """Stores reports, idempotent by job and epoch: of several reports the earliest instant counts, in any order of
-    arrival. A job that the ledger does not know yet is answered with 404; report again later."""
+    """Stores when epochs of a job ended. Of several reports of one epoch, the earliest instant counts, in whatever
+    order they arrive. The answer for a job that the ledger does not know yet is 404: report again later."""
     key = _job_key(id)
     now, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
     reports = [EpochReport(key, epoch.epoch, _end_of_epoch(epoch, now, zone), principal.name) for epoch in epochs]
@@ -454,13 +456,13 @@ def _store_reports(
         _check_reporter(deps, moment, principal, key)
         known = {report.epoch for report in moment.epochs({key})}
     if len(known | {report.epoch for report in reports}) > MOST_EPOCHS:
-        raise Refusal("too-many-epochs", f"a job has at most {MOST_EPOCHS} epochs: report every tenth of them")
+        raise Refusal("too-many-epochs", f"a job may have at most {MOST_EPOCHS} epochs: report only every tenth")
     new = deps.ledger.report_epochs(reports, now_ms)
     return ReportCount(recorded=new, known=len(reports) - new)
 
 
 def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
-    """A pod reports for its own job, a team's token for jobs that the team pays for. Raises Refusal."""
+    """Raises Refusal unless a pod reports for its own job, or a caller of some teams for a job that they pay for."""
     if principal.pod is not None and principal.cluster is not None:
         if deps.ledger.job_of(principal.cluster, principal.pod) != key:
             raise Refusal("forbidden", f"{principal.name!r} may report progress only for its own job")
@@ -470,7 +472,10 @@ def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, ke
         paid = moment.usage_between(extent, ("team",), asking.only_job(key))[0]
         extent = extent if {line.key["team"] for line in paid} & principal.teams else None
     if extent is None:
-        raise Refusal("not-found", f"no job {key.id[:200]!r} has held a GPU yet, for this caller")
+        raise Refusal(
+            "not-found",
+            f"no job {key.id[:200]!r} that this caller may report on has held a GPU yet: report again later",
+        )
 
 
 def _job_key(text: str) -> JobKey:
@@ -483,10 +488,12 @@ def _job_key(text: str) -> JobKey:
 def _end_of_epoch(epoch: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
     at = now_ms if epoch.at is None else instant("at", epoch.at, zone)
     if at > now_ms:
-        raise invalid("at", f"epoch {epoch.epoch} ended in the future")
+        raise invalid("at", f"epoch {epoch.epoch} ends in the future: report it when it has ended")
     return at
 
 
 def _check_span(start_ms: int | None, end_ms: int, deps: Deps) -> None:
     if start_ms is not None and not 0 < end_ms - start_ms <= deps.settings.limits.span_days * MS_PER_DAY:
-        raise invalid("end", f"a span is between a millisecond and {deps.settings.limits.span_days} days long")
+        raise invalid(
+            "end", f"the span must end after its start, and may be at most {deps.settings.limits.span_days} days long"
+        )

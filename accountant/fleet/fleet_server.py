@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from accountant import composition
 from accountant.api import problems
 from accountant.api.access_control import CallersFile, admit, require_all_teams
-from accountant.api.dependencies import BatchIngest, ClusterPicker, Deps, ServedLedger
+from accountant.api.dependencies import ClusterPicker, Deps, ServedLedger
 from accountant.api.middleware import AccessMiddleware
 from accountant.api.problems import Refusal, answer
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -37,6 +37,7 @@ from accountant.core.settings import Settings
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
+from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
 from accountant.web import month_and_decision_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
@@ -227,7 +228,7 @@ class FleetService:
             settings or self.settings,
             clock,
             ledger,
-            cast(BatchIngest, None),  # only GET and HEAD reach a ledger
+            cast(Ingest, None),  # only GET and HEAD reach a ledger
             self._callers.authenticator,
             self._metrics,
             books,

@@ -12,6 +12,7 @@ import smtplib
 import ssl
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from email import policy
 from email.message import EmailMessage
 from email.utils import format_datetime
 from pathlib import Path
@@ -33,11 +34,11 @@ _MOST_SECRET = 4_096
 
 
 class Refused(AccountantError):
-    """The message was not delivered."""
+    """The message was not delivered and can be tried again."""
 
 
 class DeliveryUncertain(AccountantError):
-    """The message may have been delivered."""
+    """The message was handed over, but no answer says whether it was delivered."""
 
 
 class Channel(Protocol):
@@ -59,7 +60,7 @@ def channel_of(destination: Destination) -> Channel:
 
 
 class Folder:
-    """Writes a message's files, each atomically; a message without files becomes a text file."""
+    """Writes the files of a message into a folder, each atomically. A message without files becomes a text file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -131,7 +132,7 @@ class Mail:
         if len(refused) == len(self._smtp.to):
             raise Refused(f"{self._smtp.server}: {'; '.join(f'{who}: {why}' for who, why in refused.items())}")
         try:
-            code, answer = server.data(email.as_bytes())
+            code, answer = server.data(email.as_bytes(policy=policy.SMTP))
         except smtplib.SMTPDataError:
             raise
         except (smtplib.SMTPServerDisconnected, OSError) as error:
@@ -157,7 +158,7 @@ class Mail:
 
 
 class Webhook:
-    """Posts a JSON body to the URL in a file. body: makes it from the message."""
+    """Posts a JSON body to the URL that a file contains. body: makes the JSON body from the message."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class Webhook:
             with http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client:
                 answer = client.post(url, json=dict(self._body(message)))
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            raise Refused(f"{url.host}: {type(error).__name__}") from error
+            raise Refused(f"{url.host}: no connection ({type(error).__name__})") from error
         except httpx2.HTTPError as error:
             raise DeliveryUncertain(f"{url.host}: no answer ({type(error).__name__})") from error
         if not answer.is_success:
@@ -188,7 +189,7 @@ class Webhook:
         try:
             url = httpx2.URL(text)
         except httpx2.InvalidURL as error:
-            raise Refused(f"{self._url_file}: contains no URL") from error
+            raise Refused(f"{self._url_file}: the file does not contain a URL") from error
         if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
             raise Refused(f"{self._url_file}: the URL of a webhook must begin with https://")
         return url
@@ -210,9 +211,9 @@ def _secret(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+        raise Refused(f"{path}: {getattr(error, 'strerror', None) or 'the file is not UTF-8 text'}") from error
     if not text or len(text) > _MOST_SECRET or "\n" in text:
-        raise Refused(f"{path}: write the secret on one line, of at most {_MOST_SECRET} characters")
+        raise Refused(f"{path}: the file must contain the secret on one line of at most {_MOST_SECRET} characters")
     return text
 
 

@@ -51,20 +51,20 @@ class ReportLedger(BookkeepingLedger, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A cached answer of the ledger. is_final: the ledger is expected to give the same answer for a day."""
+    """A cached answer of the ledger. is_final: the answer is not expected to change, so it is cached for a day."""
 
     value: Any
     is_final: bool
 
 
 class UnknownDelivery(AccountantError):
-    """No delivery has that key."""
+    """No delivery has the requested key."""
 
 
 class Dispatcher:
     """Sends reports and notices.
 
-    deliveries_file: returns the file in force.
+    deliveries_file: returns the deliveries file in force.
     channels: returns the channel of a destination.
 
     Thread-safe, but `run` must be called from one thread."""
@@ -98,7 +98,7 @@ class Dispatcher:
         )
         for delivery in list(self._deliveries.values()):
             if delivery.outcome == "sending":
-                self._record(delivery, "unsure", "the accountant ended meanwhile")
+                self._record(delivery, "unsure", "the accountant ended while it sent the message")
 
     def run(self) -> None:
         """Sends everything that is due now."""
@@ -106,7 +106,7 @@ class Dispatcher:
             self._send(due_message)
 
     def due(self) -> list[DueMessage]:
-        """The messages to send now, each key once."""
+        """The messages to send now; several with the same key count as one."""
         now, deliveries_file = self._clock.wall_ms(), self._deliveries_file()
         by_key: dict[str, DueMessage] = {}
         for message in self._due_messages(deliveries_file, now):
@@ -126,7 +126,7 @@ class Dispatcher:
             return sorted(self._deliveries.values(), key=lambda delivery: (-delivery.last_ms, delivery.key))
 
     def again(self, key: str, who: str, reason: str) -> Delivery:
-        """Requests that a message is sent again, though it may have been delivered. Raises UnknownDelivery."""
+        """Makes the next run send a message again, although it may have been delivered. Raises UnknownDelivery."""
         with self._lock:
             before = self._deliveries.get(key)
         if before is None:
@@ -165,7 +165,7 @@ class Dispatcher:
         return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
-        """The budgets of this month, and of the previous one while its late records are expected, so that thresholds
+        """The budgets of this month, and in its first `grace_days` also those of the previous month, so that thresholds
         reached in its last hours, or while nothing could be sent, are reported too."""
         this = Month.of(now_ms, self._tz)
         lately = Month.of(now_ms - self._grace_ms, self._tz)
@@ -191,7 +191,7 @@ class Dispatcher:
     def _cached(
         self, key: tuple[Hashable, ...], compute: Callable[[], T], is_final: Callable[[T], bool] = lambda _: False
     ) -> T:
-        """The answer to a query, from the cache if it is recent enough; a final answer is cached for a day."""
+        """The answer to a query, from the cache if it is there; a final answer is cached for a day."""
         answer = self._answers.get(key)
         if answer is None:
             value = compute()
@@ -199,7 +199,7 @@ class Dispatcher:
         return cast(T, answer.value)
 
     def _anomalies(self, now_ms: int) -> list[Anomaly]:
-        """Anomalies of the last settled days; computed once a day."""
+        """The anomalies of the last settled days, which are computed once a day."""
         day = local_date(now_ms - triggers.SETTLED_MS, self._tz) - timedelta(days=1)
         return self._cached(("anomalies", day), lambda: self._anomalies_until(day), lambda _: True)
 
@@ -245,8 +245,8 @@ class Dispatcher:
     def _report(self, due: ReportDue) -> Report:
         charges = any(RENDERINGS[form].charges for form in due.forms)
         return report_builder.report(
-            self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team,
-            issuer=self._issuer if charges else None,
+            self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
+            team=due.team, issuer=self._issuer if charges else None,
         )  # fmt: skip
 
     def _record(

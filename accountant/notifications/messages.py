@@ -40,7 +40,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message.
+    """A message in a form that each medium can render.
 
     key: identifies content and destination, the same for every attempt.
     at_ms: time of the first attempt.
@@ -57,7 +57,7 @@ class Message:
 
     @property
     def title(self) -> str:
-        """The subject on one line, whatever names it contains."""
+        """The subject on one line, without control characters."""
         return one_line(self.subject)
 
 
@@ -149,8 +149,9 @@ _TEAMS_NAMED = 5
 def compose(due_message: DueMessage, at_ms: int, report: Reporting, link: str | None, *, files: bool) -> Message:
     """Composes the message about a due report or notice.
 
-    report: makes its report.
-    link: URL of the pages.
+    at_ms: time of the first attempt.
+    report: makes the report of a `ReportDue`.
+    link: URL of the pages; None: the message has no link.
     files: whether the medium accepts files.
 
     Raises accountant.core.errors.CannotRender if a format is not available here."""
@@ -176,14 +177,14 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
     if currency and owed != head.cost:
         facts.append((f"Due with corrections and credits, {currency}", figure_formatting.money(owed, currency)))
     if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:
-        facts.append(("Metered, of the cluster's capacity", figure_formatting.percent(report.statement.coverage)))
+        facts.append(("Metered share of the cluster's capacity", figure_formatting.percent(report.statement.coverage)))
     if due.team is None:
         facts += [
             (figure_formatting.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]
         ]
     attachments = tuple(
         Attachment(
-            file_name(RENDERINGS[form].extension, due.name, due.team),
+            file_name(RENDERINGS[form].extension, due.period.name, due.team),
             RENDERINGS[form].media_type,
             RENDERINGS[form].render(report),
         )
@@ -193,7 +194,7 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         report.period, "These figures may still change."
     )
     return Message(
-        due.key, at_ms, f"GPU report {due.name}, {whose}", state, tuple(facts), _link(link, due), attachments
+        due.key, at_ms, f"GPU report {due.period.name}, {whose}", state, tuple(facts), _link(link, due), attachments
     )
 
 
@@ -237,7 +238,8 @@ def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Message:
         due.key,
         at_ms,
         f"{who} {what} {figure_formatting.hours(anomaly.value_us)} GPU-hours on {anomaly.day}",
-        f"Usually it is {figure_formatting.hours(anomaly.usual_us)} a day (the middle of the four weeks before).",
+        f"The usual value is {figure_formatting.hours(anomaly.usual_us)} GPU-hours a day, the median of the days with "
+        "use in the four weeks before.",
         (
             (f"GPU-hours {what}", figure_formatting.hours(anomaly.value_us)),
             ("Usual", figure_formatting.hours(anomaly.usual_us)),
@@ -251,10 +253,10 @@ def _amount(amount: Decimal | float | None, budget: BudgetState) -> str:
 
 
 def _link(link: str | None, due: ReportDue) -> tuple[str, str] | None:
-    if due.month is None:
-        return _page(link, "" if due.team is None else f"team/{quote(due.team, safe='')}")
-    page = f"month/{due.month}" if due.team is None else f"team/{quote(due.team, safe='')}?month={due.month}"
-    return _page(link, page)
+    month = due.period.month
+    if due.team is None:
+        return _page(link, "" if month is None else f"month/{month}")
+    return _page(link, f"team/{quote(due.team, safe='')}" + ("" if month is None else f"?month={month}"))
 
 
 def _page(link: str | None, page: str) -> tuple[str, str] | None:

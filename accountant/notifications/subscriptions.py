@@ -59,7 +59,7 @@ class Smtp(Model):
     @model_validator(mode="after")
     def _whole(self) -> Smtp:
         if (self.user is None) != (self.password_file is None):
-            raise ValueError("user and password_file go together")
+            raise ValueError("give both user and password_file, or neither")
         return self
 
 
@@ -71,7 +71,7 @@ class Webhook(Model):
 
 
 class Destination(Model):
-    """A destination of exactly one kind."""
+    """A destination of messages, of exactly one kind."""
 
     folder: Path | None = None
     """A folder of the accountant's machine."""
@@ -83,12 +83,12 @@ class Destination(Model):
     @model_validator(mode="after")
     def _one(self) -> Destination:
         if sum(kind is not None for kind in (self.folder, self.smtp, self.slack, self.msteams)) != 1:
-            raise ValueError("a destination is one of folder, smtp, slack, msteams")
+            raise ValueError("give exactly one of folder, smtp, slack and msteams")
         return self
 
     @property
     def takes_files(self) -> bool:
-        """Whether it accepts files; a chat gets the headline and a link instead."""
+        """Whether the destination accepts files; a chat gets the main figures and a link instead."""
         return self.folder is not None or self.smtp is not None
 
 
@@ -112,21 +112,22 @@ class ReportOrder(Model):
             raise ValueError("give team or each_team, not both")
         of_months = [form for form in self.forms if RENDERINGS[form].charges]
         if of_months and self.of != "month":
-            raise ValueError(f"{of_months[0]} covers a month, and this report covers a {self.of}: write of: month")
+            raise ValueError(f"{of_months[0]} is only for a month, and this report covers a {self.of}: write of: month")
         return self
 
 
 class NoticeOrder(Model):
-    """A subscription to notices: a budget reached a threshold, or a day differs from the days before."""
+    """A subscription to notices that a budget reached a threshold (`budgets`), or that a team's GPU time of a day was
+    far above the usual (`anomalies`)."""
 
     about: tuple[Literal["budgets", "anomalies"], ...] = Field(min_length=1)
     teams: tuple[Team, ...] | None = None
-    """None: about all teams, and about budgets of queues too."""
+    """None: notices about all teams, and about budgets of queues."""
     to: tuple[Name, ...] = Field(min_length=1)
 
 
 class DeliveriesFile(Model):
-    """The deliveries file. link: URL of the pages; None: the setting `public_url`."""
+    """The content of the deliveries file. link: URL of the pages; None: the setting `public_url`."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     link: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
@@ -144,7 +145,7 @@ class DeliveriesFile(Model):
             for index, order in enumerate(deliveries_file):
                 for place, name in enumerate(order.to):
                     if name not in self.destinations:
-                        fault = ValueError(f"there is no destination {name!r}")
+                        fault = ValueError(f"`destinations` has no {name!r}")
                         fault.path = (kind, index, "to", place)  # type: ignore[attr-defined]  # read by yaml_file
                         raise fault
         return self
@@ -161,9 +162,9 @@ _MOST_DETAIL = 400
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One message to one destination.
+    """The state of delivering one message to one destination.
 
-    key: identifies it, the same for every attempt.
+    key: identifies message and destination, the same for every attempt.
     tries: number of attempts, since the last `again` if there was one."""
 
     key: str
@@ -184,7 +185,7 @@ class Delivery:
 
 
 def next_attempt(before: Delivery | None, key: str, outcome: Outcome, at_ms: int, detail: str = "") -> Delivery:
-    """The delivery after an attempt with this outcome."""
+    """The delivery after an event with this outcome. before: None if the message was never sent."""
     if before is None or outcome == "again":
         return Delivery(key, outcome, int(outcome != "again"), at_ms, at_ms, detail)
     tries = before.tries + (outcome == "sending")

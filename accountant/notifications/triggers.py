@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import date, timedelta
 from statistics import median
-from typing import Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.bookkeeping.month_closing import ClosedMonth
@@ -41,7 +41,7 @@ _SPREADS: Final = 4.0
 _NORMAL: Final = 1.4826
 _LEAST_RATIO: Final = 1.5
 LEAST_US: Final = 24 * US_PER_HOUR
-"""The minimum excess over the usual value."""
+"""A value that exceeds the usual one by less is no anomaly."""
 
 What = Literal["held", "idle"]
 
@@ -66,7 +66,7 @@ class Anomaly:
 
 
 def unusual(before: Sequence[int], value: int) -> int | None:
-    """The median of the earlier days of use (`before`), if `value` is far above it; otherwise None."""
+    """The median of the values in `before`, the earlier days with use, if `value` is far above it; otherwise None."""
     if len(before) < FEWEST_DAYS:
         return None
     usual = median(before)
@@ -76,7 +76,7 @@ def unusual(before: Sequence[int], value: int) -> int | None:
 
 
 def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomaly]:
-    """The anomalies of all teams, by name. days: by team, the figures of each day; a day without an entry had no
+    """The anomalies of one day, sorted by team. days: by team, the figures of each day; a day without an entry had no
     use."""
     past = {day - timedelta(days=back) for back in range(1, DAYS + 1)}
     unusual_days: list[Anomaly] = []
@@ -96,7 +96,8 @@ def of_day(days: Mapping[str, Mapping[date, TeamDay]], day: date) -> list[Anomal
 
 
 def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
-    """Whether enough earlier days of the same weekday reached the value, divided by the ratio of an anomaly."""
+    """Whether the value is a weekly rhythm: at least `_RHYTHM` earlier days of the same weekday had at least `value`
+    divided by `_LEAST_RATIO`."""
     alike = [one for when, one in earlier.items() if (day - when).days % _WEEK == 0]
     return sum(value <= one * _LEAST_RATIO for one in alike) >= _RHYTHM
 
@@ -108,29 +109,39 @@ SETTLED_MS: Final = 6 * MS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
-class ReportDue:
-    """A report to send.
+class EndedPeriod:
+    """A span whose reports are due.
 
-    name: the span's name, such as `2026-10` or `2026-W43`.
-    edition: the version of a closed month; closing it again makes a new one, which is sent again."""
+    name: such as `2026-10` or `2026-W43`.
+    month: None for a week.
+    edition: the version of a closed month. Closing the month again makes a new version, which is sent again."""
 
-    destination: str
     name: str
     start_ms: int
     end_ms: int
-    month: Month | None
+    month: Month | None = None
+    edition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDue:
+    """A report to send. team: None for the report of the whole cluster."""
+
+    destination: str
+    period: EndedPeriod
     team: str | None
     forms: tuple[Form, ...]
-    edition: str = ""
 
     @property
     def key(self) -> str:
-        team = "*" if self.team is None else self.team
-        return "/".join(("report", self.name, "+".join(self.forms), self.destination, self.edition, team))
+        period, team = self.period, "*" if self.team is None else self.team
+        return "/".join(("report", period.name, "+".join(self.forms), self.destination, period.edition, team))
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetDue:
+    """A notice that a budget reached a threshold."""
+
     destination: str
     budget: BudgetState
 
@@ -144,6 +155,8 @@ class BudgetDue:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyDue:
+    """A notice of an anomaly."""
+
     destination: str
     anomaly: Anomaly
 
@@ -154,17 +167,6 @@ class AnomalyDue:
 
 
 DueMessage: TypeAlias = ReportDue | BudgetDue | AnomalyDue
-
-
-@dataclass(frozen=True, slots=True)
-class EndedPeriod:
-    """A span whose report is due. edition: see ReportDue."""
-
-    name: str
-    start_ms: int
-    end_ms: int
-    month: Month | None = None
-    edition: str = ""
 
 
 def reports(
@@ -184,47 +186,31 @@ def reports(
         for period in _ended(order, closed, now_ms, tz, grace_ms):
             teams_of_order = sorted(teams(period.start_ms, period.end_ms)) if order.each_team else [order.team]
             due_reports += [
-                ReportDue(
-                    destination,
-                    period.name,
-                    period.start_ms,
-                    period.end_ms,
-                    period.month,
-                    team,
-                    order.forms,
-                    period.edition,
-                )
-                for destination in order.to
-                for team in teams_of_order
+                ReportDue(destination, period, team, order.forms) for destination in order.to for team in teams_of_order
             ]
     return due_reports
 
 
 def budgets(deliveries_file: DeliveriesFile, states: Iterable[BudgetState]) -> list[BudgetDue]:
-    """The highest threshold that each budget has reached."""
+    """The notices of the highest threshold that each budget has reached."""
     reached = [state for state in states if state.threshold is not None]
     return [BudgetDue(destination, state) for destination, state in _subscribed(deliveries_file, "budgets", reached)]
 
 
 def anomalies(deliveries_file: DeliveriesFile, found: Sequence[Anomaly]) -> list[AnomalyDue]:
-    """Each anomaly, with each destination of a notice about anomalies of its team."""
+    """The notices of these anomalies, for each destination that subscribes to anomalies of the team."""
     return [
         AnomalyDue(destination, anomaly) for destination, anomaly in _subscribed(deliveries_file, "anomalies", found)
     ]
 
 
-class _AboutTeam(Protocol):
-    @property
-    def team(self) -> str | None: ...
-
-
-E = TypeVar("E", bound=_AboutTeam)
+E = TypeVar("E", BudgetState, Anomaly)
 
 
 def _subscribed(
     deliveries_file: DeliveriesFile, subject: Literal["budgets", "anomalies"], events: Sequence[E]
 ) -> Iterator[tuple[str, E]]:
-    """Each event with each destination of a notice about its subject and team."""
+    """Each event with each destination that subscribes to notices of this subject about its team."""
     for order in deliveries_file.notices:
         for event in events if subject in order.about else ():
             if order.teams is None or event.team in order.teams:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -49,9 +50,10 @@ BACKUP_PATIENCE_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class Routine:
-    """A task with an interval in seconds.
+    """A function that is called at an interval.
 
-    early: returns whether it is due before its time; called on every check.
+    seconds: the interval.
+    early: returns whether a run is due before its time; called on every check.
     patience_s: how long one run may take."""
 
     name: str
@@ -73,7 +75,7 @@ class Routines:
         self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in routines}
 
     def do_due(self) -> None:
-        """Runs everything that is due; continues after failures. Raises LedgerFailed."""
+        """Runs all routines that are due, and continues after failures. Raises LedgerFailed."""
         for routine, task in self._routines.items():
             try:
                 if self._is_due(routine, task):
@@ -98,42 +100,39 @@ class Routines:
 class PeriodicTasks:
     """Threads that call a function at an interval until `stop`, and continue after exceptions.
 
-    failed: called with a LedgerFailed, which ends the thread."""
+    failed: called with a LedgerFailed, after which no thread calls its function again."""
 
     def __init__(self, failed: Callable[[LedgerFailed], None], tasks: BackgroundTasks) -> None:
         self._failed = failed
         self._tasks = tasks
         self._log = structlog.get_logger("accountant.composition")
         self._over = threading.Event()
-        self._threads: list[tuple[threading.Thread, BackgroundTask]] = []
+        self._threads: list[threading.Thread] = []
 
     def begin(self, name: str, seconds: float, do: Callable[[], None], patience_s: float = PATIENCE_S) -> None:
-        task = self._tasks.add(name, patience_s)
+        """Starts a thread that calls `do` every `seconds`. patience_s: how long one call may take."""
 
-        def run() -> None:
-            while not self._over.wait(seconds):
-                try:
-                    with task.running():
-                        do()
-                except LedgerFailed as failure:
-                    self._failed(failure)
-                    return
-                except Exception as error:  # noqa: BLE001 - a defect must not end the thread
-                    _log_failure(self._log, "failed", name, error)
+        def report(error: Exception) -> None:
+            if isinstance(error, LedgerFailed):
+                self._over.set()
+                self._failed(error)
+            else:
+                _log_failure(self._log, "failed", name, error)
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        task.watch(thread)
-        self._threads.append((thread, task))
-        thread.start()
+        def work(stop: threading.Event, task: BackgroundTask) -> None:
+            task.succeed()
+            while not stop.wait(seconds):
+                with task.guarded(report):
+                    do()
+
+        self._threads.append(self._tasks.start(name, work, self._over, report, patience_s))
 
     def stop(self) -> None:
         """Starts no further calls; `join` waits for calls in progress."""
         self._over.set()
-        for _, task in self._threads:
-            task.end()
 
     def join(self) -> None:
-        for thread, _ in self._threads:
+        for thread in self._threads:
             thread.join()
 
 
@@ -162,18 +161,19 @@ class Maintenance:
             Routine("correct", settings.correct_seconds, self._look),
             Routine("checkpoint", settings.checkpoint_seconds, self._ledger.checkpoint),
         ]
-        if settings.archive is not None:
-            every = settings.archive.every
-            found.append(Routine("archive", every, self._keep_archive, self._acts_unarchived, ARCHIVE_PATIENCE_S))
+        if (archive := settings.archive) is not None:
+            keep_archive = partial(self._keep_archive, archive.keep_rows)
+            found.append(Routine("archive", archive.every, keep_archive, self._acts_unarchived, ARCHIVE_PATIENCE_S))
         if settings.keep_decisions is not None:
-            found.append(Routine("retention", RETENTION_SECONDS, self._remove_decisions))
+            remove_decisions = partial(self._remove_decisions, settings.keep_decisions)
+            found.append(Routine("retention", RETENTION_SECONDS, remove_decisions))
         if settings.backups.every is not None:
             found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
         return found
 
     def lake_routines(self) -> list[Routine]:
-        """Routines that write elsewhere and can take long. Each runs soon after a start, so that it also runs in an
-        accountant that is often restarted."""
+        """The routines of the lake, which can take long; none without a lake. Each runs soon after a start, so that it
+        also runs in an accountant that is often restarted."""
         publisher, lake = self._publisher, self._settings.lake
         if publisher is None or lake is None:
             return []
@@ -204,21 +204,17 @@ class Maintenance:
         self._checked_act = last
         return False
 
-    def _keep_archive(self) -> None:
+    def _keep_archive(self, keep_rows: int | None) -> None:
         now = self._clock.wall_ms()
         part = self._ledger.archive(now)
         if part is not None:
             self._log.info("archived", part=part.number, rows=part.rows)
-        keep = self._settings.archive.keep_rows if self._settings.archive is not None else None
-        hours = 0 if keep is None else self._ledger.freeze(now - keep * MS_PER_SECOND)
+        hours = 0 if keep_rows is None else self._ledger.freeze(now - keep_rows * MS_PER_SECOND)
         if hours:
             self._log.info("rows_left_the_file", hours=hours)
 
-    def _remove_decisions(self) -> None:
-        keep = self._settings.keep_decisions
-        if keep is None:
-            return
-        removed = self._ledger.remove_decisions(self._clock.wall_ms() - keep * MS_PER_SECOND)
+    def _remove_decisions(self, keep_s: int) -> None:
+        removed = self._ledger.remove_decisions(self._clock.wall_ms() - keep_s * MS_PER_SECOND)
         if removed:
             self._log.info("decisions_removed", decisions=removed)
 
@@ -242,7 +238,7 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
 
 
 def in_force(ledger: DuckLedger, now_ms: int) -> PolicyVersion | None:
-    """The policy whose window the controller will query."""
+    """The policy in force, whose window the controller queries; None if there is none."""
     return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
 
 

@@ -41,21 +41,19 @@ class ClockState:
 
     doubt: why nothing may be given a timestamp, "" if the clock is trusted.
     wall_ms: the machine's clock.
-    told_ms: the time that is used.
-    ahead_ms: wall_ms - told_ms.
-    senders: number of senders in the last minutes.
+    told_ms: the time that the accountant uses.
+    senders: number of agents that reported their time within `HEARD_MS`.
     agreeing: how many of them agree with the machine's clock."""
 
     doubt: str
     wall_ms: int
     told_ms: int
-    ahead_ms: int
     senders: int
     agreeing: int
 
 
 class _Anchor(msgspec.Struct, frozen=True):
-    """The difference between wall clock and monotonic clock, during one boot of the machine."""
+    """What the file contains. line_ms: the difference between wall clock and monotonic clock during this boot."""
 
     boot_id: str
     line_ms: int
@@ -65,8 +63,10 @@ _anchor = msgspec.json.Decoder(_Anchor)
 
 
 class GuardedClock:
-    """Implements `gputally.base.clock.Clock`. Thread-safe. kept: a file that lets a restart within one boot detect a
-    jump; None: no file."""
+    """A clock that does not follow jumps of the machine's clock. Thread-safe.
+
+    kept: a file through which a restarted process detects a jump within one boot; None: no file.
+    boot_id: identifies the boot; "" disables the file."""
 
     def __init__(self, inner: Clock, kept: Path | None = None, boot_id: str = "") -> None:
         self._inner = inner
@@ -114,16 +114,16 @@ class GuardedClock:
             doubt = ""
             if self._since_ms is not None:
                 doubt = (
-                    f"the machine's clock is in doubt, it was set by {_span(wall - now)}: nothing is dated until it "
-                    "is back, the agents' clocks agree with it, or an administrator accepts it: "
+                    f"the machine's clock was set by {_span(wall - now)}. Nothing gets a timestamp until the clock is "
+                    "back, the agents' clocks agree with it, or an administrator accepts it with: "
                     "gputally accountant clock accept"
                 )
             elif self._contradicted:
                 doubt = (
-                    f"{len(lines) - agreeing} of {len(lines)} agents have another time than the clock of the machine: "
-                    "nothing is dated until they agree; set the clock"
+                    f"the clocks of {len(lines) - agreeing} of {len(lines)} agents contradict the machine's clock. "
+                    "Nothing gets a timestamp until they agree: set the machine's clock"
                 )
-            return ClockState(doubt, wall, now, wall - now, len(lines), agreeing)
+            return ClockState(doubt, wall, now, len(lines), agreeing)
 
     def heard(self, cluster: str, node: str, sent_ms: int | None) -> None:
         """Records the time of a sender's clock when it sent a batch; None: the sender did not report it."""
@@ -154,7 +154,7 @@ class GuardedClock:
         self.keep()
 
     def keep(self) -> None:
-        """Saves the state that a restart within this boot needs."""
+        """Saves the clock's state for a restart of the process within this boot."""
         if self._kept is None or not self._boot_id:
             return
         with self._lock:
@@ -166,7 +166,7 @@ class GuardedClock:
             self._log.warning("clock_not_kept", reason=str(error))
 
     def _current_ms(self) -> int:
-        """The time that is used. Detects and ends jumps."""
+        """The time that the accountant uses. Detects and ends jumps. The caller holds the lock."""
         now, line = self._inner.monotonic_ms(), self._wall_line()
         if abs(line - self._line_ms) <= JUMP_MS:
             if self._since_ms is not None:
@@ -212,7 +212,7 @@ class GuardedClock:
         return abs(middle - self._line_ms) > SKEW_MS and 3 * alike > 2 * len(lines)
 
     def _read(self) -> int:
-        """The difference saved by an earlier process of this boot, otherwise the present one."""
+        """The difference that an earlier process of this boot saved, or else the present one."""
         assert self._kept is not None
         try:
             kept = _anchor.decode(self._kept.read_bytes())

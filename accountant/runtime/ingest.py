@@ -40,7 +40,7 @@ MOST_WAITING = 10_000
 
 
 class _Head(msgspec.Struct):
-    """The field that says whether the rest can be decoded."""
+    """The part of a batch that says whether this release can decode the batch."""
 
     schema: int = SCHEMA
 
@@ -75,13 +75,15 @@ def decode(raw: bytes) -> Batch:
     if batch.schema != SCHEMA:
         raise _unknown(batch.schema)
     if _records(batch) > MOST_RECORDS:
-        raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
+        raise BadBatch(
+            "too-large", f"the batch has {_records(batch)} records, and {MOST_RECORDS} are the most: split it"
+        )
     return _shortened(_printable(batch))
 
 
 def _printable(batch: Batch) -> Batch:
-    """The batch without labels and requests that contain control characters, so that the author of a pod's annotations
-    cannot have the node's facts refused."""
+    """The batch without labels and requests that contain control characters. Otherwise the author of a pod could cause
+    the facts of the node to be refused."""
     if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
         return batch
     facts = tuple(
@@ -96,7 +98,7 @@ def _printable_labels(texts: Labels) -> Labels:
 
 
 def _shortened(batch: Batch) -> Batch:
-    """The batch with shortened reasons, so that a long one does not get the node refused forever."""
+    """The batch with shortened reasons. Otherwise a node with a long reason would be refused forever."""
     if all(len(one.reason) <= MOST_REASON for one in batch.skipped):
         return batch
     skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in batch.skipped)
@@ -112,15 +114,19 @@ def _schema(raw: bytes) -> int:
 
 
 def _unknown(schema: int) -> BadBatch:
-    return BadBatch("unknown-schema", f"schema {schema} is not known here; this release reads {SCHEMA}")
+    return BadBatch(
+        "unknown-schema",
+        f"the batch has the schema {schema}, and this accountant reads {SCHEMA}: upgrade the accountant first",
+    )
 
 
 class Ingest:
     """The only writer of usage.
 
-    fatal: called when DuckDB is no longer usable (only a restart helps).
-    heard: called with cluster, node and clock of every batch, accepted or not.
-    linger_ms: how long to wait for more batches when several arrive together."""
+    linger_ms: how long to wait for more batches when several arrive together.
+    fatal: called once when the ledger needs a restart of the process.
+    most_waiting: maximum number of waiting batches.
+    heard: called with the cluster, the node and the sending time of every decoded batch, accepted or not."""
 
     def __init__(
         self,
@@ -151,7 +157,7 @@ class Ingest:
         raises BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
         batch = decode(raw)
         if is_import(batch.epoch):
-            raise BadBatch("invalid-batch", "this is the epoch of an import: send the batch to /v1/imports/usage")
+            raise BadBatch("invalid-batch", "the batch has the epoch of an import: send it to /v1/imports/usage")
         return self.submit_batch(batch)
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
@@ -163,12 +169,12 @@ class Ingest:
             if self._failure is not None:
                 waiting.future.set_exception(self._failure)
             elif self._closed:
-                waiting.future.set_exception(LedgerUnavailable("the accountant is stopping"))
+                waiting.future.set_exception(LedgerUnavailable("the accountant is stopping: try again later"))
             else:
                 try:
                     self._queue.put_nowait(waiting)
                 except queue.Full:
-                    waiting.future.set_exception(LedgerUnavailable("too many batches are waiting; try again later"))
+                    waiting.future.set_exception(LedgerUnavailable("too many batches are waiting: try again later"))
         return waiting.future
 
     def close(self) -> None:
@@ -195,7 +201,8 @@ class Ingest:
             before, senders = senders, len(group) + self._queue.qsize()
 
     def _gather(self, crowd: int) -> tuple[list[_Waiting], bool]:
-        """The next group, and whether there will be another one. crowd: number of expected batches."""
+        """Waits for the next group of batches. Returns it, and False if the ingest is closing. crowd: number of batches
+        that are expected to arrive together."""
         group: list[_Waiting] = []
         rows = 0
         until: float | None = None

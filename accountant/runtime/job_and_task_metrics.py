@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import collections
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from accountant.billing.job_costs import JobQuestions, jobs, lifetime_costs
+from accountant.billing.job_costs import jobs, lifetime_costs
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.settings import JobMetrics
 from accountant.inventory.kubernetes_inventory import ClusterInventory
@@ -33,12 +33,14 @@ from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import Outcome
 from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import Backup
+from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.usage_cost_and_job_models import Job
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
+from gputally.server.logs_and_metrics import gauge
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
     from accountant.lake.publisher import Publisher
@@ -70,7 +72,7 @@ class Metrics:
         )
         self._commit = Histogram(
             "gputally_ingest_commit_seconds",
-            "From the arrival of a batch to its durable commit.",
+            "Time from the arrival of a batch to its durable commit.",
             buckets=_COMMIT_SECONDS,
             registry=self.registry,
         )
@@ -92,7 +94,7 @@ class Metrics:
         return {sample.labels["result"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
 
     def answered(self, status: int) -> None:
-        """Records the status of the answer to a batch; unless it is 200, nothing was stored."""
+        """Records the HTTP status of the answer to a batch."""
         self._batches.labels(str(status)).inc()
 
     def watch(self, collector: Collector) -> None:
@@ -100,13 +102,14 @@ class Metrics:
         self.registry.register(collector)
 
     def exposition(self, *, naming: bool = True) -> bytes:
-        """The metrics as text. Reads the ledger: call it in a thread. naming: include series that name a team, or a
-        user or an object of one."""
+        """The metrics in the text format of Prometheus. Reads the ledger: call it in a thread.
+
+        naming: include series that name a team, a user or one of their objects."""
         return generate_latest(self.registry if naming else _WithoutTeams(self.registry))
 
 
 class _WithoutTeams(Collector):
-    """The registry without the families that name a team."""
+    """The registry without families whose labels may name a team, a user or one of their objects."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -127,23 +130,41 @@ class FunctionCollector(Collector):
         return self._read()
 
 
+class CachingCollector(Collector):
+    """Collects the metrics that `_read` returns, and reuses them for a while. Thread-safe: concurrent scrapes share one
+    reading.
+
+    reuse_ms: returns how long after the start of a reading its metrics are reused, given how long it took."""
+
+    def __init__(self, clock: Clock, reuse_ms: Callable[[int], int]) -> None:
+        self._clock = clock
+        self._reuse_ms = reuse_ms
+        self._lock = threading.Lock()
+        self._families: tuple[Metric, ...] = ()
+        self._due_ms: int | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            began = self._clock.monotonic_ms()
+            if self._due_ms is None or began >= self._due_ms:
+                self._families = self._read()
+                self._due_ms = began + self._reuse_ms(self._clock.monotonic_ms() - began)
+            return self._families
+
+    @abstractmethod
+    def _read(self) -> tuple[Metric, ...]: ...
+
+
 def build_metrics() -> Iterable[Metric]:
     """The version of this accountant."""
-    build = GaugeMetricFamily("gputally_accountant_build_info", "Version of this accountant.", labels=["version"])
-    build.add_metric([version("gputally")], 1)
-    yield build
+    samples = [([version("gputally")], 1)]
+    yield gauge("gputally_accountant_build_info", "Version of this accountant.", samples, labels=["version"])
 
 
 EVERY_MS: Final = 60_000
 """Maximum age of the figures if reading them is quick."""
 IDLE_PER_BUSY: Final = 20
 """If reading is slow, the pause is this many times the duration of the last reading."""
-
-
-class SnapshotLedger(Protocol):
-    """A ledger with snapshots."""
-
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[JobQuestions]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,37 +175,22 @@ class _JobCost:
     cost: Mapping[str, Decimal]
 
 
-class JobCollector(Collector):
-    """Costs of jobs. book: returns the price book in force. Thread-safe; concurrent scrapes share one reading."""
+class JobCollector(CachingCollector):
+    """Collects the costs of jobs. book: returns the price book in force."""
 
     def __init__(
         self,
-        ledger: SnapshotLedger,
+        ledger: DuckLedger,
         book: Callable[[], PriceBook | None],
         settings: JobMetrics,
         clock: Clock,
         timezone: str,
     ) -> None:
+        super().__init__(clock, lambda took_ms: took_ms + max(EVERY_MS, IDLE_PER_BUSY * took_ms))
         self._ledger = ledger
         self._book = book
         self._settings = settings
-        self._clock = clock
         self._timezone = timezone
-        self._lock = threading.Lock()
-        self._families: tuple[Metric, ...] = ()
-        self._due_ms: int | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        with self._lock:
-            before = self._clock.monotonic_ms()
-            if self._due_ms is None or before >= self._due_ms:
-                self._families = self._read()
-                after = self._clock.monotonic_ms()
-                self._due_ms = after + max(EVERY_MS, IDLE_PER_BUSY * (after - before))
-            return self._families
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
 
     def _read(self) -> tuple[Metric, ...]:
         book = self._book()
@@ -195,23 +201,28 @@ class JobCollector(Collector):
         except AccountantError as error:
             structlog.get_logger("accountant.runtime").error("jobs_not_read", reason=str(error))
             return ()
-        cost = GaugeMetricFamily(
+        cost = gauge(
             "gputally_job_cost",
             "Cost of a job so far, in the currency of the price book; absent while some of its time has no price.",
+            (
+                (
+                    [one.job.cluster, one.job.namespace, one.job.job, ",".join(one.job.teams), book.currency],
+                    float(exact_sum(one.cost.values())),
+                )
+                for one in shown
+            ),
             labels=["cluster", "namespace", "workload", "team", "currency"],
         )
-        for one in shown:
-            labels = [one.job.cluster, one.job.namespace, one.job.job, ",".join(one.job.teams), book.currency]
-            cost.add_metric(labels, float(exact_sum(one.cost.values())))
-        omitted = GaugeMetricFamily(
-            "gputally_job_series_omitted", "Jobs that have no series because there are more than `job_metrics.most`."
+        omitted = gauge(
+            "gputally_job_series_omitted",
+            "Jobs that have no series because there are more than `job_metrics.most`.",
+            [([], left_out)],
         )
-        omitted.add_metric([], left_out)
         usd = [self._usd(shown)] if self._settings.training_job_cost_usd and book.currency == "USD" else []
         return (cost, omitted, *usd)
 
     def _jobs(self, book: PriceBook) -> tuple[list[_JobCost], int]:
-        """The jobs to show, and the number of others."""
+        """The jobs that get a series, and the number of those that get none."""
         now = self._clock.wall_ms()
         kept_since = now - self._settings.keep * MS_PER_SECOND
         since = min(kept_since, now - EVERY_MS)
@@ -228,57 +239,54 @@ class JobCollector(Collector):
         return shown, max(0, len(recent) - self._settings.most)
 
     def _usd(self, shown: Iterable[_JobCost]) -> Metric:
-        family = GaugeMetricFamily(
-            "training_job_cost_usd",
-            "Cost of a job so far in USD, by GPU type; only where it is switched on and the price book is in USD.",
-            labels=["job_name", "team", "gpu_type", "namespace"],
-        )
         sums: dict[tuple[str, ...], list[Decimal]] = {}
         for one in shown:
             for model, cost in one.cost.items():
                 labels = (one.job.job.partition("/")[2], ",".join(one.job.teams), model, one.job.namespace)
                 sums.setdefault(labels, []).append(cost)
-        for series, costs in sorted(sums.items()):
-            family.add_metric(series, float(exact_sum(costs)))
-        return family
+        return gauge(
+            "training_job_cost_usd",
+            "Cost of a job so far in USD, by GPU type; only where it is switched on and the price book is in USD.",
+            ((series, float(exact_sum(costs))) for series, costs in sorted(sums.items())),
+            labels=["job_name", "team", "gpu_type", "namespace"],
+        )
 
 
 def upkeep_metrics(
-    tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], backups: Callable[[], list[Backup]]
+    tasks: BackgroundTasks, refused: Mapping[str, bool], backups: Callable[[], list[Backup]]
 ) -> Iterable[Metric]:
     """Background tasks, files and backups.
 
-    refused: by file, whether its newest version is not in force.
+    refused: for each file, whether its newest version is not in force.
     backups: returns the backups, newest first."""
-    failing = GaugeMetricFamily(
+    faults = {name: state.fault is not None for name, state in tasks.states().items()}
+    yield gauge(
         "gputally_upkeep_failing",
-        "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
-        "archives, looking for late facts, reading the inventory, putting a changed file in force (prices, policy, "
-        "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
+        "1 while a task of the accountant failed the last time or takes too long, else 0. The tasks make backups and "
+        "archives, look for late facts, read the inventory, put changed files in force (prices, policy, deliveries, "
+        "tokens, callers, certificate) and watch the cluster.",
+        (([task], faults.get(task, False) or refused.get(task, False)) for task in sorted({*faults, *refused})),
         labels=["task"],
     )
-    faults = {name: state.fault is not None for name, state in tasks.states().items()}
-    files = refused()
-    for task in sorted({*faults, *files}):
-        failing.add_metric([task], faults.get(task, False) or files.get(task, False))
-    yield failing
-    newest = GaugeMetricFamily(
-        "gputally_backup_last_timestamp_seconds",
-        "When the newest backup at `backups.to` was made (Unix time); absent where there is none.",
-    )
-    number = GaugeMetricFamily("gputally_backups", "Number of backups at `backups.to`.")
+    known: list[Backup] | None
     try:
         known = backups()
     except AccountantError:
-        known = []  # the task reports it; the newest backup is unknown
-    number.add_metric([], len(known))
-    if known:
-        newest.add_metric([], known[0].at_ms / MS_PER_SECOND)
-    yield from (newest, number)
+        known = None  # the task reports why
+    yield gauge(
+        "gputally_backup_last_timestamp_seconds",
+        "When the newest backup at `backups.to` was made (Unix time); absent if there is none or it is unknown.",
+        [([], known[0].at_ms / MS_PER_SECOND)] if known else [],
+    )
+    yield gauge(
+        "gputally_backups",
+        "Number of backups at `backups.to`; absent while the backups cannot be listed.",
+        [] if known is None else [([], len(known))],
+    )
 
 
 def lake_metrics(publisher: Publisher) -> Iterable[Metric]:
-    """The publications of this accountant in the lake."""
+    """What this accountant published in the lake, and how it compared with the ledger."""
     if publisher.published_ms is not None:
         yield GaugeMetricFamily(
             "gputally_lake_published_timestamp_seconds",
@@ -298,41 +306,42 @@ OUTCOMES: tuple[Outcome, ...] = ("delivered", "refused", "given-up", "unsure")
 
 
 def delivery_metrics(deliveries: Dispatcher) -> Iterable[Metric]:
-    """Reports and notices by outcome."""
+    """The number of reports and notices by outcome."""
     count = collections.Counter(one.outcome for one in deliveries.known())
-    family = GaugeMetricFamily(
+    yield gauge(
         "gputally_deliveries",
         "Reports and notices by outcome: refused ones are tried again, those given up or unsure wait for a person.",
+        (([outcome], count[outcome]) for outcome in OUTCOMES),
         labels=["outcome"],
     )
-    for outcome in OUTCOMES:
-        family.add_metric([outcome], count[outcome])
-    yield family
 
 
 def inventory_metrics(inventory: ClusterInventory, clock: Clock) -> Iterable[Metric]:
-    """The watches of one inventory, as of the scrape."""
-    age = GaugeMetricFamily(
+    """The watches of the cluster's objects, at the time of the scrape."""
+    yield gauge(
         "gputally_inventory_age_seconds",
-        "Since the API server last answered about this kind of object; absent until it has once.",
+        "Time since the API server last answered about this kind of object; absent before its first answer.",
+        (
+            ([kind.kind], max(0, clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
+            for kind in inventory.kinds
+            if kind.heard_ms is not None
+        ),
         labels=["kind"],
     )
     failures = CounterMetricFamily(
-        "gputally_inventory_failures", "Times the API server did not answer about this kind.", labels=["kind"]
+        "gputally_inventory_failures",
+        "Requests about this kind of object that the API server did not answer.",
+        labels=["kind"],
     )
     for kind in inventory.kinds:
-        if kind.heard_ms is not None:
-            age.add_metric([kind.kind], max(0, clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
         failures.add_metric([kind.kind], kind.failures)
-    yield age
     yield failures
 
 
 def proposal_metrics(waiting: Callable[[], Sequence[Proposal]]) -> Iterable[Metric]:
-    """Closed months with proposals. waiting: returns the proposals found at the last check."""
-    family = GaugeMetricFamily(
+    """The number of closed months with proposals. waiting: returns the proposals found at the last check."""
+    yield gauge(
         "gputally_proposals_waiting",
-        "Closed months with late records that wait for an admin to accept or refuse them.",
+        "Closed months with late records that wait for an administrator to accept or refuse them.",
+        [([], len(waiting()))],
     )
-    family.add_metric([], len(waiting()))
-    yield family

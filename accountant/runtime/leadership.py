@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.2
 """Interval at which a replica checks whether it leads."""
-LOST: Final = "this replica no longer holds the Lease: another one serves, or will"
+LOST: Final = "this replica no longer holds the Lease, so another one serves or will serve"
 END_S: Final = 4.0
 """A leader that lost the Lease has this long to end; less than the Lease outlasts its last renewal
 (gputally.kubernetes.leader_election.LeaseTimes)."""
 
 
 class Elected(Protocol):
-    """What this module needs of gputally.kubernetes.leader_election.Election."""
+    """The part of `gputally.kubernetes.leader_election.Election` that this module uses."""
 
     @property
     def fault(self) -> str: ...
@@ -47,10 +47,10 @@ class Elected(Protocol):
 
 
 class Leadership:
-    """Whether this replica leads.
+    """Knows whether this replica leads.
 
     election: None for a single replica, which always leads.
-    tasks: list for its threads."""
+    tasks: record the threads that this object starts; None: they are not recorded elsewhere."""
 
     def __init__(self, election: Elected | None, clock: Clock, tasks: BackgroundTasks | None = None) -> None:
         self._election = election
@@ -74,7 +74,7 @@ class Leadership:
             thread.join()
 
     def wait(self, stop: threading.Event) -> bool:
-        """Waits until this replica leads; False if `stop` was set before."""
+        """Waits until this replica leads and returns True, or False once `stop` is set."""
         while not stop.is_set():
             if self._election is None or self._election.leading():
                 return True
@@ -88,7 +88,8 @@ class Leadership:
         return LOST
 
     def watch(self, lost: Callable[[LedgerFailed], None], end: Callable[[], None]) -> None:
-        """Calls `lost` when this replica no longer leads, and `end` if the process still runs `END_S` later."""
+        """Starts a thread that calls `lost` when this replica no longer leads, and `end` if the process still runs
+        `END_S` later."""
         if self._election is None:
             return
 
@@ -129,10 +130,11 @@ def identity(wanted: LeaderElection) -> str:
 
 
 def take_over(settings: Settings, clock: Clock) -> Backup | None:
-    """Brings a ledger on a volume of its own up to the state of the last leader: keeps it if no other replica led
-    since, otherwise sets it aside and restores the newest backup. Opening the ledger then replays the archive.
+    """Brings a ledger on this replica's own volume to the state of the last leader. If no other replica has led since,
+    the ledger stays; otherwise it is set aside and the newest backup is restored. Opening the ledger then replays the
+    archive.
 
-    Returns the restored backup. Raises as `open_ledger` and `backups.restore` do."""
+    Returns the restored backup; None: nothing was restored. Raises what `open_ledger` and `backups.restore` raise."""
     if settings.leader_election is None or not settings.leader_election.own_volume:
         return None
     assert settings.archive is not None
@@ -156,8 +158,8 @@ def _parts_of(ledger: Path, clock: Clock) -> int:
 
 
 def _set_aside(ledger: Path) -> None:
-    """Moves the ledger aside after another replica wrote; records that only this file has are sent again by agents. The
-    newest one set aside is kept for inspection."""
+    """Moves the ledger to the folder `set-aside`, for inspection, and replaces an older one there. Agents send records
+    again that only this ledger has."""
     aside = ledger.parent / "set-aside"
     aside.mkdir(exist_ok=True)
     for place in sorted(ledger.parent.glob(f"{ledger.name}*")):

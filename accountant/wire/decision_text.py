@@ -18,32 +18,32 @@ _MOST: Final = 10**20
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A measure of a window in its unit."""
+    """The usage or the capacity of a window as text with its unit; a dash if it is unknown."""
     if value is None or value < 0:
         return NOTHING
     return f"{hours(round(value))} GPU-h" if unit == "gpu_us" else f"{value:,.0f} {unit}".rstrip()
 
 
 def limit(value: Any) -> str:
-    """A number of GPUs; -1 is unlimited."""
+    """A number of GPUs as text; -1 is unlimited."""
     count = number(value)
     return "unlimited" if count == -1 else of_gpus(value)
 
 
 def of_gpus(value: Any) -> str:
-    """A number of GPUs."""
+    """A number of GPUs as text; a dash if the value is no number."""
     count = number(value)
     return NOTHING if count is None else gpus(count)
 
 
 def one_decimal(value: Any) -> str:
-    """A number with one decimal."""
+    """A number as text with one decimal; a dash if the value is no number."""
     count = number(value)
     return NOTHING if count is None else f"{Decimal(str(count)):,.1f}"
 
 
 def four_digits(value: float) -> str:
-    """A number with four significant digits: a weight, or a share computed by a law."""
+    """A weight, or a share computed by a law, as text with four significant digits."""
     return f"{value:.4g}"
 
 
@@ -59,7 +59,7 @@ def text_of(value: Any) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A number that can be shown, None for anything else."""
+    """The value as a float; None if it is no number, or too large to be shown."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST:
         return None
     return float(value)
@@ -76,17 +76,21 @@ def as_list(value: Any) -> Sequence[Any]:
 
 
 EVERYTHING: Final = "*"
-"""Subject of a cycle's record, and of a hold."""
+"""Subject of the record of a cycle's inputs, and of a decision to hold all weights."""
 _STEPS: Final = (
-    ("n", "Fair share", "its configured weight among the queues that compete for what is left over quotas"),
-    ("u", "Used", "what it used of the window's capacity"),
-    ("k", "Feedback k", "how strongly the difference counts (policy)"),
-    ("p", "Share with history", "what the law makes of both"),
-    ("proportional", "The law's answer", "that share as a weight, the competitors' together as configured"),
-    ("lower", "Lower bound", "least that the policy lets it be"),
-    ("upper", "Upper bound", "most that the policy lets it be"),
-    ("previous", "In force before", "what the scheduler had"),
-    ("stepped", "After the step bound", "how far one cycle may move it"),
+    ("n", "Fair share", "its part of the configured weights of the queues that compete for GPUs beyond their quotas"),
+    ("u", "Used", "its part of the window's capacity"),
+    ("k", "Feedback k", "how strongly the policy lets the difference count"),
+    ("p", "Share with history", "what the law computes from fair share and use"),
+    (
+        "proportional",
+        "The law's answer",
+        "that share as a weight; the competitors' weights add up to the configured sum",
+    ),
+    ("lower", "Lower bound", "the smallest weight that the policy allows"),
+    ("upper", "Upper bound", "the largest weight that the policy allows"),
+    ("previous", "Previous weight", "the weight that the scheduler used before"),
+    ("stepped", "After the step bound", "with at most the change that one cycle may make"),
     ("value", "New weight", "after hold-down and deadband"),
 )
 _CAUSES: Final = {
@@ -96,17 +100,18 @@ _CAUSES: Final = {
 }  # fmt: skip
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
-    "preempts": "Others give way for it.", "denied": "No workload gives way for it, so it goes on waiting.",
-    "room": "There is room for it already.",
+    "preempts": "Others give way for it.", "denied": "No workload gives way for it, so it keeps waiting.",
+    "room": "Enough GPUs are free for it.",
 }  # fmt: skip
 _TRIGGERS: Final = {
     "waits": "because it waits", "latency": "because a latency is over its threshold",
-    "by hand": "because a person asked for room", "idle": "because held GPUs are idle",
+    "by hand": "because a person requested it", "idle": "because held GPUs are idle",
 }  # fmt: skip
 _DONE: Final = {
     "applied": "It was written to the scheduler.", "would-apply": "A dry run: nothing was written.",
-    "contested": "Another manager owns that field, so it was not written.", "refused": "The cluster refused it.",
-    "gone": "The object was gone.", "unavailable": "The cluster did not answer.", "deferred": "It was put off.",
+    "contested": "Another field manager owns the field, so it was not written.",
+    "refused": "The API server refused it.", "gone": "The object no longer exists.",
+    "unavailable": "The API server did not answer.", "deferred": "It was postponed.",
     "stopped": "It was stopped.", "would-stop": "A dry run: nothing was stopped.",
     "blocked": "It could not be stopped.",
 }  # fmt: skip
@@ -114,10 +119,11 @@ _DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table.
+    """A table of a decision's page.
 
+    lead: an introductory sentence, or "".
     text: number of leading columns that contain words.
-    strong: rows about the decision's subject."""
+    strong: indices of the rows about the decision's subject."""
 
     title: str
     lead: str
@@ -145,9 +151,9 @@ class DecisionText:
 class Share:
     """A queue's figures in the last recorded cycle.
 
-    cycle: the record.
-    holds, asks, due: GPUs that it held, requested and was entitled to.
-    used: its share of the window's capacity."""
+    cycle: the record of the cycle.
+    holds, asks, due: GPUs that the queue held, requested and was entitled to; None if unknown.
+    used: its part of the window's capacity."""
 
     queue: str
     cycle: Decision
@@ -168,7 +174,7 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
     inputs = decision.inputs
     if decision.kind == "hold":
         return DecisionText(
-            "Why weights were held", (sentence(decision.reason), "The last good weights stay in force.")
+            "Why the weights were held", (sentence(decision.reason), "The last good weights stay in force.")
         )
     record = _record(decision, cycle)
     if decision.kind == "weight":
@@ -178,12 +184,13 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
     if "claimant" in inputs:
         return _victim(decision, cycle)
     return DecisionText(
-        "What the preemptions were decided from", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
+        "Inputs of the preemption decisions", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
     )
 
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
-    """The shares of these queues, from the newest record of each target that contains them. decisions: newest first."""
+    """The shares of these queues, one for each target, from the newest record that contains the queue. decisions:
+    newest first."""
     by_queue: dict[tuple[str, str], Share] = {}
     for decision in decisions:
         if decision.kind == "weight" and decision.subject == EVERYTHING:
@@ -216,9 +223,9 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     window = mapping(record.inputs.get("window")) if record else {}
     if used is not None and due is not None:
         beside = "more than" if used > due else "less than"
-        held = "just" if percent(used) == percent(due) else beside
+        held = "equal to" if percent(used) == percent(due) else beside
         sentences.append(
-            f"Over the window it used {percent(used)} of what its siblings and it could use, {held} its fair share "
+            f"In the window it used {percent(used)} of the capacity of its siblings and itself, {held} its fair share "
             f"of {percent(due)}."
         )
     sentences.append(sentence(decision.reason))
@@ -246,7 +253,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     trace = tuple((str(name), four_digits(figure)) for name, each in mapping(parts.get("trace")).items()
                   if (figure := number(each)) is not None)  # fmt: skip
     if trace:
-        grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
+        grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its intermediate results, in order.",
                           ("Name", "Figure"), trace))  # fmt: skip
     grids.insert(0, _change(mapping(inputs.get("change")), number(decision.value)))
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
@@ -261,22 +268,22 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
 
 
 def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
-    """The contributions to a weight's change since the previous decision; they add up to it."""
+    """A table of the contributions that add up to a weight's change since the previous decision."""
     before = number(change.get("before"))
     rows: list[tuple[str, ...]] = []
     if before is not None and value is not None:
         parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
         changes = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
         rows = [
-            ("Weight at the decision before", four_digits(before)),
+            ("Weight at the previous decision", four_digits(before)),
             *(
                 (_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four_digits(abs(part))}")
                 for name, part in changes
             ),
             ("New weight", four_digits(value)),
         ]
-    lead = "The inputs of the decision before were replaced by those of this one, one after the other."
-    return TextTable("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
+    lead = "The inputs of the previous decision were replaced by those of this one, one at a time."
+    return TextTable("What changed it since the previous decision", lead, ("Cause", "Weight"), tuple(rows))
 
 
 def _of_kai(parts: Mapping[str, Any]) -> str:
@@ -291,8 +298,8 @@ def _of_kai(parts: Mapping[str, Any]) -> str:
 
 def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
     return DecisionText(
-        "What the weights were computed from",
-        ("One window of usage, and what every queue requested and held at that instant.",),
+        "Inputs of the weights",
+        ("Usage in one window, and the GPUs that every queue requested and held at that time.",),
         _window(decision),
         tuple(_queues(decision, None)),
         _others(decision, cycle),
@@ -308,10 +315,10 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
     victims = [mapping(each) for each in as_list(verdict.get("victims"))]
     spared = [mapping(each) for each in as_list(verdict.get("spared"))]
     grids = [
-        TextTable("Who gives way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
+        TextTable("Workloads that give way", "", ("Workload", "Team", "Ground", "Why", "GPUs", "GPU-hours lost"), tuple(
             (_gang(each), text_of(each.get("team")), text_of(each.get("ground")), text_of(each.get("reason")),
              of_gpus(each.get("gpus")), one_decimal(each.get("lost_gpu_hours"))) for each in victims), 4),
-        TextTable("Who was looked at and stays", "", ("Workload", "Queue", "Why"), tuple(
+        TextTable("Workloads that were considered and stay", "", ("Workload", "Queue", "Why"), tuple(
             (text_of(each.get("key")), text_of(each.get("queue")), text_of(each.get("reason"))) for each in spared), 3),
         *(_accounts(record.inputs, str(verdict.get("queue", ""))) if record else ()),
     ]  # fmt: skip
@@ -390,10 +397,10 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
         )
         for share in queue_shares
     )
-    lead = "Used over the window; requested, held and due in GPUs at that instant. A parent holds its children's."
-    columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight then")
+    lead = "Usage in the window; GPUs requested, held and due at that time. A parent includes its children."
+    columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight")
     strong = frozenset(i for i, share in enumerate(queue_shares) if share.queue == subject)
-    return [TextTable("Every queue then", lead, columns, rows, 1, strong)]
+    return [TextTable("Every queue at that time", lead, columns, rows, 1, strong)]
 
 
 def _share(queue: str, record: Decision) -> Share:
@@ -419,11 +426,11 @@ def _window(record: Decision | None) -> tuple[tuple[str, str], ...]:
         ("Capacity", amount(number(window.get("capacity")), str(window.get("unit", "")))),
     ]
     size = number(record.inputs.get("gpus")) if record else None
-    return (*facts, *((("GPUs then", gpus(size)),) if size is not None else ()))
+    return (*facts, *((("GPUs at that time", gpus(size)),) if size is not None else ()))
 
 
 def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[TextTable, ...]:
-    """The GPUs of every queue in a situation."""
+    """A table of the GPUs of every queue in the situation that a preemption was decided from."""
     names, rows = [], []
     for name, account in sorted(mapping(mapping(inputs.get("situation")).get("accounts")).items()):
         for stock in map(mapping, mapping(mapping(account).get("stocks")).values()):
@@ -432,15 +439,15 @@ def _accounts(inputs: Mapping[str, Any], queue: str = "") -> tuple[TextTable, ..
             break
     strong = frozenset(i for i, name in enumerate(names) if name == queue)
     columns = ("Queue", "Guaranteed", "Due", "Limit", "Holds")
-    lead = "In GPUs, at that instant."
-    return (TextTable("Every queue then", lead, columns, tuple(rows), 1, strong),) if rows else ()
+    lead = "In GPUs."
+    return (TextTable("Every queue at that time", lead, columns, tuple(rows), 1, strong),) if rows else ()
 
 
 def _free(inputs: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     free = [
         figure for each in mapping(mapping(inputs.get("situation")).get("free")).values() if (figure := number(each))
     ]
-    return (("Free then", f"{gpus(sum(free))} GPUs on {len(free)} nodes"),) if "situation" in inputs else ()
+    return (("Free at that time", f"{gpus(sum(free))} GPUs on {len(free)} nodes"),) if "situation" in inputs else ()
 
 
 def _gang(victim: Mapping[str, Any]) -> str:

@@ -109,7 +109,7 @@ Mode = Annotated[Literal["off", "dry-run", "enforce"], BeforeValidator(bare_off)
 
 
 class PreemptionModes(Model):
-    """Modes per target; None: as `mode`."""
+    """The mode of preemption for each target; None: as `PreemptionPolicy.mode`."""
 
     kai: Mode | None = None
     kueue: Mode | None = None
@@ -243,9 +243,9 @@ class WindowSpec(Model):
         if self.decay == "slurm" and self.half_life is None:
             raise ValueError("decay: slurm needs a half_life (PriorityDecayHalfLife)")
         if 900 % self.calc_period:
-            raise ValueError(f"a calc_period divides a quarter of an hour, and {self.calc_period} s does not")
+            raise ValueError(f"calc_period must divide a quarter of an hour (900 s), and {self.calc_period} s does not")
         if self.start is not None and self.kind != "tumbling":
-            raise ValueError(f"only tumbling windows have a start, and this one is {self.kind}")
+            raise ValueError(f"only a tumbling window has a start, and this window is {self.kind}")
         if (self.cron is not None) != (self.kind == "cron"):
             raise ValueError(f"a cron expression and kind: cron belong together, and this window is {self.kind}")
         if self.cron is not None:
@@ -286,14 +286,14 @@ class UsagePolicy(Model):
 
 
 def _counts_one_cluster(usage: object) -> bool:
-    """Keeps the version of a policy without other clusters equal to that of releases without `usage`."""
+    """Whether to leave `usage` out, so that the policy has the same version as in releases without `usage`."""
     return usage == UsagePolicy()
 
 
 class Bounds(Model):
     """Limits how far and how fast published weights move away from the configured ones.
 
-    min_multiplier/max_multiplier: of the configured weight.
+    min_multiplier, max_multiplier: the smallest and the largest weight, as multiples of the configured one.
     max_step: largest relative change per cycle.
     deadband: smaller relative changes are not published.
     hold_down: seconds for which a published weight must stay before it may reverse direction."""
@@ -387,12 +387,13 @@ class Budget(Model):
     @model_validator(mode="after")
     def _of_one(self) -> Budget:
         if (self.queue is None) == (self.team is None):
-            raise ValueError(f"budget {self.name!r} is of a queue or of a team: name one of them")
+            raise ValueError(f"budget {self.name!r} needs either a queue or a team")
         return self
 
 
 class Policy(Model):
-    """Queue tree, feedback and targets: one file, written for fairshare, dated by the accountant."""
+    """A policy: queue tree, feedback and targets. It is one file of the controller, and the accountant stores each
+    version with its date."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     window: WindowSpec = WindowSpec()
@@ -431,7 +432,7 @@ class Policy(Model):
         for i, budget in enumerate(self.budgets):
             if budget.queue is not None and budget.queue not in by_name:
                 raise PolicyError(
-                    i, "queue", f"budget {budget.name!r} is of the unknown queue {budget.queue!r}", "budgets"
+                    i, "queue", f"budget {budget.name!r} names the unknown queue {budget.queue!r}", "budgets"
                 )
             if budget.name in names:
                 raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
@@ -473,9 +474,9 @@ class Policy(Model):
         return next((queue.team for queue in self.lineage(name) if queue.team), "")
 
     def counting(self) -> str:
-        """Like `version`, but only of the parts on which the accountant's answers to a controller depend: names,
-        parents, teams and refs of queues, and budgets. Policies that differ only in laws, shares or targets have equal
-        values."""
+        """A digest, like `version`, of the parts on which the accountant's answers to a controller depend: names,
+        parents, teams and refs of queues, and budgets. Policies that differ only in laws, shares or targets have the
+        same digest."""
         queues = [queue.model_dump(mode="json", include={"name", "parent", "team", "refs"}) for queue in self.queues]
         budgets = [budget.model_dump(mode="json") for budget in self.budgets]
         by_name = [sorted(each, key=itemgetter("name")) for each in (queues, budgets)]
@@ -488,28 +489,32 @@ def _digest(document: object) -> str:
 
 
 def _one_way_to_runai(policy: Policy) -> None:
-    """Raises PolicyError if history would reach Run:ai's scheduler twice, or there is no address."""
+    """Raises PolicyError if history would reach Run:ai's scheduler twice, or if its URL is missing."""
     if policy.targets.runai.mode == "off":
         return
     for i, queue in enumerate(policy.queues):
         if not any(ref.partition(":")[0] in ("runai", "runai-department") for ref in queue.refs):
             continue
         if policy.targets.runai.url is None:
-            raise PolicyError(i, "refs", f"queue {queue.name!r} is Run:ai's: set its address in targets.runai.url")
+            raise PolicyError(
+                i,
+                "refs",
+                f"queue {queue.name!r} has a ref of Run:ai: set the URL of its control plane in targets.runai.url",
+            )
         if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
             reason = "Run:ai owns its Queues: set targets.kai.mode: off, or targets.runai.mode: off and kai's to usage"
             raise PolicyError(i, "refs", f"queue {queue.name!r} has refs of kai and runai: {reason}")
 
 
 def _one_cluster_for_kai(policy: Policy) -> None:
-    """Raises PolicyError if KAI reads its own usage, which includes no other cluster."""
+    """Raises PolicyError if usage of other clusters should count in queues for which KAI reads the usage itself."""
     if not policy.usage.clusters or policy.targets.kai.mode != "usage":
         return
     for i, queue in enumerate(policy.queues):
         if any(ref.startswith("kai:") for ref in queue.refs):
             reason = (
-                f"queue {queue.name!r} is KAI's, which reads the history of one accountant in mode usage: set"
-                " targets.kai.mode: weight, or leave usage.clusters out"
+                f"queue {queue.name!r} has a ref of kai, and in mode usage KAI reads the history of one cluster: set"
+                " targets.kai.mode: weight, or remove usage.clusters"
             )
             raise PolicyError(i, "refs", reason)
 
@@ -524,7 +529,7 @@ def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]
     for i, slo in enumerate(rules.slos):
         if slo.queue is not None and slo.queue not in queues:
             raise PolicyError(
-                i, "queue", f"SLO {slo.name!r} is of the unknown queue {slo.queue!r}", "preemption", "slos"
+                i, "queue", f"SLO {slo.name!r} names the unknown queue {slo.queue!r}", "preemption", "slos"
             )
 
 
@@ -538,7 +543,7 @@ class PolicyError(ValueError):
 
 
 class PolicyVersion(Model):
-    """A stored policy and the instant since which it is in force."""
+    """A stored policy, and the instant from which it is in force."""
 
     version: str
     effective_ms: int
@@ -548,13 +553,13 @@ class PolicyVersion(Model):
 # --- windows and decisions ------------------------------------------------------------------
 
 
-def _untold(value: object) -> bool:
-    """Leaves out an empty field, because older callers refuse unknown keys."""
+def _is_empty(value: object) -> bool:
+    """Whether to leave a field out. Empty fields are left out because older callers refuse unknown keys."""
     return not value
 
 
 class UsageWindow(Model):
-    """Usage per key over a window, with the figures that show whether it can be trusted.
+    """The usage of each queue over a window, with figures that show whether it can be trusted.
 
     usage, capacity: integers in `unit`. Decayed figures are rounded to integers once, at the end. The capacity excludes
         `down`.
@@ -580,15 +585,16 @@ class UsageWindow(Model):
     gpu_weights: dict[str, Decimal] = Field(default={})
     price_book_version: str | None = None
     shard: str | None = None
-    cluster: str | None = Field(default=None, exclude_if=_untold)
-    policy_counting: str | None = Field(default=None, exclude_if=_untold)
+    cluster: str | None = Field(default=None, exclude_if=_is_empty)
+    policy_counting: str | None = Field(default=None, exclude_if=_is_empty)
     lost_ms: int | None = None
     since_ms: int | None = None
 
 
 class Decision(Model):
-    """One decision of the controller, with everything needed to replay it bit for bit. cluster: of the controller; ""
-    if it was not given its cluster's name."""
+    """One decision of the controller, with everything needed to replay it bit for bit.
+
+    cluster: the cluster of the controller; "" if the controller does not know its name."""
 
     id: str = Field(min_length=1, max_length=200)
     at_ms: int = Field(ge=0, lt=2**53)
@@ -601,4 +607,4 @@ class Decision(Model):
     reason: str
     policy_version: str
     inputs: dict[str, JsonValue] = Field(default={})
-    cluster: str = Field(default="", max_length=253, exclude_if=_untold)
+    cluster: str = Field(default="", max_length=253, exclude_if=_is_empty)

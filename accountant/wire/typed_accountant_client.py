@@ -16,10 +16,11 @@ Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
 
 
 class AccountantClient(AccountantConnection):
-    """A connection whose answers are models. Raises Unanswered also for an answer of another shape."""
+    """A connection to an accountant that returns answers as models. Its methods raise Unanswered also for an answer
+    that does not fit the model."""
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
-        """A JSON answer as a model."""
+        """GETs a JSON answer as a model."""
         return self._as(model, path, self.get(path, query))
 
     def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
@@ -33,7 +34,7 @@ class AccountantClient(AccountantConnection):
         return self._as(model, path, self.send_body("POST", path, body, media_type, query, encoding))
 
     def pages(self, model: type[Paged], path: str, query: Query) -> Iterator[Paged]:
-        """All pages of an answer, at least one."""
+        """GETs all pages of an answer, at least one."""
         following: str | None = None
         while True:
             answer = self.ask(model, path, query if following is None else {**query, "page": following})
@@ -43,7 +44,7 @@ class AccountantClient(AccountantConnection):
                 return
 
     def whole(self, model: type[Paged], path: str, query: Query) -> Paged:
-        """An answer with the lines of all its pages."""
+        """GETs an answer with the lines of all its pages."""
         pages = list(self.pages(model, path, query))
         name = "jobs" if "jobs" in model.model_fields else "lines"
         lines = tuple(line for page in pages for line in getattr(page, name))

@@ -65,7 +65,10 @@ class UsageLine(Model):
 
 
 def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
-    """The memory of a sum; None if it is unknown for all of its allocated time."""
+    """`mib_s`, or None if the memory is unknown for all of the allocated time.
+
+    mib_s: memory in the time for which it is known.
+    unknown_us, allocated_us: allocated time with unknown memory, and all allocated time."""
     return None if unknown_us and unknown_us >= allocated_us else mib_s
 
 
@@ -115,13 +118,13 @@ class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 
     spent and ratio: None if unknown, because some of the time has no price.
-    threshold: the highest one reached.
+    threshold: the highest threshold reached; None: none.
     forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
         days.
 
-    exhausted_ms: when it was used up, or will be at that rate; None if not in this month. exhausted_earliest_ms,
-    exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; all three are equal if it is already used
-    up."""
+    exhausted_ms: when the budget was used up, or will be at that rate; None if not in this month.
+    exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; both equal
+        exhausted_ms if the budget is already used up."""
 
     name: str
     queue: str | None
@@ -147,8 +150,8 @@ JobState = Literal["waiting", "running", "ended"]
 class Job(Model):
     """A workload and its usage in the requested span.
 
-    state: waiting: none of its pods was ever on a node; ended: all are over (for holders that are not pods: it holds
-        nothing any more).
+    state: `waiting`: none of its pods was ever on a node. `ended`: all of its pods have ended; a job without pods holds
+        nothing any more. `running`: otherwise.
     teams: the payers, by the policy in force at the time.
     created_ms, ended_ms: creation of the first and end of the last of its pods.
     held_from_ms, held_until_ms: the first and last instant of holding GPUs, rounded outwards for hours that only have
@@ -198,7 +201,7 @@ class JobsAnswer(Model):
 
 
 class JobPart(Model):
-    """A job's time at one price. unit_price: None if it has none."""
+    """A job's time at one price. unit_price: per GPU-hour; None if the time has no price."""
 
     gpu_model: str
     capacity_type: str
@@ -235,7 +238,7 @@ class JobAnswer(Model):
 
 
 class DoneSpan(Model):
-    """A finished chunk."""
+    """The span of a finished chunk of an import."""
 
     epoch: str
     start_ms: int
@@ -243,7 +246,7 @@ class DoneSpan(Model):
 
 
 class MeteredSpan(Model):
-    """The span of a node's records booked by agents; an import leaves all of it out."""
+    """The span of the records that agents sent for a node. An import sends nothing for this span."""
 
     node: str
     start_ms: int
@@ -251,7 +254,7 @@ class MeteredSpan(Model):
 
 
 class ImportMark(Model):
-    """The highest committed number of a node's import."""
+    """The highest committed sequence number of one node's records in an import."""
 
     node: str
     epoch: str
@@ -259,7 +262,7 @@ class ImportMark(Model):
 
 
 class ImportState(Model):
-    """The progress of an import, and the time it leaves out."""
+    """The progress of an import, and the spans that it leaves out."""
 
     done: tuple[DoneSpan, ...]
     marks: tuple[ImportMark, ...]
@@ -267,6 +270,6 @@ class ImportState(Model):
 
 
 class ChunkNote(Model):
-    """The answer to a chunk that an import reports as done. new: false if this chunk was recorded before."""
+    """The answer to an import that reports a chunk as finished. new: false if the chunk was recorded before."""
 
     new: bool

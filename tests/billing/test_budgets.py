@@ -95,8 +95,8 @@ def test_days_before_the_ledger_began_are_not_days_without_use(ask):
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        ("name: b, limit: 1", "budgets.0: Value error, budget 'b' is of a queue or of a team"),
-        ("name: b, queue: q, limit: 1", "budgets.0.queue: budget 'b' is of the unknown queue 'q'"),
+        ("name: b, limit: 1", "budgets.0: Value error, budget 'b' needs either a queue or a team"),
+        ("name: b, queue: q, limit: 1", "budgets.0.queue: budget 'b' names the unknown queue 'q'"),
         ("name: b, team: t, limit: 0", "budgets.0.limit: "),
         ("name: b, team: t, limit: 1, currency: Euro", "budgets.0.currency: "),
     ],

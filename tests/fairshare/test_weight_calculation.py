@@ -303,7 +303,7 @@ def test_the_sentence_adds_up_and_is_on_the_page(cycles: Make) -> None:
     assert whole == pytest.approx(fsum(parts), abs=1e-9)
     page = decision_text.decision_text(decision, report.decisions)
     assert clause[1:] in " ".join(page.sentences)
-    grid = next(grid for grid in page.grids if grid.title == "What moved it since the decision before")
+    grid = next(grid for grid in page.grids if grid.title == "What changed it since the previous decision")
     assert len(grid.rows) == len([part for part in decision.inputs["change"]["parts"].values() if part]) + 2  # type: ignore[index,attr-defined]
 
 

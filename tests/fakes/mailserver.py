@@ -76,7 +76,11 @@ def mail_server(tls: ssl.SSLContext | None = None) -> Iterator[MailServer]:
                         self.say("250 yes")
                 elif verb == "DATA":
                     self.say("354 go on")
-                    body = b"".join(iter(self.rfile.readline, b".\r\n"))
+                    lines = list(iter(self.rfile.readline, b".\r\n"))
+                    body = b"".join(lines)
+                    if not all(each.endswith(b"\r\n") for each in lines):
+                        self.say("550 bare line feed")
+                        continue
                     if state.busy:
                         state.busy -= 1
                         self.say("451 not now")

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urljoin
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.api.dependencies import BatchIngest, Deps
+from accountant.api.dependencies import Deps
 from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
 from accountant.core.periods import utc
@@ -30,6 +30,7 @@ from accountant.fleet.fleet_server import FleetService
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports.focus_export import unpack
+from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import Metrics
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
@@ -64,7 +65,7 @@ def client(two: TwoLedgers) -> TestClient:
 
 
 def _accountant(one: PublishedLedger) -> TestClient:
-    deps = Deps(one.settings, one.clock, one.ledger, cast(BatchIngest, None), AllowAll(), Metrics(), one.books, _fails)
+    deps = Deps(one.settings, one.clock, one.ledger, cast(Ingest, None), AllowAll(), Metrics(), one.books, _fails)
     return TestClient(create_app(deps), base_url=HERE)
 
 

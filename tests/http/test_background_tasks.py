@@ -61,7 +61,7 @@ def test_a_backup_and_an_archive_that_cannot_be_made_are_said_and_tried_again_wi
     newest = "gputally_backup_last_timestamp_seconds"
     with Service(archiving, clock) as service:
         assert {failing(service, task) for task in ("archive", "backup")} == {0}
-        assert figure(service, newest) is None
+        assert (figure(service, newest), figure(service, "gputally_backups")) == (None, 0)
         off = Path(archiving.backups_to).parent
         off.write_text("no folder")
         after(clock, service, 7_200_000)
@@ -115,6 +115,15 @@ def raising(error: Exception):
         raise error
 
     return meanwhile
+
+
+def test_the_number_of_backups_that_cannot_be_listed_is_absent_and_not_zero(archiving, clock):
+    folder = Path(archiving.backups_to)
+    folder.mkdir(parents=True)
+    (folder / "ledger-20261001T000000Z.json").write_text("{cut")
+    with Service(archiving, clock) as service:
+        assert figure(service, "gputally_backups") is None
+        assert figure(service, "gputally_backup_last_timestamp_seconds") is None
 
 
 def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(archiving, clock):

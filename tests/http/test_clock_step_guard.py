@@ -113,7 +113,7 @@ def test_a_clock_that_was_wrong_from_the_start_is_contradicted_by_the_agents(cli
     right = clock.wall_ms() - MS_PER_DAY
     for node, status in (("node-1", 200), ("node-2", 503), ("node-3", 503)):
         assert sent(client, 1, right, node).status_code == status
-    assert "3 of 3 agents have another time" in client.get("/readyz").json()["detail"]
+    assert "3 of 3 agents contradict the machine's clock" in client.get("/readyz").json()["detail"]
     clock.step_wall(-MS_PER_DAY)
     for node in ("node-1", "node-2", "node-3"):
         answer = sent(client, 2, right, node)

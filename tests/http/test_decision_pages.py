@@ -171,7 +171,7 @@ def test_a_hold_and_a_cycle_have_pages_too(client):
     assert "StaleUsage: usage is an hour old." in words(client, f"/decisions/{HELD.at_ms}/{HELD.id}")
     cycle = WEIGHTS[0]
     said = words(client, f"/decisions/{cycle.at_ms}/{cycle.id}")
-    assert "Every queue then" in said
+    assert "Every queue at that time" in said
     assert len([to for to in links(client, f"/decisions/{cycle.at_ms}/{cycle.id}") if "/language" in to]) > 0
 
 

@@ -208,7 +208,7 @@ def test_the_answer_is_for_programs_too(asked):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "name GPUs, a node or a cluster"),
+        ((), "422 The body does not follow its schema: name at least one of cluster, node and gpus"),
         (("--node", "node-7"), "no GPU whose newest record is from node 'node-7'"),
         (("--node", "node-1", "--since", "yesterday"), "since: not a date: 'yesterday'"),
         (("--node", "node-1", "--since", "2027-01-01"), "is in the future"),

@@ -32,7 +32,7 @@ from accountant.notifications import messages
 from accountant.notifications.channels import Mail
 from accountant.notifications.messages import Message, compose
 from accountant.notifications.subscriptions import Smtp
-from accountant.notifications.triggers import ReportDue
+from accountant.notifications.triggers import EndedPeriod, ReportDue
 from accountant.reports import report_builder
 from accountant.reports.output_formats import Form
 from agent.wire import PodFacts
@@ -173,7 +173,7 @@ def letter(service):
     deps: Deps = service.app.state.deps
     start, end = Month(2026, 11).span(UTC)[0], NOW_MS
     report = report_builder.report(deps.ledger, deps.books, start, end, "UTC")
-    due = ReportDue("finance", "2026-11", start, end, Month(2026, 11), NAMES[0], ())
+    due = ReportDue("finance", EndedPeriod("2026-11", start, end, Month(2026, 11)), NAMES[0], ())
     return compose(due, NOW_MS, lambda _: report, "https://pages.example", files=False)
 
 

@@ -342,7 +342,7 @@ def test_a_question_says_what_it_costs_before_it_is_answered(accountant, questio
     assert answer.status_code == 422
     (fault,) = answer.json()["errors"]
     assert fault["at"] == "end"
-    assert f"the question has {240_000 * width} GPU-hours to add up" in fault["reason"]
+    assert f"the query has {240_000 * width} GPU-hours to add up" in fault["reason"]
     less = 239_999 * 240 // (240_000 * width) // 24
     assert f"ask for about {less} days" in fault["reason"] or less <= 1
     assert ("fewer than" in fault["reason"]) == (width > 1)

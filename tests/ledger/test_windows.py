@@ -118,7 +118,7 @@ def test_a_window_is_never_empty_and_one_boundary_follows_the_other(spec, at, zo
         ({"kind": "cron", "cron": "0 0 30 2 *"}, "not a cron expression"),
         ({"kind": "cron", "cron": "R 0 * * *"}, "not a cron expression"),
         ({"kind": "cron", "cron": "H 0 * * *"}, "not a cron expression"),
-        ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "only tumbling windows have a start"),
+        ({"start": datetime(2026, 1, 1, tzinfo=UTC)}, "only a tumbling window has a start"),
         ({"kind": "tumbling", "start": "2026-01-01T00:00:00"}, "timezone"),
     ],
 )

@@ -167,7 +167,7 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
     site.restart()
     assert site.run() == []
     (state,) = site.dispatcher.known()
-    assert (state.outcome, state.detail) == ("unsure", "the accountant ended meanwhile")
+    assert (state.outcome, state.detail) == ("unsure", "the accountant ended while it sent the message")
 
 
 def test_a_destination_that_fails_for_days_is_given_up(rows):
@@ -310,7 +310,7 @@ def test_a_message_says_unpriced_and_not_nothing_and_how_much_of_its_span_was_me
     site.run()
     facts = dict(site.basket.letters[0].facts)
     assert (facts["Cost, USD"], facts["new"]) == ("7,812.00 + unpriced", "unpriced")
-    assert facts["Metered, of the cluster's capacity"] == "85.7 %", "6 of 7 GPUs"
+    assert facts["Metered share of the cluster's capacity"] == "85.7 %", "6 of 7 GPUs"
 
 
 def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):

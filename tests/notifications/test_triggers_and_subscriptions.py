@@ -51,11 +51,11 @@ def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = 
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("reports:\n  - {to: [nobody]}\n", "deliveries.yaml:6: reports.0.to.0: there is no destination 'nobody'"),
+        ("reports:\n  - {to: [nobody]}\n", "deliveries.yaml:6: reports.0.to.0: `destinations` has no 'nobody'"),
         ("reports:\n  - {team: a, each_team: true, to: [disk]}\n", "give team or each_team, not both"),
         (
             "reports:\n  - {of: week, forms: [csv, focus], to: [disk]}\n",
-            "focus covers a month, and this report covers a week",
+            "focus is only for a month, and this report covers a week",
         ),
         ("reports:\n  - {forms: [docx], to: [disk]}\n", "deliveries.yaml:6: reports.0.forms.0"),
         ("notices:\n  - {about: [gossip], to: [chat]}\n", "deliveries.yaml:6: notices.0.about.0"),
@@ -72,11 +72,14 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 @pytest.mark.parametrize(
     ("destination", "fault"),
     [
-        ("{}", "one of folder, smtp, slack, msteams"),
-        ("{folder: /x, slack: {url_file: /y}}", "one of folder, smtp, slack, msteams"),
+        ("{}", "exactly one of folder, smtp, slack and msteams"),
+        ("{folder: /x, slack: {url_file: /y}}", "exactly one of folder, smtp, slack and msteams"),
         ("{smtp: {server: mail, from: a@b, to: [c@d]}}", "smtp.server"),
         ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y, z@w']}}", "smtp.to.0"),
-        ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y'], user: me}}", "user and password_file go together"),
+        (
+            "{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y'], user: me}}",
+            "give both user and password_file, or neither",
+        ),
     ],
 )
 def test_a_destination_is_one_of_four_and_whole(destination, fault):
@@ -89,11 +92,11 @@ def test_a_closed_month_is_due_once_per_destination_and_team():
     found = reports(
         "reports:\n  - {each_team: true, to: [disk, chat]}\n", "2026-11-07", closed("2026-10", "2026-11-06")
     )
-    assert [(due.destination, due.team, due.name) for due in found] == [
+    assert [(due.destination, due.team, due.period.name) for due in found] == [
         ("disk", "language", "2026-10"), ("disk", "vision", "2026-10"),
         ("chat", "language", "2026-10"), ("chat", "vision", "2026-10"),
     ]  # fmt: skip
-    assert found[0].start_ms == at("2026-09-30T22:00"), "the month of the zone, in summer time"
+    assert found[0].period.start_ms == at("2026-09-30T22:00"), "the month of the zone, in summer time"
     assert len({due.key for due in found}) == 4
 
 
@@ -107,17 +110,17 @@ def test_a_month_that_was_closed_anew_is_another_edition_and_an_old_one_is_no_ne
 
 def test_an_ended_month_waits_for_its_grace():
     text = "reports:\n  - {when: ended, to: [disk]}\n"
-    assert [due.name for due in reports(text, "2026-11-05T22:59")] == [], "the one before is no news any more"
-    assert [due.name for due in reports(text, "2026-11-05T23:00")] == ["2026-10"]
+    assert [due.period.name for due in reports(text, "2026-11-05T22:59")] == [], "the one before is no news any more"
+    assert [due.period.name for due in reports(text, "2026-11-05T23:00")] == ["2026-10"]
 
 
 def test_a_week_is_monday_to_sunday_and_waits_a_little():
     text = "reports:\n  - {of: week, team: vision, to: [chat]}\n"
     (due,) = reports(text, "2026-10-26T04:59")
-    assert (due.name, due.team, due.month) == ("2026-W42", "vision", None)
+    assert (due.period.name, due.team, due.period.month) == ("2026-W42", "vision", None)
     (due,) = reports(text, "2026-10-26T05:00")
-    assert due.name == "2026-W43"
-    assert due.end_ms - due.start_ms == 7 * MS_PER_DAY + MS_PER_HOUR, "the clocks went back in it"
+    assert due.period.name == "2026-W43"
+    assert due.period.end_ms - due.period.start_ms == 7 * MS_PER_DAY + MS_PER_HOUR, "the clocks went back in it"
 
 
 def state(name: str, team: str | None, threshold: float | None) -> BudgetState:

@@ -545,7 +545,7 @@ def test_what_cannot_be_asked_is_refused(ledgers: Ledgers, prices: PriceBook) ->
             ledger.window(WindowSpec(gpu_weights=WEIGHTS), START_MS, of, 0.98, book=prices)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a half_life"):
         WindowSpec(decay="slurm")
-    with pytest.raises(ValueError, match="divides a quarter of an hour"):
+    with pytest.raises(ValueError, match="must divide a quarter of an hour"):
         WindowSpec(calc_period=400)
 
 

@@ -98,7 +98,7 @@ def test_queues_come_and_go() -> None:
     assert "kai:students" not in found.text
     # Its budget is left without a queue: said where the budget stands.
     (fault,) = found.faults
-    assert (fault.field, fault.message) == ("budgets", "budget 'students-hours' is of the unknown queue 'students'")
+    assert (fault.field, fault.message) == ("budgets", "budget 'students-hours' names the unknown queue 'students'")
     assert fault.place.startswith("policy.yaml:")
 
 
