@@ -255,6 +255,7 @@ class Agent:
             parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets, SPOOL_UNWRITABLE: stats.unspooled_sets},
             collectors=collectors,
             sample_s=self.health.last_sample_took_ms / MS_PER_SECOND,
+            intervals_closed=self.health.intervals_closed,
             unspooled_rows=self.health.backlog_rows,
             unspooled_lost_rows=self.health.backlog_lost_rows,
             privilege=self._settings.privilege if self._settings.on_kubernetes else "",

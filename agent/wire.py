@@ -40,8 +40,8 @@ GapReason = Annotated[str, msgspec.Meta(max_length=4_096)]
 
 
 class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
-    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory `memory_of_mib` (0: the
-    driver does not report it)."""
+    """A MIG instance. It has `compute` of the GPU's `compute_of` compute slices, and `memory_mib` of the GPU's
+    `memory_of_mib` (0 if the driver does not report the GPU's memory)."""
 
     profile: str
     gi: int
@@ -53,7 +53,7 @@ class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
-    """The holder of the device. `unattributed` means busy time without a known owner."""
+    """The holder of a device. The kind `unattributed` means busy time whose owner is unknown."""
 
     kind: HolderKind
     uid: str
@@ -66,8 +66,9 @@ UNATTRIBUTED = Holder(kind="unattributed", uid="")
 
 
 class Sharing(msgspec.Struct, frozen=True, gc=False):
-    """How several holders share the device (or the MIG instance). `replicas` is the number of equal parts it is divided
-    into, of which this row has some; 0 if the mode has no such number."""
+    """How several holders share a device (or a MIG instance).
+
+    replicas: the number of equal parts into which the device is divided; 0 if the mode has no such parts."""
 
     mode: SharingMode
     replicas: int = 0
@@ -82,16 +83,20 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One row: one holder's part (or the unheld rest) of one GPU over a closed span.
+    """One row: the part of one GPU that one holder has over a closed span, or the part that nothing holds.
 
-    capacity_us:   GPU-microseconds of the device in this row. Over the rows of one GPU with equal [start_ms, end_ms) (a
-                   *set*) they add up to (end_ms - start_ms) * 1000. They add up to less only if a part could not be
-                   continued over a restart, or if it is unknown whether a part is held. 0 for `unattributed`.
-    allocated_us:  capacity_us if the part is held, 0 in the unheld row.
-    busy_us, sm_active_us, tensor_active_us: time of the physical GPU (the activity of a MIG instance times compute /
-                   compute_of); None if unknown. A slice may be busier than allocated.
-    memory_mib_s:  device memory held by this holder, MiB·s; None if unknown.
-    energy_uj:     microjoules attributed to this row; None if unknown."""
+    slice: the MIG instance; None for the whole GPU.
+    holder: None for the part that nothing holds.
+    capacity_us: GPU-microseconds of the part. The rows of one GPU with the same span are a *set*, whose capacities add
+        up to (end_ms - start_ms) * 1000. They add up to less only if a part could not be continued over a restart, or
+        if it is unknown whether a part is held. 0 for `unattributed`.
+    allocated_us: capacity_us if the part is held, else 0.
+    busy_us, sm_active_us, tensor_active_us: time of the whole GPU (for a MIG instance, its own activity times compute /
+        compute_of); None if unknown. A holder can be busy for longer than its capacity.
+    memory_mib_s: device memory that the holder used, in MiB times seconds; None if unknown.
+    energy_uj: energy of the row in microjoules; None if unknown.
+    method: how the busy time was measured.
+    gaps: the parts of the span in which nothing could be read."""
 
     seq: int
     start_ms: int
@@ -114,7 +119,7 @@ class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
-    """One step of the controller chain, nearest first."""
+    """An owner of a pod, such as a Job. The owners of a pod are listed from the nearest to the outermost."""
 
     kind: str
     name: str
@@ -122,12 +127,13 @@ class Owner(msgspec.Struct, frozen=True, gc=False):
 
 
 class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the node about a pod that holds a GPU; those with the newest `observed_ms` count.
+    """What a node knows about a pod that holds or requests a GPU. Of several facts about a pod, those with the newest
+    `observed_ms` count.
 
+    workload: `Kind/name` of the outermost owner; "" if none is known.
     queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or `policy:NAME`; "" if none is
         known.
-    workload: `Kind/name` of the outermost owner.
-    requests: resource name to quantity as written in the pod."""
+    requests: quantity of each resource, as written in the pod."""
 
     seq: int
     uid: str
@@ -148,19 +154,19 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, gc=False):
-    """A sequence number that will never come, declared by the agent: its time stays unmetered."""
+    """A sequence number that the agent will never send. The time of its record stays unmetered."""
 
     seq: int
     reason: str
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of one POST /v1/usage. It covers the sequence numbers from `first_seq` on without a hole: each number is
-    an interval, a fact or a skipped one. `oldest_seq` is the oldest number that the outbox still has. A set (the rows
-    of one GPU with equal span) is never split over two batches.
+    """The body of POST /v1/usage. The sequence numbers of its intervals, facts and skipped numbers run from `first_seq`
+    without a hole. A set (the rows of one GPU with the same span) is never split over two batches.
 
-    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation).
-    boot_id: the boot id of the node.
+    boot_id: id of the node's boot; "" if the node does not report it.
+    epoch: id of the outbox, a UUIDv7, so that epochs sort by creation.
+    oldest_seq: the oldest number that the outbox still contains.
     sent_ms: time of the node's clock when the batch is sent; None if the node does not report it."""
 
     schema: int = SCHEMA
@@ -177,9 +183,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest contiguous sequence numbers that are committed (`durable_seq`), in the checkpointed database file,
-    and in the archive outside the accountant's volume (None: no archive configured). clock_ms: the accountant's time;
-    None if it doubts its clock or does not report it."""
+    """The accountant's answer to a batch: up to which sequence number it has stored the records of an epoch.
+
+    durable_seq: committed to the ledger.
+    checkpointed_seq: in the checkpointed database file.
+    archived_seq: in the archive outside the accountant's volume; None if there is no archive.
+    clock_ms: the accountant's time; None if it distrusts its clock or does not report it."""
 
     epoch: str
     durable_seq: int
@@ -194,7 +203,7 @@ comes from something in between (a proxy); it is retried and has no other effect
 
 
 def usage_batch() -> str:
-    """Return the schema of POST /v1/usage as indented JSON with a final newline; the same text every time."""
+    """Return the JSON Schema of `Batch` as indented JSON with a final newline."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://gputally.dev/schema/usage-batch.v{SCHEMA}.json",

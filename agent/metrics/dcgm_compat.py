@@ -29,10 +29,12 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class _Share:
-    """The last interval's figures of one series, and its energy so far. None: unknown.
+    """The figures of one series in the last interval; None if unknown.
 
     span_us: length of the interval.
-    whole_us: GPU time of the device or MIG instance in the interval."""
+    whole_us: GPU time of the whole device or MIG instance in the interval.
+    in_instance: True for a MIG instance.
+    total_uj: the energy since the agent started."""
 
     span_us: int
     whole_us: int
@@ -52,7 +54,7 @@ class _Share:
 
 
 class DcgmOutput:
-    """The compatibility series beside the agent's own. Safe to scrape while it is updated."""
+    """Exports the series with dcgm-exporter's names. One thread may update it while others scrape it."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -73,8 +75,8 @@ class DcgmOutput:
                 del self._shares[gone]
 
     def _read(self, gpu: Gpu, rows: Sequence[UsageInterval], before: Mapping[Labels, _Share]) -> dict[Labels, _Share]:
-        """Return the sums of one set's rows by series, with the energy added to that of `before`. Unheld and
-        unattributed rows have the same series."""
+        """Add up the rows of one set by series. The energy continues from `before`. Unheld and unattributed rows belong
+        to the same series."""
         shares: dict[Labels, _Share] = {}
         for row in rows:
             labels = _row_labels(gpu, row, self._node)
@@ -91,11 +93,11 @@ class DcgmOutput:
             return list(self._families())
 
     def _families(self) -> Iterator[Family]:
-        util = _gauge("DEV_GPU_UTIL", "GPU utilization (in %); of a sharing pod, its share of the GPU.")
+        util = _gauge("DEV_GPU_UTIL", "GPU utilization (in %); for a pod that shares the GPU, its part of it.")
         engine = _gauge("PROF_GR_ENGINE_ACTIVE", "Ratio of time the device or instance was active.")
         active = _gauge("PROF_SM_ACTIVE", "Ratio of multiprocessors active.")
         tensor = _gauge("PROF_PIPE_TENSOR_ACTIVE", "Ratio of time the tensor cores were active.")
-        power = _gauge("DEV_POWER_USAGE", "Power draw (in W); of a sharing pod, the power attributed to it.")
+        power = _gauge("DEV_POWER_USAGE", "Power draw (in W); for a pod that shares the GPU, its part of it.")
         for device in self._snapshot.devices:
             for labels, share in self._shares.get(device.gpu.uuid, {}).items():
                 if not share.in_instance:
@@ -115,7 +117,8 @@ class DcgmOutput:
         yield from self._condition()
 
     def _memory(self) -> Iterator[Family]:
-        """Yield used memory per holder, unattributed memory in a separate series, and free memory."""
+        """Yield the memory that each holder uses, with a separate series for memory without a holder, and the free
+        memory."""
         used, free = _gauge("DEV_FB_USED", "Memory used (in MiB)."), _gauge("DEV_FB_FREE", "Memory free (in MiB).")
         for device in self._snapshot.devices:
             total, gpu = device.memory_used_mib, device.gpu
@@ -136,7 +139,7 @@ class DcgmOutput:
         temperature = _gauge("DEV_GPU_TEMP", "GPU temperature (in C).")
         sm_clock = _gauge("DEV_SM_CLOCK", "SM clock frequency (in MHz).")
         memory_clock = _gauge("DEV_MEM_CLOCK", "Memory clock frequency (in MHz).")
-        xid = _gauge("DEV_XID_ERRORS", "Value of the last XID error encountered.")
+        xid = _gauge("DEV_XID_ERRORS", "Number of the last XID error; 0 if there was none.")
         for device in self._snapshot.devices:
             labels, condition = self._whole(device), device.condition
             put(temperature, labels, condition.temperature_c)

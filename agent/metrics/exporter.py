@@ -13,7 +13,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
-"""Number of scrapes that still show the series of a holder that is gone, so that Prometheus gets the last value even if
-one scrape fails."""
+"""Number of scrapes that contain the series of a former holder, so that Prometheus gets the last value even if one
+scrape fails."""
 UNSCRAPED_MS = 10 * MS_PER_MINUTE
-"""How long such series stay without a scrape; without this limit, memory would grow with every past holder."""
+"""How long the series of a former holder stay without a scrape. Without this limit, memory would grow with every past
+holder."""
 
 
 class AgentMetrics:
-    """The agent's metrics. Safe to scrape while they are updated.
+    """The agent's metrics. One thread may update them while others scrape them.
 
-    compatible: the same figures under dcgm-exporter's names.
-    tasks: the agent's background tasks, whose state is exported too."""
+    compatible: exports the figures under dcgm-exporter's names too; None does not.
+    tasks: the agent's background tasks, whose state is exported too; None if there are none."""
 
     def __init__(
         self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
@@ -54,15 +54,14 @@ class AgentMetrics:
         self._text = TextFormat()
         self._snapshot = Snapshot(0, (), Unavailable("not read yet"))
         self._operations = Operations()
-        self._closed = 0
         self._devices: dict[str, DeviceTotals] = {}
         self._pods: dict[PodKey, DeviceTotals] = {}
         self._newest: dict[Place, PodKey] = {}
         self._facts: dict[str, PodFacts] = {}
         self._gone: dict[PodKey | tuple[str, str], tuple[int, int]] = {}
-        """Series whose pod or GPU is gone: since when, and the number of scrapes since then."""
+        """(time, number of scrapes since then) of each series whose pod or GPU is gone."""
         self._instances: dict[tuple[str, int, int], str] = {}
-        """UUIDs of the MIG instances by GPU, GPU instance and compute instance."""
+        """The uuids of the MIG instances by (GPU uuid, GPU instance, compute instance)."""
         self._retired_ms = 0
         self._compatible = compatible
 
@@ -72,7 +71,6 @@ class AgentMetrics:
             self._compatible.observe(snapshot, sets)
         with self._lock:
             for closed in sets:
-                self._closed += len(closed.rows)
                 for row in closed.rows:
                     self._add(row)
             # The rows of a repartitioned device are those of its former instances, so add the new instances afterwards.
@@ -86,7 +84,7 @@ class AgentMetrics:
                 self._retire(scraped=0)
 
     def operate(self, operations: Operations) -> None:
-        """Update the state of the agent itself."""
+        """Set the state of the agent itself."""
         with self._lock:
             self._operations = operations
 
@@ -100,9 +98,7 @@ class AgentMetrics:
             families = [
                 *metric_families.of_devices(self._snapshot, self._devices, self._node),
                 *metric_families.of_pods(self._snapshot, self._pods, self._newest, self._facts.values()),
-                *metric_families.of_the_agent(
-                    replace(self._operations, intervals_closed=self._closed), self._version, self._node
-                ),
+                *metric_families.of_the_agent(self._operations, self._version, self._node),
                 *(metric_families.of_tasks(self._tasks.states()) if self._tasks is not None else ()),
             ]
             self._retire(scraped=1)
@@ -120,7 +116,8 @@ class AgentMetrics:
         self._gone.pop(key, None)
 
     def _key(self, row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
-        """Return the labels of a row. A row without busy time has no method of its own and gets the last method."""
+        """Return the labels of a row. A row without busy time has no method of its own and gets the holder's last
+        method."""
         place, sharing = (row.gpu_uuid, mig_uuid, *names(holder)), row.sharing.mode if row.sharing else ""
         last = self._newest.get(place)
         if row.busy_us is None and last is not None and last[5] == sharing:
@@ -128,7 +125,8 @@ class AgentMetrics:
         return (*place, sharing, row.method)
 
     def _retire(self, scraped: int) -> None:
-        """Remove the series whose pod or GPU is gone and that were exported long enough.
+        """Remove the series of former pods and GPUs that were exported long enough. While the holders are unknown,
+        remove none.
 
         scraped: 1 if this is a scrape, else 0."""
         if isinstance(self._snapshot.allocations, Unavailable):
@@ -149,7 +147,8 @@ class AgentMetrics:
             del self._devices[uuid]
 
     def _is_expired(self, key: PodKey | tuple[str, str], scraped: int) -> bool:
-        """Return whether a series whose pod or GPU is gone was exported long enough, and count the scrape if not."""
+        """Return True if the series of a former pod or GPU was exported long enough. If not, add `scraped` to its
+        number of scrapes."""
         at_ms = self._snapshot.at_ms
         since_ms, scrapes = self._gone.pop(key, (at_ms, 0))
         if scrapes + scraped >= SCRAPES_AFTER_END or at_ms - since_ms >= UNSCRAPED_MS:
@@ -167,13 +166,11 @@ class PortUnavailable(AgentError):
 
 
 class Exposition:
-    """An HTTP server that runs until `close`.
+    """The HTTP server of the metrics and the probes. It runs until `close`. Raises PortUnavailable.
 
     text: returns one scrape.
-    alive: returns whether sampling runs, for /livez.
-    tasks: the background tasks whose faults /readyz shows, and in which the server's own thread is entered.
-
-    Raises PortUnavailable."""
+    alive: returns False if sampling hangs; then /livez fails.
+    tasks: the background tasks whose faults make /readyz fail, and in which the server's own thread is entered."""
 
     def __init__(
         self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks
@@ -183,7 +180,7 @@ class Exposition:
             self._server = _Server((host, port), text, alive, tasks, self._task)
         except OSError as error:
             raise PortUnavailable(
-                f"metrics port {host}:{port} cannot be opened: {error.strerror}; choose another with --port"
+                f"metrics port {host}:{port} cannot be opened: {error.strerror}; choose another with --listen or --port"
             ) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -256,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             faults = "".join(f"{name}: {fault}\n" for name, fault in self.server.tasks.faults().items())
             self._answer(503 if faults else 200, "text/plain", (faults or "ok\n").encode())
         else:
-            self._answer(404, "text/plain", b"/metrics, /livez or /readyz\n")
+            self._answer(404, "text/plain", b"not found; the paths are /metrics, /livez and /readyz\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests."""

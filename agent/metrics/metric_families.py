@@ -38,12 +38,12 @@ Kind = Literal["counter", "gauge", "untyped"]
 
 @dataclass(slots=True)
 class Family:
-    """The series of one name.
+    """A metric family: its name, its help text and its series.
 
     name: the full name, with the `_total` of a counter.
     text: the help text.
     labels: the label names of every series.
-    series: the label values and the value of each series."""
+    series: (label values, value) of each series."""
 
     name: str
     text: str
@@ -52,12 +52,12 @@ class Family:
     series: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
-        """Add a series. labels: the values of the labels, in the order of their names."""
+        """Add a series. labels: the values of the labels, in the order of the label names."""
         self.series.append((labels, value))
 
 
 class TextFormat:
-    """Caches the text of label sets. Several threads may use it."""
+    """Writes families in the text format and caches the text of their labels. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,24 +102,27 @@ MICRO = 1_000_000
 _POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
 _UNREAD = Unavailable("not read")
 PodKey = tuple[str, str, str, str, str, str, str]
-"""Labels of one holder on one device: (gpu uuid, MIG uuid, namespace, pod, container, sharing, method)."""
+"""Labels of one holder on one device: (GPU uuid, MIG uuid, namespace, pod, container, sharing, method)."""
 Place = tuple[str, ...]
-"""The first five of these labels: a holder on a device, independent of sharing and method."""
+"""The first five labels of a `PodKey`: a holder on a device, independent of sharing and method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
     """The state of the agent itself, which the main loop updates after every sample.
 
-    nvml_up: None without NVML (a simulated or imported source).
-    parked: records that never reach the ledger, by reason.
+    nvml_up: True if the driver answers; None for a source without NVML, such as a simulated node.
+    outbox_rows, outbox_bytes: number and size of the records that the accountant has not stored yet.
+    uploads: number of uploads by outcome.
+    parked: number of records that never reach the ledger, by reason.
     collectors: for each source its success (None if it is a part of another source) and the duration of its last
         reading in seconds (None if it is not timed).
     sample_s: duration of the last reading of all sources.
+    intervals_closed: number of rows that the meter has closed.
     unspooled_rows: rows in memory while the spool cannot be written.
     unspooled_lost_rows: rows that were lost because the memory was full.
-    privilege: the level granted on Kubernetes; "" elsewhere.
-    unseen: labels of what the agent cannot see."""
+    privilege: the privilege level on Kubernetes; "" elsewhere.
+    unseen: labels of the figures that the agent cannot see (`agent.core.settings.unseen`)."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -138,7 +141,13 @@ class Operations:
 
 @dataclass(slots=True)
 class DeviceTotals:
-    """Sums of the rows of one device, or of one holder on it, in wire units; None if never known."""
+    """The sums of the rows of one device, or of one holder on it; None if no row had the figure. Units are those of
+    `agent.wire.UsageInterval`.
+
+    unheld_us: capacity without a holder.
+    unattributed_us: busy time without a known holder.
+    unheld_uj: energy of unheld and unattributed rows.
+    share_ppm: part of the GPU that is allocated in the last row, in millionths."""
 
     allocated_us: int = 0
     unheld_us: int = 0
@@ -152,7 +161,7 @@ class DeviceTotals:
     energy_uj: int | None = None
 
     def add(self, row: UsageInterval) -> None:
-        """Add a row of the holder."""
+        """Add a row of a holder."""
         self.allocated_us += row.allocated_us
         self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
         self.busy_us = plus(self.busy_us, row.busy_us)
@@ -162,7 +171,7 @@ class DeviceTotals:
         self.energy_uj = plus(self.energy_uj, row.energy_uj)
 
     def add_device(self, row: UsageInterval) -> None:
-        """Add a row of the device, of any holder."""
+        """Add a row of a device, whichever its holder is."""
         self.add(row)
         if row.holder is None:
             self.unheld_us += row.capacity_us
@@ -173,14 +182,14 @@ class DeviceTotals:
 
 
 def names(holder: Holder) -> tuple[str, str, str]:
-    """Return the (namespace, pod, container) labels of a holder; a holder without a name has its uid."""
+    """Return the labels (namespace, pod, container) of a holder. If the holder has no name, `pod` is its uid."""
     return holder.namespace, holder.name or holder.uid, holder.container
 
 
 def of_pods(
     snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
 ) -> Iterator[Family]:
-    """Yield the families of the holders, and the facts of the pods.
+    """Yield the families of the holders, and the family with the facts of the pods.
 
     sums: the totals of each label set.
     newest: the newest label set of each holder on a device."""
@@ -188,16 +197,18 @@ def of_pods(
     now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
     for name, text, attribute, per in (
         ("pod_gpu_allocated_seconds", "GPU time allocated to the holder.", "allocated_us", MICRO),
-        ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
-        ("pod_gpu_sm_active_seconds", "Multiprocessor activity attributed to the holder; if shared, by busy time.",
+        ("pod_gpu_busy_seconds", "Time for which the holder was busy, as time of the whole GPU.", "busy_us", MICRO),
+        ("pod_gpu_sm_active_seconds", "Multiprocessor activity of the holder; on a shared GPU divided by busy time.",
          "sm_active_us", MICRO),
-        ("pod_gpu_tensor_active_seconds", "Tensor core activity attributed to the holder; if shared, by busy time.",
+        ("pod_gpu_tensor_active_seconds", "Tensor core activity of the holder; on a shared GPU divided by busy time.",
          "tensor_active_us", MICRO),
-        ("pod_gpu_energy_joules", "Energy attributed to the holder: active energy by busy time, idle by allocation.",
+        ("pod_gpu_energy_joules", "Energy of the holder: active energy is divided by busy time, idle by allocation.",
          "energy_uj", MICRO),
     ):  # fmt: skip
         yield totals(counter(name, text, _POD), ordered, attribute, per)
-    byte_seconds = counter("pod_gpu_memory_byte_seconds", "Device memory the holder used, over time.", _POD)
+    byte_seconds = counter(
+        "pod_gpu_memory_byte_seconds", "Device memory that the holder used, times its duration.", _POD
+    )
     for labels, total in ordered:
         if total.memory_mib_s is not None:
             byte_seconds.add(labels, total.memory_mib_s * MIB)
@@ -206,7 +217,7 @@ def of_pods(
     for labels, total in now:
         share.add(labels, total.share_ppm / MICRO)
     yield share
-    memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
+    memory = gauge("pod_gpu_memory_used_bytes", "Device memory that the holder uses.", _POD)
     current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
     for labels, _ in now:
         put(memory, labels, current.get(labels[:5], _UNREAD), MIB)
@@ -243,14 +254,16 @@ def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
         ("agent_unspooled_rows", "Rows in memory because the spool cannot be written.", ops.unspooled_rows),
     ):  # fmt: skip
         yield _single(gauge(name, text), value)
-    lost = counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full.")
+    lost = counter(
+        "agent_unspooled_lost_rows", "Rows that were lost because the spool could not be written and memory was full."
+    )
     yield _single(lost, ops.unspooled_lost_rows)
     if ops.privilege:
         level = gauge("agent_privilege_info", "The agent's privilege level; always 1.", ("level",))
         level.add((ops.privilege,), 1)
         unseen = gauge(
             "agent_unseen",
-            "What the agent cannot see, because a privilege is missing or the driver refuses it; always 1.",
+            "A figure that the agent cannot see, because a privilege is missing or the driver refuses it; always 1.",
             ("what",),
         )
         unseen.series = [((what,), 1) for what in ops.unseen]
@@ -275,7 +288,7 @@ def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
 
 
 def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
-    """Return a counter with gputally's prefix; `name` is given without `_total`."""
+    """Return a counter with gputally's prefix. name: without `_total`."""
     return Family(f"{PREFIX}{name}_total", text, "counter", labels)
 
 
@@ -295,20 +308,23 @@ def _single(family: Family, value: float) -> Family:
 
 
 def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], DeviceTotals]], attribute: str, per: int) -> Family:
-    """Return the family with a series for each known total, divided by `per`."""
+    """Add a series to the family for each total that is known, and return the family.
+
+    attribute: the attribute of `DeviceTotals` with the total.
+    per: the divisor that converts it to the family's unit."""
     value_of = attrgetter(attribute)
     family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
     return family
 
 
 def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1, per: int = 1) -> None:
-    """Add a series if the value is known; an unknown value gives no series, never 0."""
+    """Add a series with the value times `times` / `per` if the value is known. An unknown value gives no series."""
     if not isinstance(value, Unavailable):
         family.add(labels, value * times / per if per != 1 else value * times)
 
 
 def plus(total: int | None, value: int | None) -> int | None:
-    """Add a value to a total; an unknown value changes nothing."""
+    """Add a value to a total. An unknown value changes nothing."""
     return total if value is None else (total or 0) + value
 
 
@@ -326,7 +342,8 @@ _THROTTLE_REASONS = (
 
 
 def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) -> Iterator[Family]:
-    """Yield the families of the physical GPUs: one series per GPU, or per GPU and error code or similar."""
+    """Yield the families of the physical GPUs. They have one series per GPU, or one per GPU and error code, for
+    example."""
     readings = snapshot.devices
     info = gauge(
         "gpu_info",
@@ -346,7 +363,7 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) 
     yield from _device_counters(sums)
     gaps = counter(
         "gpu_sample_gaps",
-        "Gaps in the driver's busy-time samples, which it discarded before the agent read them.",
+        "How often busy-time samples were missing, because the driver discarded them before the agent read them.",
         _GPU,
     )
     for device in readings:
@@ -361,11 +378,11 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) 
 def _device_counters(sums: Mapping[str, DeviceTotals]) -> Iterator[Family]:
     ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
     for name, text, attribute, per in (
-        ("gpu_busy_seconds", "Time the GPU was busy, with or without a holder.", "busy_us", MICRO),
-        ("gpu_sm_active_seconds", "Time the GPU's multiprocessors were active, averaged over them.", "sm_active_us",
-         MICRO),
-        ("gpu_tensor_active_seconds", "Time the GPU's tensor cores were active.", "tensor_active_us", MICRO),
-        ("gpu_energy_joules", "Energy the GPU used.", "energy_uj", MICRO),
+        ("gpu_busy_seconds", "Time for which the GPU was busy, with or without a holder.", "busy_us", MICRO),
+        ("gpu_sm_active_seconds", "Time for which the GPU's multiprocessors were active, averaged over them.",
+         "sm_active_us", MICRO),
+        ("gpu_tensor_active_seconds", "Time for which the GPU's tensor cores were active.", "tensor_active_us", MICRO),
+        ("gpu_energy_joules", "Energy that the GPU used.", "energy_uj", MICRO),
         ("gpu_unattributed_busy_seconds", "Busy time that belongs to no known holder.", "unattributed_us", MICRO),
         ("gpu_allocated_seconds", "GPU time allocated to holders.", "allocated_us", MICRO),
         ("gpu_unallocated_seconds", "GPU time without a holder.", "unheld_us", MICRO),
@@ -378,7 +395,7 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     used = gauge("gpu_memory_used_bytes", "Device memory in use.", _GPU)
     size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
     power = gauge("gpu_power_watts", "Power drawn.", _GPU)
-    lost = gauge("gpu_lost", "1 while the GPU is listed but cannot be used, or needs a reset or a drained node.", _GPU)
+    lost = gauge("gpu_lost", "1 while the GPU is lost, or needs a reset or a drained node before use.", _GPU)
     silent = gauge("gpu_silent", "1 while the GPU is not lost but no reading succeeds, so its use is unknown.", _GPU)
     for device in readings:
         labels = (device.gpu.uuid,)
@@ -392,8 +409,10 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
 
 
 def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:
-    xids = counter("gpu_xid_errors", "XID errors the driver reported, by number.", ("gpu_uuid", "xid"))
-    last = gauge("gpu_xid_last_timestamp_seconds", "When the XID was last reported (Unix time).", ("gpu_uuid", "xid"))
+    xids = counter("gpu_xid_errors", "XID errors that the driver reported, by number.", ("gpu_uuid", "xid"))
+    last = gauge(
+        "gpu_xid_last_timestamp_seconds", "Unix time at which the driver last reported the XID.", ("gpu_uuid", "xid")
+    )
     ecc = counter("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind.", ("gpu_uuid", "kind"))
     needs = gauge(
         "gpu_recovery_action",
@@ -434,7 +453,7 @@ def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
 def _disagreements(snapshot: Snapshot) -> Family:
     family = gauge(
         "attribution_disagreements",
-        "Pods whose processes run on the GPU without an allocation: control groups and kubelet disagree.",
+        "Pods whose processes run on the GPU although the kubelet has not allocated it to them.",
         _GPU,
     )
     if not isinstance(snapshot.allocations, Unavailable):

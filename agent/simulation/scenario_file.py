@@ -113,7 +113,7 @@ def load_scenario(path: Path, node: str, now_ms: int) -> SimulatedSource:
     """Return the source that a scenario file describes. Raises FileFault.
 
     node: the name of the node.
-    now_ms: start of `after_ms` if the file gives none, in UTC milliseconds."""
+    now_ms: the present time in UTC milliseconds. The times `after_ms` count from it if the file has no `start_ms`."""
     document = read(path)
     scenario = convert(document, _Scenario)
     origin_ms = now_ms if scenario.start_ms is None else scenario.start_ms
@@ -127,7 +127,8 @@ def _node(document: Document, scenario: _Scenario, name: str, start_ms: int) -> 
     gpus = []
     for index, gpu in enumerate(scenario.gpus):
         if gpu.model not in MODELS:
-            raise FileFault([f"{document.place(('gpus', index, 'model'))}: unknown GPU model {gpu.model!r}"])
+            place = document.place(("gpus", index, "model"))
+            raise FileFault([f"{place}: unknown GPU model {gpu.model!r} (known: {', '.join(MODELS)})"])
         try:
             gpus.append(make_gpu(gpu.uuid or f"GPU-{name}-{index}", index, MODELS[gpu.model], gpu.mig))
         except ValueError as error:
@@ -145,14 +146,14 @@ def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) 
         place = document.place(("events", index))
         actions = [name for name in _ACTIONS if getattr(event, name) is not None]
         if len(actions) != 1:
-            faults.append(f"{place}: an event needs exactly one of {', '.join(_ACTIONS)}, not {len(actions)}")
+            faults.append(f"{place}: an event needs exactly one of {', '.join(_ACTIONS)}; this one has {len(actions)}")
             continue
         if event.at_ms is not None and event.after_ms is None:
             at_ms = event.at_ms
         elif event.after_ms is not None and event.at_ms is None:
             at_ms = origin_ms + event.after_ms
         else:
-            faults.append(f"{place}: an event needs exactly one of at_ms, after_ms")
+            faults.append(f"{place}: an event needs either at_ms or after_ms")
             continue
         events.append((index, Event(at_ms, _action(event, at_ms, node))))
     if faults:
@@ -175,7 +176,9 @@ def _uuid(node: SimulatedNode, gpu: int) -> str:
 
 
 def _action(event: _Event, at_ms: int, name: str) -> Callable[[SimulatedNode], None]:
-    """Return the effect of one event on a node."""
+    """Return a function that applies one event to a node.
+
+    name: the name of the node, for the facts of pods."""
 
     def apply(node: SimulatedNode) -> None:
         if event.place is not None:

@@ -40,7 +40,7 @@ _DRIVER = "580.105.08"
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A kind of GPU: its name, memory and power."""
+    """A model of GPU: its name, memory, and power when idle and when fully busy."""
 
     name: str
     memory_mib: int
@@ -64,14 +64,14 @@ MIG_PROFILES = {
 
 
 def make_gpu(uuid: str, index: int, model: GpuModel, mig: Sequence[str] = ()) -> Gpu:
-    """Return a GPU of a known model, divided into MIG instances of the named profiles.
+    """Return a GPU, divided into MIG instances of these profiles.
 
-    Raises ValueError for an unknown profile, and for more instances than fit on the device."""
+    Raises ValueError for an unknown profile, and for more instances than fit on the GPU."""
     unknown = [profile for profile in mig if profile not in MIG_PROFILES]
     if unknown:
         raise ValueError(f"unknown MIG profile {unknown[0]!r} (known: {', '.join(MIG_PROFILES)})")
     if sum(MIG_PROFILES[p][0] for p in mig) > 7 or sum(MIG_PROFILES[p][1] for p in mig) > 8:
-        raise ValueError(f"{', '.join(mig)} do not fit on one GPU")
+        raise ValueError(f"the MIG instances {', '.join(mig)} do not fit on one GPU")
     instances = tuple(
         MigInstance(
             uuid=f"MIG-{uuid.removeprefix('GPU-')}-{gi}-{profile}",
@@ -96,7 +96,8 @@ def make_gpu(uuid: str, index: int, model: GpuModel, mig: Sequence[str] = ()) ->
 
 
 class Integral:
-    """A piecewise constant rate per millisecond and its integral, in units of 1/`per`."""
+    """A rate per millisecond that is constant between changes, and its integral over time. Both are in units of
+    1/`per`."""
 
     __slots__ = ("per", "rates", "times", "totals")
 
@@ -118,7 +119,7 @@ class Integral:
             self.totals.append(total)
 
     def raw(self, at_ms: int) -> int:
-        """Return the integral until `at_ms`, in units of 1/`per`."""
+        """Return the integral up to `at_ms`, in units of 1/`per`."""
         times = self.times
         if not times or at_ms <= times[0]:
             return 0
@@ -126,7 +127,7 @@ class Integral:
         return self.totals[i] + self.rates[i] * (at_ms - times[i])
 
     def upto(self, at_ms: int) -> int:
-        """Return the integral until `at_ms`, rounded down to a whole number."""
+        """Return the integral up to `at_ms` as a whole number, rounded down."""
         return self.raw(at_ms) // self.per
 
     @property
@@ -135,7 +136,11 @@ class Integral:
 
 
 class Placement:
-    """One holder on one device, present or past."""
+    """One present or former holder on one device.
+
+    scale: (compute slices of the device, compute slices of the GPU).
+    shares: (time, share of the GPU from then on) of each change.
+    origin_us: the holder's busy time at the last reset of the driver's counters."""
 
     def __init__(self, allocation: Allocation, utilisation_ppm: int, memory_mib: int, scale: tuple[int, int]) -> None:
         self.allocation = allocation
@@ -172,30 +177,28 @@ class SimulatedGpu:
         self.present: list[Placement] = []
         self.past: list[Placement] = []
         self.left: list[Placement] = []
-        """Holders that left since the last snapshot; their final counters are shown once more."""
+        """Holders that left since the last snapshot. The next snapshot contains their final counters."""
         self.past_us: Counter[str] = Counter()
-        """Busy time of holders that left, per MIG instance ("" = the GPU)."""
+        """Busy time of the holders that left, by uuid of the MIG instance ("" for the GPU)."""
         self.origins_us: dict[str, int] = {}
-        """Values of the counters at the last reset, per MIG instance."""
+        """Busy time at the last reset of the counters, by uuid of the MIG instance."""
         self.memory_mib = 0
         """Memory in use now."""
         self.power_mw = self.idle_mw
         """Power drawn now, in proportion to the load."""
 
     def busy_us(self, at_ms: int) -> int:
-        """Return the busy time from the beginning to any instant."""
+        """Return the busy time from the beginning up to `at_ms`."""
         return sum(p.busy.upto(at_ms) for p in (*self.past, *self.present))
 
-    def counter_us(self, at_ms: int, mig_uuid: str) -> int:
-        """Return the driver's counter of an instance at a time not before the last change."""
-        return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
-
-    def raw_us(self, at_ms: int, mig_uuid: str) -> int:
+    def instance_us(self, at_ms: int, mig_uuid: str) -> int:
+        """Return the busy time of a MIG instance from the beginning up to `at_ms`, which is not before the last
+        change."""
         present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)
         return self.past_us[mig_uuid] + present
 
     def energy_uj(self, span_ms: int, busy_us: int) -> int:
-        """Return the energy of a span with this busy time (mW x ms = uJ)."""
+        """Return the energy in microjoules (mW x ms) of a span with this busy time."""
         return self.idle_mw * span_ms + self.extra_mw * busy_us // US_PER_MS
 
     def evict(self, at_ms: int, placements: Sequence[Placement]) -> None:
@@ -209,7 +212,7 @@ class SimulatedGpu:
         self.settle(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Update the rates and shares of the holders and their sums, after a change."""
+        """Compute the rates and shares of the holders, and the GPU's memory and power, again after a change."""
         for mig_uuid in {p.allocation.mig_uuid for p in self.present}:
             present = [p for p in self.present if p.allocation.mig_uuid == mig_uuid]
             wanted = [p.utilisation_ppm for p in present]
@@ -233,7 +236,7 @@ class SimulatedGpu:
         for placement in (*self.left, *self.present):
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
-        self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
+        self.origins_us = {part: self.instance_us(at_ms, part) for part in parts}
 
 
 def _fraction(allocation: Allocation, holders: int) -> Fraction:
@@ -256,11 +259,11 @@ class NodeOffline(AgentError):
 class SimulatedNode:
     """The GPUs of one node, their holders and their faults.
 
-    per_holder: whether per-holder busy and memory readings exist. Without them only the device (or the MIG instance)
-        can be read.
+    per_holder: True if the busy time and memory of each holder can be read. Otherwise only those of the device (or of
+        the MIG instance) can be.
 
-    `utilisation_ppm` is the part of the device (for MIG: of the instance) that a holder uses, in millionths. If the
-    holders together want more than the whole, it is divided in proportion."""
+    `utilisation_ppm` in the methods is the part of the device (or of the MIG instance) that a holder uses, in
+    millionths. If the parts of the holders exceed the whole, they are scaled down in proportion."""
 
     def __init__(self, name: str, gpus: Iterable[Gpu], *, start_ms: int, per_holder: bool = True) -> None:
         self.name = name
@@ -279,7 +282,7 @@ class SimulatedNode:
 
     @property
     def at_ms(self) -> int:
-        """When the last change happened."""
+        """The time of the last change or snapshot."""
         return self._at_ms
 
     # --- events -----------------------------------------------------------------------------
@@ -325,7 +328,7 @@ class SimulatedNode:
             self._ended[holder_uid] = 0
 
     def set_utilisation(self, at_ms: int, holder_uid: str, utilisation_ppm: int) -> None:
-        """Change how busy a holder is, on every device it holds."""
+        """Change how busy a holder is, on every device that it holds."""
         _check_utilisation(utilisation_ppm)
         self._advance(at_ms)
         for device in self._devices.values():
@@ -336,7 +339,7 @@ class SimulatedNode:
                 device.settle(at_ms)
 
     def set_stray(self, at_ms: int, gpu_uuid: str, utilisation_ppm: int) -> None:
-        """Let a process without an allocation use a GPU (0: the process ends)."""
+        """Let a process without an allocation use a GPU. A utilisation of 0 ends the process."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
         _check_utilisation(utilisation_ppm)
@@ -352,14 +355,14 @@ class SimulatedNode:
         device.settle(at_ms)
 
     def lose(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let the GPU fall off the bus: it stays listed and held, no process runs, and no reading succeeds."""
+        """Let the GPU fall off the bus. It stays listed and held, but no process runs and no reading succeeds."""
         device = self._device(gpu_uuid)
         self._advance(at_ms)
         device.lost.set(at_ms, 1)
         device.settle(at_ms)
 
     def recover(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let a lost GPU work again. Its driver is new, so its counters start from zero."""
+        """Let a lost GPU work again. Its counters start from zero, as after a restart of the driver."""
         device = self._device(gpu_uuid)
         self._advance(at_ms)
         device.lost.set(at_ms, 0)
@@ -367,13 +370,14 @@ class SimulatedNode:
         device.reset(at_ms)
 
     def reset_counters(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let the counters start from zero, as after a reload of the driver."""
+        """Let the GPU's counters start from zero, as after a restart of the driver."""
         device = self._device(gpu_uuid)
         self._advance(at_ms)
         device.reset(at_ms)
 
     def repartition(self, at_ms: int, gpu_uuid: str, mig: Sequence[str]) -> None:
-        """Divide the GPU into other MIG instances (none: MIG off). Raises ValueError while it is held."""
+        """Divide the GPU into MIG instances of these profiles; an empty `mig` switches MIG off. Raises ValueError while
+        the GPU is held."""
         device = self._device(gpu_uuid)
         if device.present:
             raise ValueError(f"{gpu_uuid} is in use and cannot be repartitioned")
@@ -383,21 +387,21 @@ class SimulatedNode:
         device.gpu = gpu
 
     def set_offline(self, at_ms: int, offline: bool) -> None:
-        """Switch the node off or on; its pods stay placed."""
+        """Switch the node off or on. Its holders keep their devices."""
         self._advance(at_ms)
         self._offline = offline
 
     def set_holders_unavailable(self, at_ms: int, reason: str) -> None:
-        """Make the holders unknown, as if the kubelet did not answer ("" = it answers again)."""
+        """Make the holders unknown, as if the kubelet did not answer. reason: "" makes them known again."""
         self._advance(at_ms)
         self._holders_unavailable = reason
 
     # --- readings ---------------------------------------------------------------------------
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Return the reading of the node at `at_ms`, which is not before the last change.
+        """Read the node at `at_ms`, which is not before the last change. Raises NodeOffline while the node is down.
 
-        The facts of a pod that ended stay in two more snapshots. Raises NodeOffline while the node is down."""
+        The facts of a pod that ended are in the next two snapshots."""
         self._advance(at_ms)
         if self._offline:
             raise NodeOffline(f"node {self.name} is offline")
@@ -458,7 +462,7 @@ class SimulatedNode:
             [
                 InstanceReading(
                     instance.uuid,
-                    device.counter_us(at_ms, instance.uuid),
+                    device.instance_us(at_ms, instance.uuid) - device.origins_us.get(instance.uuid, 0),
                     sum([p.memory_mib for p in device.present if p.allocation.mig_uuid == instance.uuid]),
                 )
                 for instance in device.gpu.mig
@@ -468,13 +472,13 @@ class SimulatedNode:
     # --- ground truth: any span that lies before the last change or snapshot ----------------
 
     def allocated(self, holder_uid: str, start_ms: int, end_ms: int) -> Fraction:
-        """Return the exact GPU-microseconds that a holder was given. Rows are whole microseconds, so the figure of a
-        set may differ by less than one if the share does not divide the span (sevenths, thirds)."""
+        """Return the exact GPU-microseconds that were allocated to a holder. The rows of the meter are whole
+        microseconds, so a row can differ by less than one (sevenths, thirds)."""
         shares = (p.allocated_ms(start_ms, end_ms) for p in self._placements(holder_uid))
         return sum(shares, Fraction(0)) * US_PER_MS
 
     def allocated_us(self, holder_uid: str, start_ms: int, end_ms: int) -> int:
-        """`allocated`, rounded down."""
+        """Return the GPU-microseconds that were allocated to a holder, rounded down."""
         return int(self.allocated(holder_uid, start_ms, end_ms))
 
     def busy_us(self, holder_uid: str, start_ms: int, end_ms: int) -> int:
@@ -482,7 +486,7 @@ class SimulatedNode:
         return sum(p.busy.upto(end_ms) - p.busy.upto(start_ms) for p in self._placements(holder_uid))
 
     def device_busy_us(self, gpu_uuid: str, start_ms: int, end_ms: int) -> int:
-        """Return the microseconds for which a GPU was busy, for all of its users."""
+        """Return the microseconds for which a GPU was busy, with or without a holder."""
         device = self._device(gpu_uuid)
         return device.busy_us(end_ms) - device.busy_us(start_ms)
 
@@ -492,7 +496,7 @@ class SimulatedNode:
         return lost.upto(end_ms) - lost.upto(start_ms)
 
     def holders(self) -> tuple[str, ...]:
-        """Return the uids of all holders, past and present, sorted, without strays."""
+        """Return the uids of all present and former holders, sorted. Processes without an allocation are left out."""
         return tuple(sorted({p.allocation.holder.uid for p in self._placements() if p.allocation.replicas}))
 
     def _placements(self, holder_uid: str | None = None) -> list[Placement]:
@@ -534,7 +538,7 @@ def _check_utilisation(utilisation_ppm: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a node at a given time."""
+    """A change of a node at `at_ms`."""
 
     at_ms: int
     apply: Callable[[SimulatedNode], None]
@@ -549,7 +553,7 @@ class SimulatedSource:
         self._next = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Raises NodeOffline while the node is down."""
+        """Apply the events that are due, and read the node. Raises NodeOffline while the node is down."""
         while self._next < len(self._events) and self._events[self._next].at_ms <= at_ms:
             event = self._events[self._next]
             self._next += 1

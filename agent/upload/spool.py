@@ -76,11 +76,11 @@ class OutboxLocked(AgentError):
 
 
 class OutboxUnavailable(AgentError):
-    """The outbox cannot be opened, read or written: no space, no permission, a failing disk."""
+    """The outbox cannot be opened, read or written, for example because the disk is full or a permission is missing."""
 
 
 class SpoolNotWritable(OutboxUnavailable):
-    """The disk cannot be written now, because it is full, read-only or failing. The fault may pass."""
+    """The disk cannot be written now, because it is full, read-only or failing. Writing may succeed later."""
 
 
 def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> str:
@@ -97,10 +97,10 @@ def uuid7_ms(uuid: str) -> int:
 
 
 def lock(path: Path) -> int:
-    """Lock `path` for this process until the returned descriptor is closed; creates the folder.
+    """Lock the outbox at `path` until the returned file descriptor is closed. Creates the folder.
 
-    Raises OutboxLocked if another process, or an earlier call in this one, holds the lock; OutboxUnavailable if the
-    folder cannot be created or written (SpoolNotWritable if the fault may pass)."""
+    Raises OutboxLocked if another process, or an earlier call in this process, has the lock; OutboxUnavailable if the
+    folder cannot be created or written (SpoolNotWritable if writing may succeed later)."""
     name = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -121,7 +121,7 @@ def lock(path: Path) -> int:
 
 
 def _device_and_inode(path: Path) -> tuple[int, int] | None:
-    """Return the identity of the file that has this name now; None if there is no file."""
+    """Return what identifies the file at this path; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -130,14 +130,14 @@ def _device_and_inode(path: Path) -> tuple[int, int] | None:
 
 
 def _error_kind(error: sqlite3.Error) -> int:
-    """Return sqlite's primary error code: the low byte; the other bytes are details."""
+    """Return sqlite's primary error code, which is the low byte of the whole code."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
-    """Write the contents of `db`, whose own file was removed, to a new file at `path`. A file already there is renamed.
+    """Write the contents of `db`, whose file was removed, to a new file at `path`. If there is another file, rename it.
 
-    Close `db` before opening the new file, because closing removes the write-ahead log of that name. Raises
+    Close `db` before you open the new file, because closing removes the write-ahead log at this path. Raises
     sqlite3.Error, OutboxUnavailable."""
     fresh = path.with_name(f"{path.name}.fresh")
     try:
@@ -156,10 +156,12 @@ def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
 
 
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
-    """Open or create the file. A damaged file is renamed (`.damaged-<now_ms>`), logged, and replaced by a new one.
+    """Open or create the file. If it is damaged, rename it (`.damaged-<now_ms>`), log that, and create a new one.
 
-    Raises OutboxUnavailable for every other fault, such as missing permissions or a newer layout; SpoolNotWritable for
-    lack of space and other faults that may pass."""
+    fsync: False trades durability for speed.
+
+    Raises OutboxUnavailable for every other fault, such as a missing permission or a newer layout; SpoolNotWritable if
+    writing may succeed later, for example once the disk has space."""
     try:
         _create(path)
         try:
@@ -233,7 +235,12 @@ if TYPE_CHECKING:
 
 
 class SpoolMarks(msgspec.Struct, frozen=True):
-    """The sequence numbers and sums that describe the stored records."""
+    """Sequence numbers and sums that describe the stored records.
+
+    last_seq: the newest assigned number.
+    durable_seq, checkpointed_seq: the accountant's marks (`agent.wire.Ack`).
+    rows, bytes: number and size of the stored records.
+    lost_sets, unspooled_sets, released_early: as in `Stats`."""
 
     epoch: str
     last_seq: int = 0
@@ -250,10 +257,10 @@ _stored_marks = msgspec.json.Decoder(SpoolMarks)
 
 
 class Spool:
-    """The sqlite file of the outbox, with the arguments of `Outbox`. Raises OutboxLocked, OutboxUnavailable.
+    """The sqlite file of the outbox. For the arguments see `Outbox`. Raises OutboxLocked, OutboxUnavailable.
 
     db: use it only within `reading` or `transaction`.
-    marks: read them at any time once the file is open; change them with `mark` within `transaction`."""
+    marks: read them at any time once the file is open. Change them with `mark` within `transaction`."""
 
     db: sqlite3.Connection
     marks: SpoolMarks
@@ -275,7 +282,7 @@ class Spool:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Open the outbox for reading while other threads wait. Raises OutboxUnavailable."""
+        """Let the block read the file, while other threads wait. Raises OutboxUnavailable."""
         with self._mutex:
             self._ensure_open()
             with self._failures("read"):
@@ -283,7 +290,8 @@ class Spool:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run one sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
+        """Run the block as one transaction, while other threads wait. Changes of the marks are stored in it. Raises
+        OutboxUnavailable."""
         with self._mutex:
             self._ensure_open()
             if _device_and_inode(self._path) != self._file:
@@ -308,18 +316,18 @@ class Spool:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def unused_bytes(self) -> int:
-        """Return the file's unused bytes: pages of removed records, which later records reuse. Raises
+        """Return the number of bytes in the file that removed records left and later records reuse. Raises
         OutboxUnavailable."""
         with self.reading():
             pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
             return int(pages * size)
 
     def mark(self, **changes: int | str) -> None:
-        """Change marks; the transaction stores them."""
+        """Change marks within a transaction, which stores them."""
         self.marks = msgspec.structs.replace(self.marks, **changes)
 
     def new_epoch(self, at_ms: int) -> str:
-        """Return the name of a new epoch."""
+        """Return the id of a new epoch that begins at `at_ms`."""
         return uuid7(at_ms, self._randbits)
 
     def get(self, key: str) -> bytes | None:
@@ -351,7 +359,7 @@ class Spool:
         self._opened = True
 
     def _rewrite_removed_file(self) -> None:
-        """Write the file again after another program removed or replaced it; the open file still has all contents."""
+        """Write the file again after another program removed or replaced it. The open file still has all contents."""
         self._unlock()  # the lock file may be gone as well
         try:
             self._lock = lock(self._path)
@@ -404,7 +412,13 @@ INTERVAL, FACTS, LOSS = 0, 1, 2
 
 
 class Record(NamedTuple):
-    """A stored record. parked: the reason if it is declared as skipped instead of sent."""
+    """A stored record.
+
+    seq: its sequence number.
+    unit: the number of the first record of its unit (a set, or one record alone).
+    kind: INTERVAL, FACTS or LOSS.
+    payload: the record in its wire form with the number 0; empty for a LOSS.
+    parked: the reason why its number is declared as skipped; None if the record is sent."""
 
     seq: int
     unit: int
@@ -417,8 +431,8 @@ class Record(NamedTuple):
 class Appended:
     """The result of one `append`.
 
-    last_seq: newest assigned number.
-    refused_sets, refused_facts: numbers of records that were lost because the outbox was full."""
+    last_seq: the newest assigned number.
+    refused_sets, refused_facts: numbers of sets and facts that were lost because the outbox is full."""
 
     last_seq: int
     refused_sets: int = 0
@@ -427,7 +441,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class LostRecords:
-    """Records that could not be stored: sets and facts, all of them within [first_ms, last_ms)."""
+    """Numbers of sets and facts that could not be stored. The rows of the sets are within [first_ms, last_ms)."""
 
     first_ms: int
     last_ms: int
@@ -441,7 +455,10 @@ class LostRecords:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
+    """The next records to send: every number from `first_seq` to `last_seq`, in whole units.
+
+    oldest_seq: the oldest stored number.
+    units: the number of units."""
 
     first_seq: int
     last_seq: int
@@ -454,13 +471,16 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The contents of the outbox, in numbers of records unless the name gives another unit.
+    """Figures about the outbox. Unless the name gives another unit, they are numbers of records.
 
-    oldest_age_ms: age of the oldest record that the accountant has not stored durably; 0 if there is none.
-    parked: stored records that are declared as skipped.
-    lost_sets: sets that the outbox ever refused for lack of space.
-    unspooled_sets: sets that were ever lost because the spool could not be written.
-    released_early: records that were ever deleted before they were archived, for lack of space."""
+    rows, bytes: stored records and their size.
+    unsent_rows: records that the accountant has not stored durably.
+    oldest_age_ms: age of the oldest of these; 0 if there is none.
+    parked: stored records whose numbers are declared as skipped.
+    lost_sets: sets that the outbox has refused for lack of space since it was created.
+    unspooled_sets: sets that were lost because the spool could not be written, since the outbox was created.
+    released_early: records that were deleted before they were archived, for lack of space, since the outbox was
+        created."""
 
     rows: int = 0
     unsent_rows: int = 0
@@ -477,13 +497,13 @@ _facts = msgspec.json.Decoder(PodFacts)
 
 
 def encode(record: UsageInterval | PodFacts) -> bytes:
-    """Encode a record for storage: the wire form without its number, which is the key."""
+    """Encode a record for storage: its wire form with the number 0, because its number is the key in the file."""
     return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
 
 
 def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
-    """Return a stored record with its times shifted by `by_ms`. Of a pod's facts, only the time of observation comes
-    from the node's clock."""
+    """Return the payload of a stored record with its times shifted by `by_ms`. Of a pod's facts, only the time of
+    observation comes from the node's clock."""
     if kind == FACTS:
         facts = _facts.decode(payload)
         return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
@@ -495,7 +515,7 @@ def shifted_record(payload: bytes, kind: int, by_ms: int) -> bytes:
 
 
 def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
-    """Return the leading groups that fit into `max_bytes`, at least one and at most `max_units`."""
+    """Return the first groups that fit into `max_bytes`: at least one, and at most `max_units` (None: no limit)."""
     fitting: list[list[Record]] = []
     size = 0
     for group in groups[:max_units]:
@@ -507,7 +527,7 @@ def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) ->
 
 
 def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
-    """Return the units in the form in which they are sent: with their numbers, and parked ones as declarations."""
+    """Return the records of these units as they are sent: with their numbers, and parked ones as skipped numbers."""
     records = [record for group in groups for record in group]
     intervals = [record for record in records if record.kind == INTERVAL and record.parked is None]
     facts = [record for record in records if record.kind == FACTS and record.parked is None]
@@ -525,8 +545,8 @@ def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
 RESERVE_BYTES = 128 * 1024
-"""Bytes that the outbox leaves free on the volume, because removing sent records needs room for the transaction's log.
-"""
+"""Bytes that the outbox leaves free on the volume, because removing sent records needs space for the transaction's
+log."""
 DROPPED_AT_ONCE = 100
 """Number of records that one transaction removes when the volume is nearly full."""
 OUTBOX_FULL = "outbox-full"
@@ -540,15 +560,16 @@ _ROW_OVERHEAD = 64
 
 
 class Outbox:
-    """The queue of unsent records on top of `Spool`, the sqlite file. Raises OutboxLocked, OutboxUnavailable.
+    """The queue of unsent records. The constructor raises OutboxLocked, OutboxUnavailable; every other method that uses
+    the file raises OutboxUnavailable.
 
     path: the sqlite file; its folder is created.
     max_bytes: limit of payloads and record overhead.
     max_age_ms: age of the oldest unconfirmed record above which the outbox refuses new records.
     fsync: False trades durability for speed, in simulations.
-    patient: if the disk cannot be written now, open the file as soon as it can be; until then all calls raise
+    patient: True to open the file later if the disk cannot be written now. Until then all calls raise
         OutboxUnavailable.
-    randbits: source of the epoch's random bits.
+    randbits: returns random bits for the id of the epoch.
     free_bytes: returns the free bytes of the volume; None asks the operating system."""
 
     def __init__(
@@ -570,7 +591,7 @@ class Outbox:
         self._max_age_ms = max_age_ms
         self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
         self.forgotten = 0
-        """How often the accountant lacked records that the outbox does not have any more either."""
+        """How often the accountant had lost records that the outbox does not contain any more either."""
 
     @property
     def epoch(self) -> str:
@@ -589,10 +610,10 @@ class Outbox:
     # --- writing ---------------------------------------------------------------------------------
 
     def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
-        """Number and store records in one transaction: facts first (they name the owners of the rows), then sets, then
-        the meter's state.
+        """Number and store records in one transaction: first the facts, which name the owners of the rows, then the
+        sets. A full outbox stores only their loss.
 
-        meter_state: None leaves the stored state unchanged.
+        meter_state: the meter's state to store; None leaves the stored state unchanged.
 
         Raises OutboxUnavailable; then nothing was stored and no number was used."""
         units = [(FACTS, [encode(fact)]) for fact in facts]
@@ -614,18 +635,19 @@ class Outbox:
             return Appended(self.last_seq, *refused)
 
     def declare(self, loss: LostRecords) -> None:
-        """Store a loss of records that were never appended, after all earlier records. Raises OutboxUnavailable."""
+        """Store the loss of records that were never appended, after all earlier records. Raises OutboxUnavailable."""
         with self._spool.transaction():
             self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
             self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
 
     def acknowledge(self, ack: Ack) -> None:
-        """Apply the accountant's marks: send from there on, and delete the records that the accountant has stored
-        safely.
+        """Apply the accountant's marks: send from `durable_seq` on, and delete the records that the accountant has
+        stored safely.
 
-        If the marks decreased (the accountant's ledger was restored), the stored records are sent again. Marks beyond
-        the newest assigned number mean that this file is an old copy of itself: a new epoch begins and the stored
-        records get new numbers; the accountant resolves the overlap. An answer for another epoch is ignored."""
+        If the marks decreased, because the accountant's ledger was restored, the stored records are sent again. Marks
+        beyond the newest assigned number mean that this file is an old copy of the outbox. Then a new epoch begins, the
+        stored records get new numbers, and the accountant resolves the overlap. An answer for another epoch is
+        ignored."""
         with self._spool.transaction():
             if ack.epoch != self.epoch:
                 log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
@@ -649,11 +671,12 @@ class Outbox:
             self._spool.fold()
 
     def park(self, seq: int, reason: str) -> None:
-        """Declare the unit that contains `seq` as skipped from now on; its payload stays until dropped."""
+        """Declare the numbers of the unit that contains `seq` as skipped from now on, instead of sending its
+        records."""
         self._set_parked(seq, reason)
 
     def unpark(self, seq: int) -> None:
-        """Undo a parking, because the fault was not in the record."""
+        """Send the records of the unit that contains `seq` again, because the fault was not in them."""
         self._set_parked(seq, None)
 
     # --- reading ---------------------------------------------------------------------------------
@@ -661,9 +684,10 @@ class Outbox:
     def pending(
         self, max_rows: int, max_bytes: int, max_units: int | None = None, upto: int | None = None
     ) -> Pending | None:
-        """Return the next records to send, at least one unit; None if the accountant has everything.
+        """Return the next records to send, at least one unit; None if the accountant has all records.
 
-        upto: the newest number to send, as `append` returned it."""
+        max_rows, max_bytes, max_units: limits; a single unit may exceed `max_rows` and `max_bytes`.
+        upto: the newest number to send; None for all."""
         with self._spool.reading():
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
@@ -679,7 +703,7 @@ class Outbox:
         return assemble(within(groups, max_bytes, max_units), oldest)
 
     def meter_state(self) -> bytes | None:
-        """Return the state that the last `append` with a state stored."""
+        """Return the meter's state that `append` stored last; None if there is none."""
         return self.stored_value("meter_state")
 
     def stored_value(self, key: str) -> bytes | None:
@@ -688,12 +712,12 @@ class Outbox:
             return self._spool.get(key)
 
     def store_value(self, key: str, value: bytes) -> None:
-        """Store a value beside the records, durably."""
+        """Store a value beside the records."""
         with self._spool.transaction():
             self._spool.put(key, value)
 
     def shift_times(self, first_seq: int, last_seq: int, by_ms: int) -> int:
-        """Shift the times of records that the accountant has not confirmed; returns the number of these records."""
+        """Shift the times of the unconfirmed records among these by `by_ms`. Return their number."""
         first = max(first_seq, self.durable_seq + 1)
         with self._spool.transaction():
             records = self._records("seq BETWEEN ? AND ? AND kind != ?", first, last_seq, LOSS)
@@ -702,7 +726,7 @@ class Outbox:
         return len(shifted)
 
     def stats(self) -> Stats:
-        """Return the figures for metrics; fast enough for every scrape."""
+        """Return the figures for the metrics."""
         with self._spool.reading():
             oldest = self._oldest_unsent_ms()
             parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
@@ -729,10 +753,11 @@ class Outbox:
         return list(map(Record._make, self._spool.db.execute(query, values)))
 
     def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
-        """Store units at the end of the spool.
+        """Store units at the end of the outbox.
 
-        units: kind and payloads of each.
-        size: the sum of all units in bytes."""
+        units: (kind, payloads) of each.
+        size: the size of all units in bytes.
+        parked: the reason if the numbers are declared as skipped; "" if not."""
         records = []
         seq = self.last_seq
         for kind, payloads in units:
@@ -745,7 +770,7 @@ class Outbox:
         self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)
 
     def _keep_reserve(self, size: int) -> None:
-        """Raise OutboxUnavailable if the volume would lack room to remove sent records."""
+        """Raise OutboxUnavailable if storing `size` bytes would leave too little space for removing sent records."""
         needed = RESERVE_BYTES + 2 * size
         if self._free_bytes() >= needed:
             return
@@ -753,12 +778,12 @@ class Outbox:
         free = self._free_bytes()
         if free + self._spool.unused_bytes() < needed:
             raise OutboxUnavailable(
-                f"outbox {self.path} cannot be written: {free // 1024} KiB of disk are free, and "
-                f"{RESERVE_BYTES // 1024} KiB must stay free for removing sent records; free some space on this volume"
+                f"outbox {self.path} cannot be written: {free // 1024} KiB of its volume are free, and "
+                f"{RESERVE_BYTES // 1024} KiB must stay free for removing sent records; free some space on the volume"
             )
 
     def _is_volume_nearly_full(self) -> bool:
-        """Return whether the volume may lack room for the log of a transaction that removes all records."""
+        """Return True if the volume may lack space for the log of a transaction that removes all records."""
         return self._free_bytes() < RESERVE_BYTES + 2 * self._spool.marks.bytes
 
     def _volume_bytes(self) -> int:
@@ -770,7 +795,8 @@ class Outbox:
         return volume.f_bavail * volume.f_frsize
 
     def _make_room(self, now: int, size: int) -> bool:
-        """Make room for `size` more bytes, by deleting the least valuable records; returns whether there is room."""
+        """Make room for `size` bytes, if necessary by deleting records that the accountant has checkpointed. Return
+        False if there is no room, or if the oldest unsent record is too old."""
         oldest = self._oldest_unsent_ms()
         if oldest is not None and now - oldest > self._max_age_ms:
             return False
@@ -787,11 +813,12 @@ class Outbox:
         return self._spool.marks.bytes + size <= self._max_bytes
 
     def _record_loss(self, loss: LostRecords, reason: str, now: int) -> None:
-        """Record a loss as one skipped number per period of loss; during the period only its extent grows."""
+        """Record a loss. One skipped number stands for an uninterrupted period of losses; later losses in the period
+        are added to it."""
         newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
             self._insert([(LOSS, [b""])], _ROW_OVERHEAD, now, reason)
-            log.error("new records are lost from now on", extra={"reason": reason})
+            log.error("records are lost: their time stays unmetered", extra={"reason": reason})
         self._spool.db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
             " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
@@ -845,7 +872,7 @@ class Outbox:
 
 
 def lost_records(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:
-    """Return the loss of these sets and of a number of facts. Without sets, the loss is dated `now_ms`."""
+    """Return the loss of these sets and of `facts` facts. Without sets, the loss is dated `now_ms`."""
     rows = [row for closed in sets for row in closed.rows]
     first_ms = min((row.start_ms for row in rows), default=now_ms)
     last_ms = max((row.end_ms for row in rows), default=now_ms)

@@ -45,7 +45,9 @@ _KEY: Final = "clock_origins"
 
 
 class ClockOrigin(msgspec.Struct, frozen=True):
-    """The origin of the clock that dated the records from number `after` + 1 on, in one boot of the node."""
+    """The origin of the clock that dated the records from number `after` + 1 on.
+
+    boot_id: the boot of the node in which the origin is valid."""
 
     after: int
     boot_id: str
@@ -61,7 +63,8 @@ _stored_origins = msgspec.json.Decoder(_StoredOrigins)
 
 
 class ClockOrigins:
-    """The origins of the clocks that dated the records, stored in the outbox. Raises OutboxUnavailable."""
+    """The origins of the clocks that dated the records, which are stored in the outbox. Every method that reads or
+    writes the outbox raises OutboxUnavailable."""
 
     def __init__(self, outbox: Outbox, boot_id: str) -> None:
         self._outbox = outbox
@@ -74,29 +77,30 @@ class ClockOrigins:
 
     @property
     def accountant_ms(self) -> int | None:
-        """The origin of the accountant's clock, from its last answer in this boot; None if there was none."""
+        """The origin of the accountant's clock, from its answers in this boot; None if there was none."""
         accountant = self._stored.accountant
         return accountant.origin_ms if accountant is not None and accountant.boot_id == self._boot_id else None
 
     @property
     def newest(self) -> ClockOrigin | None:
-        """The newest origin of this boot."""
+        """The newest origin of this boot; None if there is none."""
         return next((origin for origin in reversed(self._stored.records) if origin.boot_id == self._boot_id), None)
 
     def agrees(self, origin_ms: int) -> bool | None:
-        """Return whether an origin agrees with the accountant's clock; None if that is unknown in this boot."""
+        """Return True if an origin agrees with the accountant's clock; None if the accountant has not answered in this
+        boot."""
         known_ms = self.accountant_ms
         return None if known_ms is None else abs(known_ms - origin_ms) <= WRONG_MS
 
     def set_accountant(self, origin_ms: int) -> None:
-        """Store the origin of the accountant's clock."""
+        """Store the origin of the accountant's clock if it changed by more than a minute."""
         known_ms = self.accountant_ms
         if known_ms is None or abs(known_ms - origin_ms) > MS_PER_MINUTE:
             accountant = ClockOrigin(0, self._boot_id, origin_ms)
             self._store(msgspec.structs.replace(self._stored, accountant=accountant))
 
     def date_following(self, origin_ms: int) -> None:
-        """Store that this origin dates all following records."""
+        """Store that this origin dates all records that follow."""
         newest = self.newest
         if newest is not None and newest is self._stored.records[-1] and abs(newest.origin_ms - origin_ms) <= WRONG_MS:
             return
@@ -105,7 +109,7 @@ class ClockOrigins:
         self._store(msgspec.structs.replace(self._stored, records=records))
 
     def redate(self, origin_ms: int) -> int:
-        """Correct the times of the unsent records of this boot to this origin; returns the number of these records."""
+        """Correct the times of the unsent records of this boot that another origin dated. Return their number."""
         origins = self._stored.records
         last_seqs = [*(origin.after for origin in origins[1:]), self._outbox.last_seq]
         count = 0
@@ -146,10 +150,10 @@ class ShipResult:
     """The result of one attempt to send.
 
     outcome: `idle` (nothing to send), `waiting` (still backing off), `accepted` (stored by the accountant), `rewound`
-        (the next attempt continues from the accountant's number), `narrowed` (it sends fewer sets), `parked` (one set
-        is declared as skipped) or `retry` (nothing was lost; `detail` gives the reason).
+        (the next attempt continues from the accountant's number), `narrowed` (the next attempt sends fewer sets),
+        `parked` (one set is declared as skipped) or `retry` (nothing was lost; `detail` gives the reason).
     rows: number of records that the accountant accepted.
-    retry_in_ms: time to wait before the next attempt; 0 = none."""
+    retry_in_ms: time to wait before the next attempt; 0 if none is needed."""
 
     outcome: Outcome
     rows: int = 0
@@ -163,7 +167,9 @@ class ShipResult:
 
 
 class _Problem(msgspec.Struct):
-    """The fields of an RFC 9457 answer that the uploader needs. A 409 of the accountant has its marks in `ack`."""
+    """The fields of a problem document (RFC 9457) that the uploader needs.
+
+    ack: the accountant's marks in a 409; None otherwise."""
 
     type: str = ""
     detail: str = ""
@@ -183,17 +189,19 @@ _ack_decoder = msgspec.json.Decoder(Ack)
 
 
 class Uploader:
-    """Sends the outbox to `{url}/v1/usage`. Without a url, every attempt is `idle`.
+    """Sends the outbox to `{url}/v1/usage`. If `url` is "", every attempt is `idle`.
 
+    boot_id: the id of the node's boot; "" if unknown.
     token_file: file with the bearer token; None sends no Authorization header.
-    ca_file: PEM file of the authorities to trust; None trusts the system's.
-    identity: the client certificate, beside or instead of a token.
+    ca_file: PEM file of the CAs to trust; None trusts the system's.
+    identity: the client certificate; None if there is none.
     max_rows, max_bytes: limits of one batch before compression; a single set may exceed them.
-    compares_clocks: send the node's time to the accountant, and keep back records that are ahead of the accountant's
-        clock. False in a simulation that moves the clocks of nodes and accountant one after the other.
+    compares_clocks: True to send the node's time to the accountant, and to keep back records that are ahead of the
+        accountant's clock. False in a simulation that moves the clocks of nodes and accountant one after the other.
+    jitter: returns a random number from 0 to 1.
 
-    The uploader reads token, authorities and certificate again when their files change. Raises SettingsError for an
-    invalid url."""
+    The uploader reads the token, the CAs and the certificate again when their files change. The constructor raises
+    SettingsError for an invalid URL."""
 
     def __init__(
         self,
@@ -215,7 +223,7 @@ class Uploader:
     ) -> None:
         self.boot_id = boot_id
         self.parked: Counter[str] = Counter()
-        """Records that the accountant accepted as skipped, by reason."""
+        """Number of records that the accountant accepted as skipped, by reason."""
         self._outbox = outbox
         self._cluster = cluster
         self._node = node
@@ -238,7 +246,7 @@ class Uploader:
     def ship(self, upto: int | None = None) -> ShipResult:
         """Try once to send records.
 
-        upto: the newest number to send, as `Outbox.append` returned it; None sends all.
+        upto: the newest number to send; None sends all.
 
         Raises OutboxUnavailable if the spool cannot be read or written."""
         if self._sender is None:
@@ -265,9 +273,9 @@ class Uploader:
             self._sender.close()
 
     def _is_ahead(self, pending: Pending) -> bool:
-        """Return whether to keep records back that the accountant would refuse as future-dated, because a correction of
-        the clock can still save them. After an hour the result is False, so that the refusal becomes visible at the
-        accountant."""
+        """Return True if the records are dated after the accountant's time, so that the accountant would refuse them.
+        They are kept back, because a correction of the clock can still correct their times. After an hour the result is
+        False, so that the accountant shows the refusal."""
         origin_ms, now_ms = self.origins.accountant_ms, self._clock.monotonic_ms()
         if not self._compares_clocks or origin_ms is None:
             return False
@@ -286,7 +294,7 @@ class Uploader:
     # --- answers ---------------------------------------------------------------------------------
 
     def _obey(self, answer: Answer, pending: Pending, answered_ms: int) -> ShipResult:
-        """Do what the answer requires. answered_ms: monotonic time of the answer."""
+        """Do what an answer requires. answered_ms: the monotonic time at which the accountant answered."""
         if 200 <= answer.status < 300:
             return self._accepted(answer, pending, answered_ms)
         try:
@@ -343,8 +351,8 @@ class Uploader:
         return ShipResult("narrowed", detail=f"{self._max_units} sets at a time")
 
     def _park(self, pending: Pending, problem: _Problem) -> ShipResult:
-        """Declare a set as skipped. The next batch has only this declaration, so the answer shows whether the batch's
-        own fields are valid."""
+        """Declare a set as skipped. The next batch contains nothing else, so its answer shows whether the batch's own
+        fields are valid."""
         self._outbox.park(pending.first_seq, problem.slug)
         self._max_units = 1
         log.error(
@@ -358,8 +366,9 @@ class Uploader:
         return self._retry(f"the accountant refuses the batch's own fields: {problem.slug}", answer)
 
     def _retry(self, detail: str, answer: Answer | None = None) -> ShipResult:
-        """Schedule the next attempt: exponential back-off with full jitter, at least Retry-After. Source: AWS
-        Architecture Blog, "Exponential Backoff And Jitter" (2015); RFC 9110, 10.2.3."""
+        """Schedule the next attempt after a failure: exponential back-off with full jitter, and at least Retry-After.
+
+        Source: AWS Architecture Blog, "Exponential Backoff And Jitter" (2015); RFC 9110, 10.2.3."""
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures, 16))
         self._failures += 1
         retry_after_ms = self._retry_after_ms(answer.retry_after) if answer is not None else 0

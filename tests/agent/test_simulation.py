@@ -263,7 +263,7 @@ def test_relative_times_count_from_the_start_of_the_agent_where_no_origin_is_giv
         ),
         (
             "gpus: [{model: H100}]\nevents:\n  - {lose: 0}\n",
-            "node.yaml:3: an event needs exactly one of at_ms",
+            "node.yaml:3: an event needs either at_ms or after_ms",
         ),
         ("gpus: [{model: H100}]\nevents:\n  - {after_ms: 1, lose: 3}\n", "node.yaml:3: no GPU 3: the node has 1"),
         (

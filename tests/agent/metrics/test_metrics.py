@@ -108,6 +108,7 @@ def test_the_exposition_is_what_it_was(bench: Bench) -> None:
     bench.metrics.operate(
         Operations(
             nvml_up=True,
+            intervals_closed=9,
             outbox_rows=7,
             outbox_bytes=4_096,
             outbox_oldest_age_s=12.5,
