@@ -61,8 +61,9 @@ _UP = (*_HELD, "unallocated_gpu_us")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The span of whole hours on which the advice is based, in UTC milliseconds. timezone: the time zone of the hours
-    of the week."""
+    """The span of whole hours on which the advice is based, in UTC milliseconds.
+
+    timezone: the time zone of the hours of the week."""
 
     start_ms: int
     end_ms: int
@@ -70,7 +71,8 @@ class Window:
 
     @classmethod
     def before(cls, now_ms: int, days: int, timezone: str) -> Window:
-        """Return the window of `days` that ends with the last full hour. Raises ValueError for an unknown time zone."""
+        """Return the window of `days` days that ends with the last full hour before `now_ms`. Raises ValueError for an
+        unknown time zone."""
         zone(timezone)
         end = now_ms // MS_PER_HOUR * MS_PER_HOUR
         return cls(end - days * MS_PER_DAY, end, timezone)
@@ -81,7 +83,7 @@ class Window:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The length of each local hour of the window, in milliseconds."""
+        """The length of each local hour of the window in milliseconds, by hour (`2026-10-05T14`)."""
         return hours(self.start_ms, self.end_ms, self.zone)
 
 
@@ -95,7 +97,8 @@ class AdviceQueries:
         self.window = window
 
     def node_hours(self) -> tuple[list[NodeHour], float | None]:
-        """Return the hours of every node, and the metered share of the capacity (None if there is no capacity).
+        """Return the hours of every node, and the coverage: the metered fraction of the capacity (None if there is no
+        capacity).
 
         A node belongs to the pool in which it spent most of its time. Unmetered time counts as neither up nor idle."""
         span = self.window.start_ms, self.window.end_ms
@@ -139,7 +142,7 @@ class AdviceQueries:
         return self._accountant.ask(PriceBook, "/v1/prices")
 
     def report(self) -> Mapping[str, Any]:
-        """Return the accountant's report of the window, with `summary` and `tables`."""
+        """Return the accountant's report of the window as JSON-like data."""
         query = {"start": str(self.window.start_ms), "end": str(self.window.end_ms), "format": "json"}
         report: Mapping[str, Any] = json.loads(self._accountant.get("/v1/report", query))
         return report
@@ -213,11 +216,11 @@ def pools_table(
 
 
 def pool_notes(advised: Sequence[PoolAdvice], window: Window, coverage: float | None) -> Iterator[str]:
-    """Yield the meaning and the limits of the figures, as sentences."""
+    """Yield notes about the meaning and the limits of the figures."""
     yield "GPUs: per node; held, peak: GPUs held on average and in the busiest hour; idle node-h: without a held GPU"
     yield "surplus: node-hours beyond the need of their hour of the week; saving: their cost, if nodes can be removed"
     if advised and max(one.hours for one in advised) < 2 * len(DAYS) * HOURS:
-        yield "the ledger has less than two weeks: the need of an hour of the week rests on a single hour"
+        yield "the window has less than two weeks of usage: the need of an hour of the week is that of a single hour"
     if coverage is None:
         yield "the ledger has no node in the window: the need is unknown"
     elif coverage < SUFFICIENT_COVERAGE:
@@ -225,7 +228,7 @@ def pool_notes(advised: Sequence[PoolAdvice], window: Window, coverage: float | 
     for one in advised:
         if one.hours < len(window.lengths):
             hours = f"{one.hours:,} of the {len(window.lengths):,} hours"
-            yield f"{one.pool.name}: the ledger has {hours}; only these are counted"
+            yield f"{one.pool.name}: the ledger has usage of {hours}; only these are counted"
         if one.full_hours:
             hours = f"{one.full_hours} of {one.hours} hours"
             yield f"{one.pool.name}: all GPUs were held in {hours}; demand that waited then is not counted"
@@ -236,8 +239,8 @@ def pool_notes(advised: Sequence[PoolAdvice], window: Window, coverage: float | 
 
 
 def _week(one: PoolAdvice) -> RenderableType:
-    """Render the needed nodes by weekday and hour, in one line if all hours need the same number. The sign · stands for
-    an hour that the window does not contain."""
+    """Render the needed nodes of a pool by weekday and hour, or one line if all hours need the same number. The sign ·
+    marks an hour that the window does not contain."""
     if set(one.weekly) == {one.max_nodes}:
         return Text(
             f"{one.pool.name}: {one.max_nodes} {'node' if one.max_nodes == 1 else 'nodes'} needed at every hour"
@@ -265,7 +268,7 @@ def pools_document(
 
 
 def pool_records(advised: Sequence[PoolAdvice]) -> Iterator[dict[str, Any]]:
-    """Yield one record per pool. weekly: 168 node counts from Monday 00:00."""
+    """Yield one record per pool, for CSV and JSON."""
     for one in advised:
         yield {
             "cluster": one.pool.cluster, "pool": one.pool.name, "gpu_model": one.pool.gpu_model,
@@ -281,7 +284,7 @@ def pool_records(advised: Sequence[PoolAdvice]) -> Iterator[dict[str, Any]]:
 def spots_table(
     advised: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
 ) -> RenderableType:
-    """Render one line per job, the largest saving first."""
+    """Render one line per job, and below the table the notes."""
     several = _several_clusters(advised)
     rows = (
         (
@@ -310,7 +313,7 @@ def _job_name(one: SpotAdvice | SharingAdvice, with_cluster: bool) -> str:
 
 
 def spot_notes(assumed: RestartAssumptions) -> Iterator[str]:
-    """Yield the assumptions and the limits of the figures, as sentences."""
+    """Yield notes about the assumptions and the limits of the figures."""
     yield (
         f"assumed: a checkpoint takes {_minutes(assumed.checkpoint_s)}, a restart {_minutes(assumed.restart_s)}, "
         f"and a node is interrupted every {assumed.between_s / 3600:g} h on average; the options set other values"
@@ -329,7 +332,7 @@ def spots_document(
 
 
 def spot_records(advised: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
-    """Yield one record per job."""
+    """Yield one record per job, for CSV and JSON."""
     for one in advised:
         yield {
             "team": one.team, "cluster": one.cluster, "namespace": one.namespace, "job": one.job, "nodes": one.nodes,
@@ -340,7 +343,7 @@ def spot_records(advised: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
 
 
 def sharing_table(advised: Sequence[SharingAdvice], window: Window, currency: str | None) -> RenderableType:
-    """Render one line per job, the largest saving first, and below the table the reasons."""
+    """Render one line per job, and below the table the reason for each kind of sharing."""
     if not advised:
         return Text(f"No job for which a part of a GPU is enough, {span_text(window)}")
     several = _several_clusters(advised)
@@ -361,7 +364,7 @@ def sharing_table(advised: Sequence[SharingAdvice], window: Window, currency: st
 
 
 def sharing_records(advised: Sequence[SharingAdvice]) -> Iterator[dict[str, Any]]:
-    """Yield one record per job."""
+    """Yield one record per job, for CSV and JSON."""
     for one in advised:
         yield {
             "team": one.team, "cluster": one.cluster, "namespace": one.namespace, "job": one.job,
@@ -399,7 +402,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-Days = Annotated[int, typer.Option(min=1, max=366, help="Length of the window.")]
+Days = Annotated[int, typer.Option(min=1, max=366, help="Length of the window in days.")]
 Until = Annotated[str | None, typer.Option(help="End of the window: a date, RFC 3339 or epoch ms (default: now).")]
 Zone = Annotated[str, typer.Option(help="IANA time zone of the hours of the week.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="Format of the output.")]
@@ -412,16 +415,16 @@ def autoscaler(
     until: Until = None,
     timezone: Zone = "UTC",
     threshold: Annotated[
-        float, typer.Option(help="Part of a node's GPUs that may be held before another node is due.")
+        float, typer.Option(help="Fraction of the GPUs that may be held before another node is needed.")
     ] = THRESHOLD,
     format: Annotated[
-        FileFormat | None, typer.Option("--format", help="Write the node counts as a file for the autoscaler instead.")
+        FileFormat | None, typer.Option("--format", help="Print a file for an autoscaler instead of the table.")
     ] = None,
     output: OutputOption = "table",
     *,
     at: Server,
 ) -> None:
-    """Print the needed nodes of every pool by hour of the week, their smallest and largest number, and unused
+    """Show how many nodes every pool needs by hour of the week, the smallest and largest number, and the unused
     node-hours."""
     with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(days, until, timezone))
@@ -452,7 +455,7 @@ def spot(
     *,
     at: Server,
 ) -> None:
-    """List batch jobs that would be cheaper on spot capacity, the best interval between their checkpoints, and the
+    """List the batch jobs that would be cheaper on spot capacity, with the best interval between checkpoints and the
     saving."""
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.connection() as accountant:
@@ -469,7 +472,7 @@ def spot(
 def sharing(
     days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: OutputOption = "table", *, at: Server
 ) -> None:
-    """List jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
+    """List the jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
     with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(days, until, timezone))
         report = queries.report()
@@ -498,7 +501,7 @@ def _seconds(text: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run `gputally advise` and return its exit code."""
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally advise")
     except SystemExit as done:

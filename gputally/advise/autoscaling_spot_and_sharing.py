@@ -48,17 +48,19 @@ from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR, US_PER_MS
 
 THRESHOLD = 0.75
-"""Part of a node's GPUs that may be held before another node is due."""
+"""Fraction of the GPUs that may be held before another node is needed."""
 FULL = 0.98
-"""Part of a pool's GPUs that must be held for an hour to count as full."""
+"""Fraction of a pool's GPUs that must be held for an hour to count as full."""
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pool:
-    """A node pool. name: the pool's name in the inventory; if `named` is False, the inventory has no pool, and the name
-    is the GPU model."""
+    """A node pool.
+
+    name: the pool's name in the inventory, or the GPU model if the inventory has no pool of the nodes.
+    named: True if the name is from the inventory."""
 
     cluster: str
     name: str
@@ -92,14 +94,16 @@ class PoolAdvice:
     """The advice for one pool.
 
     gpus_per_node: the largest of `shapes`.
+    nodes_now: the number of nodes in the last hour.
+    min_nodes, max_nodes: the smallest and the largest number in `weekly`.
     weekly: needed nodes by hour of the week from Monday 00:00; None if the window has no such hour.
-    hours: hours of the window in which the ledger has the pool.
-    node_hours: hours of nodes that were up.
-    idle_node_hours: the node hours in which no GPU was held.
-    surplus_node_hours: node hours beyond the need of their hour of the week.
-    full_hours: hours in which at least `FULL` of the GPUs were held.
-    peak_gpus, mean_gpus: GPUs held in the busiest hour, and on average.
-    shapes: the different numbers of GPUs per node.
+    hours: number of hours of the window in which the ledger has usage of the pool.
+    node_hours: node-hours of nodes that were up.
+    idle_node_hours: number of hours of nodes in which no GPU was held.
+    surplus_node_hours: node-hours beyond the need of their hour of the week.
+    full_hours: number of hours in which at least `FULL` of the GPUs were held.
+    peak_gpus, mean_gpus: mean number of held GPUs in the busiest hour, and on average.
+    shapes: the different numbers of GPUs per node, ascending.
     unit_price: the price of a GPU-hour; None without one.
     saving: the cost of the surplus; None without a price."""
 
@@ -127,10 +131,11 @@ def pool_advice(
     prices: Mapping[Pool, Decimal | None],
     threshold: float = THRESHOLD,
 ) -> tuple[PoolAdvice, ...]:
-    """Compute the advice for each pool.
+    """Compute the advice for each pool, sorted by pool.
 
-    lengths: the length of each local hour of the window in milliseconds; partial hours are ignored.
-    prices: the price of a GPU-hour of each pool.
+    lengths: the length of each local hour of the window in milliseconds; hours shorter than 60 minutes are ignored.
+    prices: the price of a GPU-hour of each pool; None without one.
+    threshold: see `THRESHOLD`.
 
     Raises ValueError for a threshold outside (0, 1]."""
     if not 0 < threshold <= 1:
@@ -188,13 +193,14 @@ def _advice_for_pool(
 
 
 def slot_of(hour: str) -> int:
-    """Return the hour of the week of a local hour; 0 is Monday 00:00."""
+    """Return the position in the week of a local hour (`2026-10-05T14`); 0 is Monday 00:00."""
     at = datetime.strptime(hour, "%Y-%m-%dT%H")  # noqa: DTZ007 - a local hour has no offset
     return at.weekday() * HOURS + at.hour
 
 
 def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the different numbers of GPUs per node in the pool, ascending. A node counts by its largest hour."""
+    """Return the different numbers of GPUs per node in the pool, ascending. The number of a node is that of its largest
+    hour."""
     most: dict[str, int] = {}
     for row in rows:
         count = max(1, round(row.up_us / (lengths[row.hour] * US_PER_MS)))
@@ -255,7 +261,7 @@ def _karpenter(advised: Sequence[PoolAdvice], threshold: float, span: str) -> st
     ]
     for one in advised:
         if not one.pool.named:
-            parts.append(f"# {one.pool.name}: the inventory knows no node pool of these nodes\n")
+            parts.append(f"# {one.pool.name}: the inventory has no node pool of these nodes\n")
             continue
         document = {
             "apiVersion": "karpenter.sh/v1",
@@ -274,12 +280,12 @@ _FORMATS: dict[FileFormat, Callable[[Sequence[PoolAdvice], float, str], str]] = 
 }
 
 _MOST_EXPONENT = 50.0
-"""Largest exponent in Daly's model that is computed. A run with a larger one would practically never end."""
+"""Largest exponent in Daly's model. A run with a larger exponent would practically never end."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartAssumptions:
-    """Assumptions about facts that the ledger does not have, in seconds.
+    """Times that the ledger does not contain, in seconds.
 
     checkpoint_s: time to write a checkpoint.
     restart_s: time from an interruption until the job works again.
@@ -296,7 +302,7 @@ class SpotAdvice:
 
     gpu_hours: GPU-hours that the job held on other capacity than spot.
     cost: the cost of these hours.
-    spot_cost: the cost of as many hours at the price book's spot price.
+    spot_cost: the cost of the same hours at the price book's spot price.
     nodes: the largest number of nodes that the job had at once.
     interval_s: the best interval between checkpoints.
     stretch: the factor by which checkpoints and interruptions lengthen the run; None if the run would never end.
@@ -316,13 +322,16 @@ class SpotAdvice:
 
 
 def young_interval(checkpoint_s: float, between_s: float) -> float:
-    """Return Young's estimate of the best interval between checkpoints, √(2δM), in seconds."""
+    """Return Young's estimate of the best interval between checkpoints, √(2δM), in seconds.
+
+    checkpoint_s: the time to write a checkpoint, δ.
+    between_s: the mean time between interruptions, M."""
     return sqrt(2 * checkpoint_s * between_s)
 
 
 def daly_interval(checkpoint_s: float, between_s: float) -> float:
-    """Return Daly's estimate of the best interval between checkpoints, in seconds. Raises ValueError for values that
-    are not above 0."""
+    """Return Daly's estimate of the best interval between checkpoints, in seconds. For the arguments see
+    `young_interval`. Raises ValueError for values that are not above 0."""
     if checkpoint_s <= 0 or between_s <= 0:
         raise ValueError("the checkpoint time and the time between interruptions must be above 0")
     if checkpoint_s >= 2 * between_s:
@@ -333,7 +342,7 @@ def daly_interval(checkpoint_s: float, between_s: float) -> float:
 
 def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, between_s: float) -> float | None:
     """Return the factor by which checkpoints and interruptions lengthen a run (1.1 is a tenth longer), by Daly's
-    complete model; None if the run would never end."""
+    complete model; None if the run would practically never end."""
     segment, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
     if segment + restart > _MOST_EXPONENT:
         return None
@@ -348,7 +357,7 @@ def job_of(row: Mapping[str, Any]) -> JobKey:
 def spot_advice(
     rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: RestartAssumptions
 ) -> tuple[SpotAdvice, ...]:
-    """Return the jobs that could run on spot capacity, the largest saving first.
+    """Return the advice for the jobs that could run on spot capacity, the largest saving first.
 
     rows: the report's table `spot`.
     nodes_of: the largest number of nodes that a job had at once. An interruption of any of them interrupts the job."""
@@ -388,13 +397,13 @@ _EIGHTHS = 8
 _MIB_PER_GB = 954
 """MiB per GB in the name of a GPU model, which has 10^9 bytes."""
 _MOST_REPLICAS = 4
-"""Largest number of time-slicing replicas. With more, the waits for a turn grow faster than the saving."""
+"""Largest number of time-slicing replicas. With more replicas, the waiting times grow faster than the saving."""
 Way = Literal["mig", "time-slicing", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """The use of one GPU model by a job. memory_mib: the mean over the held time; None if unknown."""
+    """The GPU model that a job used, and its memory use: the mean over the held time in MiB; None if unknown."""
 
     gpu_model: str
     memory_mib: float | None
@@ -404,13 +413,14 @@ class ModelUse:
 class SharingAdvice:
     """The advice to run one job on a part of a GPU.
 
-    way: the kind of sharing.
+    gpu_model: "" if the job ran on several models, or on an unknown one.
+    way: the kind of sharing; `none` if the job cannot share a GPU.
     profile: the MIG profile (`1g.10gb`, or `1g` if the memory of the model is unknown); "" without MIG.
     replicas: the number of time-slicing replicas; 0 without time-slicing.
-    peak: the busy part of the GPU in the busiest hour.
+    peak: the busy fraction of the GPU in the busiest hour.
     memory_mib: the mean memory use; None if unknown.
-    saving: the largest possible saving; None without a price.
-    reason: why the job cannot share a GPU, or what to check before."""
+    saving: the largest possible saving; None without a price, or if the job cannot share a GPU.
+    reason: why the job cannot share a GPU, or what to check before it does."""
 
     team: str
     cluster: str
@@ -427,8 +437,10 @@ class SharingAdvice:
 
 
 def sharing_advice(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, ModelUse]) -> tuple[SharingAdvice, ...]:
-    """Return the advice for the jobs that need only a part of a GPU, the largest saving first. rows: the report's table
-    `hints`."""
+    """Return the advice for the jobs that need only a part of a GPU, the largest saving first.
+
+    rows: the report's table `hints`.
+    uses: the model and memory use of each job that ran on a single GPU model."""
     advised = [_sharing_advice_for_job(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
     return tuple(sorted(advised, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
@@ -445,7 +457,7 @@ def _sharing_advice_for_job(row: Mapping[str, Any], use: ModelUse | None) -> Sha
 
 
 def _sharing_way(model: str, memory: float | None, peak: float) -> tuple[Way, str, int, str]:
-    """Return the way, the MIG profile, the number of replicas and the reason of a SharingAdvice."""
+    """Return (way, profile, replicas, reason) of the advice for a job. memory: its mean use in MiB; None if unknown."""
     gpu = parse_gpu_model(model)
     slices = _MIG_FAMILIES.get(gpu.family)
     if not model:
@@ -468,4 +480,6 @@ def _sharing_way(model: str, memory: float | None, peak: float) -> tuple[Way, st
 
 
 def _memory_note(memory: float | None) -> str:
-    return "memory is unknown: check it before" if memory is None else "memory is a mean: check its peak before"
+    if memory is None:
+        return "the memory use is unknown: check it first"
+    return "the memory use is a mean: check its peak first"

@@ -31,7 +31,7 @@ from gputally.base.errors import AccountantError, AgentError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
 from gputally.doctor.check_inputs import Options, Sources, real_sources
-from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Result, Status, exit_code
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Status, exit_code
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
@@ -45,27 +45,26 @@ _UNREADABLE = (CannotCheck, AgentError, AccountantError, FairshareError, FileFau
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check. about: its subject, for the command's help."""
+    """A check. about: what it examines, for the command's help."""
 
     name: str
     about: str
     run: Callable[[Sources], CheckResult]
 
 
-def run_check(check: Check, sources: Sources) -> Result:
-    """Run a check. If its facts cannot be read, `unknown` of the result has the reason."""
+def run_check(check: Check, sources: Sources) -> CheckResult:
+    """Run a check. If its facts cannot be read, the result's `unknown` is the reason."""
     try:
-        seen = check.run(sources)
+        return replace(check.run(sources), check=check.name)
     except _UNREADABLE as reason:
-        return Result(check.name, unknown=" ".join(str(reason).split()))
+        return CheckResult(check=check.name, unknown=" ".join(str(reason).split()))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in _PACKAGES:
             raise
-        return Result(check.name, unknown=f"{error.name} is not installed here: pip install gputally")
-    return Result(check.name, seen.seen, seen.findings)
+        return CheckResult(check=check.name, unknown=f"{error.name} is not installed here: pip install gputally")
 
 
-def run_checks(sources: Sources, only: Iterable[str] = ()) -> tuple[Result, ...]:
+def run_checks(sources: Sources, only: Iterable[str] = ()) -> tuple[CheckResult, ...]:
     """Run the checks with the names in `only`, or all checks if it is empty, in the order of `CHECKS`."""
     wanted = set(only)
     return tuple(run_check(check, sources) for check in CHECKS.values() if not wanted or check.name in wanted)
@@ -81,7 +80,7 @@ def _kubelet(sources: Sources) -> CheckResult:
     answer = sources.kubelet()
     if answer.failure:
         what = "the kubelet does not report which pods hold GPUs"
-        remedy = "run as root, or mount /var/lib/kubelet/pod-resources as the chart's agent does"
+        remedy = "run the doctor as root, or mount /var/lib/kubelet/pod-resources, as the chart does for the agent"
         return CheckResult("", (Finding("error", what, answer.failure, remedy),))
     return CheckResult(f"{len(answer.pods)} pods, answered in {answer.took_ms} ms")
 
@@ -107,7 +106,8 @@ def _permissions(sources: Sources) -> CheckResult:
 
 
 def _policy(sources: Sources) -> tuple[Policy | None, str]:
-    """Return the policy and "", or None and the reason why it cannot be read, for checks that also run without it."""
+    """Return the policy (None if there is none) and "". If the policy cannot be read, return None and the reason, as
+    text for `CheckResult.seen`."""
     try:
         return sources.policy(), ""
     except _UNREADABLE as reason:
@@ -251,14 +251,14 @@ def _report(sources: Sources) -> dict[str, Any]:
 
 
 _ALL: Sequence[Check] = (
-    Check("driver", "NVML of this machine: GPUs that are lost, readings that are refused", _driver),
+    Check("driver", "this machine's driver: GPUs that are lost, and readings that are missing", _driver),
     Check("kubelet", "the kubelet's PodResources socket of this machine", _kubelet),
     Check("processes", "holders of this machine's GPUs outside Kubernetes", _processes),
     Check("agents", "nodes with GPUs that have no agent, and agents that do not start", _agents),
     Check("permissions", "rights that agent, accountant and fairshare need at the API server", _permissions),
-    Check("clock", "this clock against the API server's and the accountant's", _clock),
+    Check("clock", "this machine's clock, compared with the API server's and the accountant's", _clock),
     Check("accountant", "whether it answers, reads its ledger and accepts the token", _accountant),
-    Check("weights", "schedulers' kinds and versions, and whether published weights can act", _weights),
+    Check("weights", "schedulers' kinds and versions, and whether published weights can take effect", _weights),
     Check("conflicts", "queues and nodes that two schedulers manage", _conflicts),
     Check("guarantees", "quotas and gangs that the cluster can never satisfy", _guarantees),
     Check("placement", "pods that wait although GPUs are free, and the taints that block them", _placement),
@@ -271,12 +271,11 @@ CHECKS = {check.name: check for check in _ALL}
 
 _STYLE: dict[Status, str] = {"ok": "green", "warning": "yellow", "error": "bold red", "unknown": "dim"}
 _MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", "unknown": "not run"}
-"""The text for each status, which needs no colour to be understood."""
+"""The text for each status, so that the status can be understood without colours."""
 
 
-def table(results: Sequence[Result]) -> RenderableType:
-    """Render one line per check, then every finding with its figures and remedy, the worst first."""
-
+def table(results: Sequence[CheckResult]) -> RenderableType:
+    """Render one line per check, then every finding with its figures and remedy, errors first."""
     overview = command_output.table(
         "Checks", [Column("check", no_wrap=True), Column("result", no_wrap=True), Column("examined", overflow="fold")]
     )
@@ -294,8 +293,8 @@ def table(results: Sequence[Result]) -> RenderableType:
     return Group(*parts, Text(summary(results)))
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Return one line: `2 errors, 1 warning; 12 checks run, 2 not run`."""
+def summary(results: Sequence[CheckResult]) -> str:
+    """Return the number of findings and checks in one line: `2 errors, 1 warning; 12 checks run, 2 not run`."""
     counts = {
         severity: sum(1 for result in results for each in result.findings if each.severity == severity)
         for severity in ("error", "warning")
@@ -306,7 +305,7 @@ def summary(results: Sequence[Result]) -> str:
     return f"{faults or 'nothing wrong found'}; {checks}"
 
 
-def document(results: Sequence[Result]) -> dict[str, Any]:
+def document(results: Sequence[CheckResult]) -> dict[str, Any]:
     """Return all results and the command's exit code, for JSON."""
     return {
         "schema": 1,
@@ -324,7 +323,7 @@ def document(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def records(results: Sequence[Result]) -> Iterator[dict[str, object]]:
+def records(results: Sequence[CheckResult]) -> Iterator[dict[str, object]]:
     """Yield one record for every finding, and one for every check without findings, for CSV."""
     for result in results:
         for each in result.findings:
@@ -350,7 +349,7 @@ def parser() -> argparse.ArgumentParser:
     checks = "\n".join(f"  {check.name:<12} {check.about}" for check in CHECKS.values())
     arguments = _Parser(
         prog="gputally doctor",
-        description="Look for common faults, and report each with its figures and the command that fixes it.",
+        description="Look for common faults, and report each with its figures and its remedy.",
         epilog=f"checks:\n{checks}\n\nexit codes: 0 nothing wrong, 1 warnings, 2 errors, 64 wrong call",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -381,21 +380,27 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PATH",
         default=Options.kubelet_socket,
-        help="The kubelet's PodResources socket.",
+        help="The kubelet's PodResources socket (default: %(default)s).",
     )
-    arguments.add_argument("--proc", type=Path, metavar="PATH", default=Options.proc, help="The host's process table.")
+    arguments.add_argument(
+        "--proc",
+        type=Path,
+        metavar="PATH",
+        default=Options.proc,
+        help="Where the host's process table is mounted (default: /proc).",
+    )
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run `gputally doctor` and return its exit code."""
     arguments = parser()
     try:
         given = arguments.parse_args(argv)
         only = [name for names in given.only for name in names.split(",") if name]
         unknown = [name for name in only if name not in CHECKS]
         if unknown:
-            arguments.error(f"no check {unknown[0]!r}; one of {', '.join(CHECKS)}")
+            arguments.error(f"--only: there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else CALLED_WRONGLY
     logging.basicConfig(level=logging.ERROR)

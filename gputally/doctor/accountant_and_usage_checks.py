@@ -17,9 +17,9 @@ from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
 
 TOLERATED_MS = 2 * MS_PER_SECOND
-"""Skew up to which nothing is reported."""
+"""Largest difference of two clocks that is not reported."""
 REFUSED_MS = 5 * MS_PER_MINUTE
-"""Skew above which an accountant quarantines rows that end ahead of its clock
+"""Difference above which an accountant quarantines rows that end ahead of its clock
 (accountant.storage.write.batch_admission.SKEW_MS)."""
 
 
@@ -27,9 +27,10 @@ REFUSED_MS = 5 * MS_PER_MINUTE
 class ClockReading:
     """The time that another machine reported.
 
+    machine: its name.
+    their_ms: its time, in whole seconds.
     own_ms: this machine's time when the answer arrived.
-    took_ms: the duration of the request. The `Date` header has whole seconds, so the skew is known to a second plus the
-        duration."""
+    took_ms: the duration of the request."""
 
     machine: str
     their_ms: int
@@ -38,14 +39,15 @@ class ClockReading:
 
     @property
     def least_skew_ms(self) -> int:
-        """The smallest skew that the reading allows; it is positive if the other clock is ahead."""
+        """The smallest difference of the clocks that explains the reading. It is positive if the other clock is
+        ahead."""
         # The other clock was read within [their, their + 1 s), and this one within [own - took, own].
         difference_ms = self.their_ms - self.own_ms
         return difference_ms if difference_ms > 0 else min(0, difference_ms + MS_PER_SECOND + self.took_ms)
 
 
 def clocks(readings: tuple[ClockReading, ...]) -> CheckResult:
-    """Compare this machine's clock with the clocks of other machines."""
+    """Check whether this machine's clock agrees with the clocks of other machines."""
     findings = []
     for each in readings:
         skew = each.least_skew_ms
@@ -56,7 +58,7 @@ def clocks(readings: tuple[ClockReading, ...]) -> CheckResult:
         findings.append(
             Finding(
                 "error" if abs(skew) > REFUSED_MS else "warning",
-                f"this clock is {direction} the {each.machine}'s{effect}",
+                f"this machine's clock is {direction} the {each.machine}'s{effect}",
                 f"by at least {abs(skew) / MS_PER_SECOND:.1f} s",
                 "timedatectl set-ntp true   # on the machine whose clock is wrong",
             )
@@ -74,7 +76,7 @@ class AccountantProbe:
 
     ready: HTTP status of /readyz; 0 without an answer.
     periods: HTTP status of /v1/periods, which needs a token; 0 without an answer.
-    reason: the message of the answer or of the network."""
+    reason: why a request failed; "" if none did."""
 
     url: str
     ready: int
@@ -86,7 +88,7 @@ def accountant(probe: AccountantProbe) -> CheckResult:
     """Check whether the accountant runs, can read its ledger, and accepts the token."""
     seen = f"{probe.url}: /readyz {probe.ready or 'no answer'}, /v1/periods {probe.periods or 'no answer'}"
     if not probe.ready:
-        remedy = "kubectl -n gputally get pods -l app.kubernetes.io/component=accountant; give --url"
+        remedy = "kubectl -n gputally get pods -l app.kubernetes.io/component=accountant   # or give its address: --url"
         return CheckResult(
             seen, (Finding("error", "the accountant does not answer", f"{probe.url}: {probe.reason}", remedy),)
         )
@@ -95,7 +97,7 @@ def accountant(probe: AccountantProbe) -> CheckResult:
         remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
         findings.append(Finding("error", "the accountant cannot read its ledger", probe.reason or seen, remedy))
     if probe.periods == 401:
-        remedy = "give --token-file; `gputally accountant token new --name me --scope read` makes one"
+        remedy = "give --token-file; `gputally accountant token new --name me --scope read` creates a token"
         findings.append(Finding("error", "the accountant does not know this caller", probe.reason, remedy))
     elif probe.periods == 403:
         remedy = "use a token of scope read, or bind the group in callers.yaml (docs/security.md)"
@@ -108,13 +110,14 @@ def accountant(probe: AccountantProbe) -> CheckResult:
 
 
 FOREIGN_PART = 0.01
-"""Part of a node's capacity above which unattributed busy time is reported."""
+"""Fraction of a node's capacity above which unattributed busy time is reported."""
 Row = Mapping[str, Any]
 
 
 def idle_holders(lines: Iterable[UsageLine], window_hours: int) -> CheckResult:
-    """Find pods that held GPUs in every hour of a window and hardly used them. lines: usage by team, namespace, pod and
-    hour, over the window's whole hours."""
+    """Find pods that held GPUs in every hour of a window and hardly used them.
+
+    lines: usage by team, namespace, pod and hour over the window."""
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
     for line in lines:
         key = line.key
@@ -127,7 +130,7 @@ def idle_holders(lines: Iterable[UsageLine], window_hours: int) -> CheckResult:
 
 
 def summed(lines: Iterable[UsageLine]) -> Accounts:
-    """Return the sum of the accounts of several lines."""
+    """Add up the accounts of several lines."""
     found = [line.accounts_gpu_us for line in lines]
     return Accounts(**{name: sum(getattr(each, name) for each in found) for name in Accounts.model_fields})
 
@@ -143,7 +146,7 @@ def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, windo
         "warning",
         f"pod {namespace}/{pod} of {team} holds {gpus:.1f} GPUs and hardly uses them",
         f"{hours(accounts.allocated)} GPU-hours in {window_hours} h, {percent(used)} busy",
-        f"kubectl -n {namespace} delete pod {pod}   # ask {team} first; or let preemption.idle reclaim",
+        f"kubectl -n {namespace} delete pod {pod}   # ask {team} first; or set preemption.idle in the policy",
     )
 
 
@@ -161,7 +164,7 @@ def _oversized(row: Row, currency: str | None) -> Finding:
     remedy = (
         f"set nvidia.com/gpu: {needed} in the pod template of {row['job']} ({row['namespace']})"
         if whole
-        else f"gputally advise sharing   # {needed}/7 of a GPU would have done"
+        else f"gputally advise sharing   # {needed}/7 of a GPU would be enough"
     )
     return Finding(
         "warning",
@@ -195,7 +198,7 @@ def prices(
         remedy = (
             "write your own (docs/price-book-cookbook.md) and give it: --set-file accountant.prices.text=prices.yaml"
         )
-        what = f"{len(examples)} rows of the price book are examples: costs are not yours"
+        what = f"{len(examples)} rows of the price book are examples: the costs are not those of your GPUs"
         found = (*found, Finding("warning", what, joined_names(examples), remedy))
     return CheckResult(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
 
@@ -213,7 +216,9 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
 
 
 def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckResult:
-    """Find nodes with busy time that no holder owns, such as that of programs outside Kubernetes."""
+    """Find nodes with busy time that belongs to no holder, for example of programs outside Kubernetes.
+
+    lines: usage by node over the last `span_hours`."""
     nodes = [line for line in lines if line.accounts_gpu_us.total]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
     found = first_findings(

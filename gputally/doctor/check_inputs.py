@@ -52,7 +52,7 @@ class ClusterView(Protocol):
 
 
 class LazySource(Generic[T]):
-    """A source that is read at the first call. Every call returns the same value or raises the same exception."""
+    """A source that the first call reads. Every call returns the same value or raises the same exception."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -72,8 +72,8 @@ class LazySource(Generic[T]):
 class Options:
     """The options of the command.
 
-    namespace: the namespace of the release.
-    policy: a policy file to use instead of the policy in force at the accountant."""
+    policy: a policy file; None uses the accountant's policy in force.
+    namespace: the namespace of the release."""
 
     url: str = "http://127.0.0.1:8080"
     token_file: Path | None = None
@@ -86,7 +86,8 @@ class Options:
 
 
 class Sources:
-    """The facts for all checks. The arguments machine, kubelet, cluster and accountant read one source each."""
+    """The facts for all checks. The arguments machine, kubelet, cluster and accountant are functions that read one
+    source each."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Sources:
 
     @cached_property
     def now_ms(self) -> int:
-        """The time of the first use, in UTC milliseconds, for all checks."""
+        """The time of the first use in UTC milliseconds, which is the same for all checks."""
         return self.clock.wall_ms()
 
     def _read_policy(self) -> Policy | None:
@@ -185,7 +186,9 @@ _BETWEEN_S = 1.0
 
 
 def read_machine(proc: Path, clock: Clock) -> Machine:
-    """Read this machine's GPUs and the processes that hold them. Raises agent.devices.nvml_library.DriverReplaced."""
+    """Read this machine's GPUs and the processes that hold them. proc: the host's process table.
+
+    Raises agent.devices.nvml_library.DriverReplaced."""
     driver = Driver()
     source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:
@@ -203,7 +206,7 @@ def read_machine(proc: Path, clock: Clock) -> Machine:
 
 
 def ask_kubelet(socket: Path, clock: Clock) -> KubeletAnswer:
-    """Return the kubelet's answer, which has the reason if the kubelet does not answer. Raises CannotCheck if this
+    """Poll the kubelet once. If it does not answer, `failure` of the result is the reason. Raises CannotCheck if this
     machine has no kubelet."""
     if not socket.exists():
         raise CannotCheck(f"this machine has no kubelet ({socket}); run the check on a node of the cluster")

@@ -32,15 +32,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """The result of a check.
 
     seen: what the check examined, with figures.
+    check: the name of the check; "" until `gputally.doctor.__main__.run_check` sets it.
     unknown: why the check could not run; "" if it ran."""
 
-    check: str
     seen: str = ""
     findings: tuple[Finding, ...] = ()
+    check: str = ""
     unknown: str = ""
 
     @property
@@ -50,23 +51,16 @@ class Result:
         return max((finding.severity for finding in self.findings), key=EXIT_CODE.__getitem__, default="ok")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result that a check returns, without the check's name."""
-
-    seen: str
-    findings: tuple[Finding, ...] = ()
-
-
-def exit_code(results: Sequence[Result]) -> int:
+def exit_code(results: Sequence[CheckResult]) -> int:
     """Return the exit code of the worst result: 0 nothing wrong, 1 warnings, 2 errors. A check that could not run is
     not a fault."""
     return max((EXIT_CODE[result.status] for result in results), default=0)
 
 
 def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...]:
-    """Return at most `MOST_SHOWN` findings. If there are more, the last one counts the rest ("5 more pods"). what: the
-    plural noun for the count."""
+    """Return at most `MOST_SHOWN` findings. If there are more, the last one counts the others (`5 more pods`).
+
+    what: the noun after the count, in the plural."""
     all_findings = list(findings)
     if len(all_findings) <= MOST_SHOWN:
         return tuple(all_findings)
@@ -76,7 +70,7 @@ def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...
 
 
 def joined_names(names: Iterable[str], shown: int = 4) -> str:
-    """Return a list of names as text: `a, b, c, d and 3 more`."""
+    """Join at most `shown` names and count the others: `a, b, c, d and 3 more`."""
     all_names = list(names)
     rest = len(all_names) - shown
     return ", ".join(all_names[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -20,8 +20,8 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 class Machine:
     """The GPUs of this machine and their holders.
 
-    counted: the number of GPUs that the driver reports. A GPU that was lost before is counted and cannot be opened.
-    agents_pod: True in the container of an agent, whose node has GPUs."""
+    counted: the number of GPUs that the driver counts, including lost ones that cannot be opened.
+    agents_pod: True if the doctor runs in the container of an agent. Then the node must have GPUs."""
 
     snapshot: Snapshot
     counted: int
@@ -29,7 +29,7 @@ class Machine:
 
 
 def driver(machine: Machine) -> CheckResult:
-    """Find GPUs that do not answer, and missing readings on which usage depends. Raises CannotCheck if no driver
+    """Find GPUs that are lost or cannot be opened, and readings that are missing. Raises CannotCheck if no driver
     answers."""
     snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
@@ -70,7 +70,7 @@ def _missing_reading(name: str, devices: Sequence[DeviceReading]) -> Iterable[Fi
         remedy = (
             "run the agent at privilege process (docs/agent.md)"
             if reason.startswith(_REFUSED)
-            else "nothing to do if the GPU has no such counter: the ledger books the time as unknown, never as idle"
+            else "none is needed if the GPU has no such counter: the ledger books the time as unknown, never as idle"
         )
         text = f"{name} cannot be read: {reason}"
         yield Finding("warning", text, f"GPU {joined_names(indices, 8)}", remedy)
@@ -122,7 +122,7 @@ _REMEDIES = (
     ("ErrImage", "set image.registry to the registry that holds the images, and imagePullSecrets"),
     ("path", "set the host path of the message to the folder that the node has (agent.podResourcesHostPath)"),
 )
-"""Remedies by a word that the message of the API server or the kubelet contains."""
+"""(word, remedy) for messages of the API server and the kubelet that contain the word."""
 
 
 def is_of_agents(obj: Object) -> bool:
@@ -138,8 +138,9 @@ def agents(
 ) -> CheckResult:
     """Check whether every node with GPUs has an agent, and whether the agents run.
 
-    sets, pods: the DaemonSets and pods of agents.
-    events: the events of DaemonSets that could not create a pod.
+    sets, pods: the agents' DaemonSets and pods.
+    nodes: all nodes.
+    events: the events of failed creations of pods.
 
     Raises CannotCheck if there is no DaemonSet of agents."""
     if not sets:
@@ -153,7 +154,7 @@ def agents(
         found.append(Finding("error", "nodes that offer GPUs have no agent: their time is unmetered", evidence, _LABEL))
     wanted = sum(int(value_at(obj, ("status", "desiredNumberScheduled")) or 0) for obj in sets)
     if not wanted and not missing:
-        what, evidence = "no node gets an agent", "0 nodes are selected, and none offers nvidia.com/gpu"
+        what, evidence = "no node has an agent", "0 nodes are selected, and none offers nvidia.com/gpu"
         found.append(Finding("warning", what, evidence, f"install the device plugin, then {_LABEL}"))
     ready = sum(int(value_at(obj, ("status", "numberReady")) or 0) for obj in sets)
     seen = f"{ready} of {wanted} agents ready, {len(with_gpus)} nodes offer GPUs"
@@ -161,7 +162,7 @@ def agents(
 
 
 def _not_created(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:
-    """Find DaemonSets whose pods the API server refuses to create, each with its newest event."""
+    """Yield a finding for each DaemonSet whose pods the API server refuses to create, with its newest event."""
     newest = {
         (value_at(e, ("regarding", "namespace")), value_at(e, ("regarding", "name"))): str(e.get("note") or "")
         for e in sorted(events, key=lambda e: str(e.get("eventTime") or e.get("deprecatedLastTimestamp") or ""))
@@ -178,7 +179,7 @@ def _not_created(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[F
 
 
 def _not_started(pods: Iterable[Object]) -> Iterator[Finding]:
-    """Find agents whose container does not start, with the kubelet's reason."""
+    """Yield a finding for each agent whose container does not start, with the kubelet's reason."""
     for pod in pods:
         for status in value_at(pod, ("status", "containerStatuses")) or ():
             waiting = (status.get("state") or {}).get("waiting") or {}

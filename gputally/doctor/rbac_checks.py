@@ -72,8 +72,8 @@ OWNERS = (
     *_every("serving.knative.dev", "revisions configurations services", "get list"),
     *_every("sparkoperator.k8s.io", "sparkapplications scheduledsparkapplications", "get list"),
 )
-"""Rights to read the kinds whose objects own pods. Without one of them, the accountant names a job after the owner
-below that kind."""
+"""Rights to read the kinds whose objects own pods. Without the right for a kind, the accountant names a job after an
+owner that is nearer to the pod."""
 _ACCOUNTANT = (
     *_every("core", "pods namespaces nodes", "list watch"),
     *OWNERS,
@@ -111,7 +111,7 @@ PREEMPTING = (
     *_every("batch.volcano.sh", "jobs", "patch"),
     *_every("bus.volcano.sh", "commands", "create list"),
 )
-"""Additional rights of the controller, which it needs if the policy enforces preemption."""
+"""Further rights that the controller needs if the policy enforces preemption."""
 NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
@@ -140,10 +140,10 @@ def needed_rights(
 
 
 def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mapping[str, str]) -> CheckResult:
-    """Report missing rights.
+    """Report the rights that programs lack.
 
-    answers: the needed rights of each program, with True for those that it has.
-    users: the user of each program whose rights were reviewed."""
+    answers: for each program, its needed rights, with True for a right that it has.
+    users: for each program, the user whose rights were reviewed."""
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     reviewed = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
@@ -173,10 +173,10 @@ def review_rights(
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """Review the needed rights of each program. Return the arguments `answers` and `users` of `judge_rights`.
 
-    The function reviews the rights of the programs' service accounts. If it cannot list or review them, it reviews the
-    caller's own rights.
+    The users are the programs' service accounts. If the caller may not list the accounts or review their rights, its
+    own rights are reviewed.
 
-    namespace: the namespace of the release, used if the programs' service accounts cannot be listed.
+    namespace: the namespace of the release, for the review of the caller's own rights.
     preempts, configs: see `needed_rights`."""
     served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(cluster)
@@ -197,8 +197,8 @@ def review_rights(
 
 
 def _accounts(cluster: ClusterView) -> dict[str, tuple[str, str]]:
-    """Return each program's service account as (user, namespace); empty if the caller may not list the accounts or
-    review their rights. The labels of the chart identify the accounts."""
+    """Return each program's service account as (user, namespace), by the labels that the chart sets; empty if the
+    caller may not list the accounts or review their rights."""
     accounts: dict[str, tuple[str, str]] = {}
     try:
         if not cluster.may(_REVIEW_OF_OTHERS):
@@ -215,8 +215,8 @@ def _accounts(cluster: ClusterView) -> dict[str, tuple[str, str]]:
 
 
 def _attributes(right: AccessRight, namespace: str, account: str) -> dict[str, str]:
-    """Return the resourceAttributes of an access review. account: the service account; the controller's own objects
-    have its name."""
+    """Return the resourceAttributes of an access review. account: the name of the service account, which the
+    controller's own objects have too; "" if unknown."""
     resource, _, subresource = right.resource.partition("/")
     name = right.name.replace(OWN, account) if right.local and account else right.name
     return {

@@ -32,7 +32,8 @@ KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kueue": (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS),
     "volcano": tuple((kind,) for kind in volcano.KINDS),
 }
-"""The kinds of each scheduler, each with its supported versions. The first kind must be served."""
+"""The kinds of each scheduler, each with its supported versions. A scheduler is installed if the first kind is
+served."""
 _PREFIXES = {"kai": ("kai",), "kueue": ("kueue", "kueue-cohort"), "volcano": ("volcano",)}
 _SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix in prefixes} | {
     "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
@@ -41,22 +42,22 @@ _REMEDIES = {
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
 }
 _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
-    ("Effective", "False"): ("error", "weights published to {target} cannot act"),
-    ("Effective", "Unknown"): ("warning", "it is unknown whether weights published to {target} act"),
+    ("Effective", "False"): ("error", "weights published to {target} have no effect"),
+    ("Effective", "Unknown"): ("warning", "it is unknown whether weights published to {target} have an effect"),
     ("Readable", "False"): ("warning", "some objects of {target} cannot be read"),
     ("InSync", "False"): ("warning", "{target} is not set up as the policy says"),
     ("InSync", "Unknown"): ("warning", "it is unknown whether {target} is set up as the policy says"),
 }
-"""Conditions that are findings, by type and status."""
+"""Severity and text of the findings for conditions, by type and status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One scheduler's state.
+    """The state of one scheduler.
 
-    versions: the versions that the API server serves, by (group, plural).
+    versions: the versions of its kinds that the API server serves, by (group, plural).
     mode: off, dry-run or enforce.
-    conditions, issues: the reports of the scheduler's adapter, if the policy refers to the scheduler.
+    conditions, issues: the findings of the scheduler's adapter; empty if the policy does not refer to the scheduler.
     fault: why the scheduler's objects cannot be read; "" if they can."""
 
     name: str
@@ -69,11 +70,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class QueueObject:
-    """A queue in a scheduler's own object.
+    """A queue of a scheduler, as its own object defines it.
 
     quota: its guaranteed GPUs; None if the object states none.
     nested: True if it is below another queue.
-    refs: the references with which a policy can name the queue."""
+    refs: the references by which a policy can name the queue."""
 
     scheduler: str
     name: str
@@ -89,15 +90,16 @@ def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
 
 
 def schedulers_of(queue: QueuePolicy) -> list[str]:
-    """Return the names of the schedulers to which a queue's refs refer, without duplicates."""
+    """Return the names of the schedulers to which a queue refers, each once."""
     return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
 
 
 def weights(
     policy: Policy | None, targets: Sequence[Target], recorded: Sequence[tuple[str, Condition]] = ()
 ) -> CheckResult:
-    """Check whether every scheduler in the policy is installed in a supported version and reads the weights. recorded:
-    the conditions in the controller's status ConfigMap, each with its target."""
+    """Check whether every scheduler in the policy is installed in a supported version and reads the weights.
+
+    recorded: (target, condition) of each condition in the controller's status ConfigMap."""
     findings = [each for target in targets for each in _of_target(policy, target)]
     findings += extender(policy, recorded)
     installed_targets = [f"{target.name} ({target.mode})" for target in targets if _queue_versions(target)]
@@ -152,7 +154,7 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
 
 
 def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
-    """Yield a finding for each condition that shows ineffective weights or is unknown."""
+    """Yield a finding for each condition that is in `_ABOUT`."""
     for condition in conditions:
         about = _ABOUT.get((condition.type, condition.status))
         if about is not None:
@@ -165,8 +167,9 @@ def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Fin
 
 
 def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
-    """Check whether the kube-scheduler calls the extender. conditions: each with its target, from the status
-    ConfigMap."""
+    """Check whether the kube-scheduler calls the extender, if the policy refers to it.
+
+    conditions: (target, condition) of each condition in the controller's status ConfigMap."""
     if queues_of(policy, KUBE_SCHEDULER):
         effective = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
         for finding in _of_conditions(KUBE_SCHEDULER, effective):
@@ -174,8 +177,10 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
 
 
 def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
-    """Find nodes and queues that two schedulers manage. pods: those that hold GPUs, each with the scheduler that placed
-    it."""
+    """Find nodes and queues that several schedulers manage.
+
+    objects: the schedulers' own queues.
+    pods: the pods that request GPUs, each with its scheduler."""
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
@@ -183,7 +188,8 @@ def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Seque
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
-    """Find queues and teams at two schedulers, each of which ignores the GPUs that the other allocates."""
+    """Yield a finding for each queue and team at several schedulers, each of which ignores the GPUs that the others
+    allocate."""
     by_team: dict[str, dict[str, list[QueuePolicy]]] = {}
     for queue in policy.queues if policy is not None else ():
         several = schedulers_of(queue)
@@ -193,7 +199,7 @@ def _twice(policy: Policy | None) -> Iterator[Finding]:
                 "warning",
                 f"queue {queue.name} is a queue of {' and '.join(several)}: each allocates the whole quota",
                 f"{deserved} GPUs deserved, promised {len(several)} times; refs {', '.join(queue.refs)}",
-                "give the policy one queue per scheduler, each with a part of the quota",
+                "define one queue per scheduler in the policy, each with a part of the quota",
             )
         for scheduler in several:
             by_team.setdefault(queue.team or queue.name, {}).setdefault(scheduler, []).append(queue)
@@ -207,7 +213,7 @@ def _twice(policy: Policy | None) -> Iterator[Finding]:
             )
             yield Finding(
                 "warning",
-                f"team {team} has queues of {len(places)} schedulers, and gets its share from each",
+                f"team {team} has queues at {len(places)} schedulers, and gets its share from each",
                 "; ".join(parts),
                 "keep a team's queues at one scheduler, or give them node pools of their own",
             )
@@ -226,9 +232,9 @@ def _same_names(policy: Policy | None, objects: Sequence[QueueObject]) -> Iterat
             )
             yield Finding(
                 "warning",
-                f"{' and '.join(schedulers)} both have a queue {name}, and the policy knows neither",
+                f"{' and '.join(schedulers)} each have a queue {name}, which the policy does not name",
                 f"GPU quotas: {quotas}",
-                "name them in the refs of the policy's queues, or remove one",
+                "name them in the refs of the policy's queues, or remove all but one",
             )
 
 
@@ -255,7 +261,7 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
 
 
 def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
-    """Return the queues with their guaranteed GPUs. found: the queues' objects by scheduler."""
+    """Return the schedulers' own queues with their guaranteed GPUs. found: the objects by scheduler."""
     queues = [
         QueueObject(
             "kai",
@@ -292,7 +298,7 @@ def _nominal(obj: Object) -> float | None:
 
 
 def gpus_or_none(resources: object) -> float | None:
-    """Return the number of GPUs in a list of resources; None if the list has no GPU resource."""
+    """Return the number of GPUs among resources; None if no resource is a GPU."""
     if not isinstance(resources, Mapping) or not any(
         str(name).startswith(("nvidia.com/mig-", GPU)) for name in resources
     ):
@@ -308,8 +314,7 @@ _QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volca
 
 
 def targets(cluster: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
-    """Return the states of KAI, Kueue and Volcano. Those to which the policy refers have the conditions of their
-    adapters."""
+    """Return the states of KAI, Kueue and Volcano."""
     groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
     served = cluster.served(groups)
     return tuple(_target(name, cluster, policy, served) for name in KNOWN)
@@ -332,7 +337,7 @@ def _target(
 
 
 def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:
-    """Return the conditions in the controller's status ConfigMap, each with its target; empty if the ConfigMap cannot
+    """Return (target, condition) of each condition in the controller's status ConfigMap; empty if the ConfigMap cannot
     be read."""
     status = StatusObject(namespace)
     try:
@@ -355,7 +360,7 @@ def own_queues(cluster: ClusterView) -> list[QueueObject]:
 
 
 def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
-    """Return the gangs that request GPUs in the policy's queues, of every scheduler that can be read."""
+    """Return the gangs that request GPUs in the policy's queues. Schedulers that cannot be read are left out."""
     gpu_pods: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
@@ -379,10 +384,10 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 def guarantees(
     policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
 ) -> CheckResult:
-    """Check whether the cluster can satisfy the deserved quotas and the waiting gangs.
+    """Check whether the cluster can satisfy the quotas and the waiting gangs.
 
-    capacity: GPUs on nodes that are up.
-    installed: GPUs on all nodes.
+    capacity: number of GPUs on nodes that are up.
+    installed: number of GPUs on all nodes.
     objects: the schedulers' own queues.
     gangs: the gangs in the policy's queues."""
     findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
@@ -422,7 +427,7 @@ def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterato
 
 
 def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Finding]:
-    """Check the quotas in the schedulers' own objects."""
+    """Yield a finding for each scheduler whose own queues are guaranteed more GPUs than are installed."""
     by_scheduler: dict[str, list[QueueObject]] = {}
     for each in objects:
         if each.quota and not each.nested:
@@ -467,7 +472,7 @@ def _gangs(policy: Policy, capacity: float, gangs: Sequence[Gang]) -> Iterator[F
             if shares[key]:
                 yield Finding(
                     "warning",
-                    f"{name} needs more than the largest share of its queue {gang.queue} while others have demand",
+                    f"{name} needs more GPUs than its queue {gang.queue} ever gets while other queues have demand",
                     shares[key],
                     f"{_CHECK.format(capacity=capacity)} --gang {gang.queue}={gang.minimum:.0f}",
                 )
@@ -482,7 +487,7 @@ def _limit(limit: float) -> str:
 # For a pod with required node affinity, only its event is used.
 
 WAITS_MS = 5 * MS_PER_MINUTE
-"""Time that a pod has to wait before it is reported."""
+"""Time for which a pod must have waited to be reported."""
 _CLOSING = ("NoSchedule", "NoExecute")
 _EPSILON = 1e-9
 
@@ -492,7 +497,7 @@ class WaitingPod:
     """A pod that requests GPUs and has no node.
 
     requested: number of GPUs.
-    since_ms: the time of its creation."""
+    since_ms: time of its creation in UTC milliseconds."""
 
     namespace: str
     name: str
@@ -507,7 +512,7 @@ class WaitingPod:
 
 
 def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> CheckResult:
-    """Report each taint that blocks pods, and each pod that waits for another reason, with the scheduler's message."""
+    """Report each taint that keeps pods from free GPUs, and each pod that waits for another reason."""
     free = free_gpus(nodes, pods)
     waiting = [pod for pod in _waiting_pods(pods) if now_ms - pod.since_ms >= WAITS_MS]
     notes = messages(events)
@@ -526,7 +531,8 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
-    """Return the free GPUs of each node that is up: its allocatable GPUs less the requests of its pods."""
+    """Return the number of free GPUs of each node that is up and has any: its allocatable GPUs less the requests of its
+    pods."""
     free = {
         node["metadata"]["name"]: gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node)
     }
@@ -538,7 +544,7 @@ def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, floa
 
 
 def messages(events: Iterable[Object]) -> dict[str, str]:
-    """Return the newest FailedScheduling message by pod uid, from events.k8s.io or core events."""
+    """Return the newest FailedScheduling message of each pod, by uid. events: of events.k8s.io/v1 or v1."""
     newest: dict[str, tuple[int, str]] = {}
     for event in events:
         regarding = event.get("regarding") or event.get("involvedObject") or {}
@@ -559,8 +565,8 @@ def messages(events: Iterable[Object]) -> dict[str, str]:
 
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
-    """Return True if a toleration matches the taint. A toleration without an effect matches every effect, and `Exists`
-    without a key every key."""
+    """Return True if a toleration matches the taint. A toleration without an effect matches every effect, and one with
+    the operator `Exists` and without a key matches every key."""
     for each in tolerations:
         if each.get("effect") and each["effect"] != taint.get("effect"):
             continue
@@ -584,7 +590,7 @@ def _waiting_pods(pods: Iterable[Object]) -> Iterator[WaitingPod]:
 def _blocking_taints(
     pod: WaitingPod, nodes: Sequence[Object], free: Mapping[str, float]
 ) -> dict[tuple[str, str, str], list[str]]:
-    """Return the taints, as (key, value, effect), that keep the pod from nodes with enough free GPUs, each with these
+    """Return the taints that keep the pod from nodes with enough free GPUs, as (key, value, effect), each with these
     nodes; empty if a node accepts the pod."""
     if value_at(pod.spec, ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")):
         return {}
@@ -616,8 +622,10 @@ def _blocked_by_taint(
     free: Mapping[str, float],
     notes: Mapping[str, str],
 ) -> Finding:
-    """Report a taint. cases: the pods that it blocks, each with the nodes. notes: the scheduler's messages by pod
-    uid."""
+    """Return the finding for a taint.
+
+    cases: the pods that it keeps from free GPUs, each with the nodes.
+    notes: the scheduler's messages by pod uid."""
     key, value, effect = taint
     nodes = sorted({name for _, names in cases for name in names})
     shown = f"{key}={value}:{effect}" if value else f"{key}:{effect}"
@@ -635,7 +643,8 @@ def _blocked_by_taint(
 
 
 def _otherwise_waiting(pod: WaitingPod, note: str, free: Mapping[str, float], now_ms: int) -> Finding:
-    """Report a pod that no taint blocks. note: the scheduler's message; "" if there is none."""
+    """Return the finding for a pod that waits although no taint blocks it. note: the scheduler's message; "" if there
+    is none."""
     hours = (now_ms - pod.since_ms) / MS_PER_HOUR
     most_free = max(free.values(), default=0.0)
     fits = most_free + _EPSILON >= pod.requested

@@ -40,8 +40,8 @@ def in_cluster() -> bool:
 
 
 def _connect(kubeconfig: Path | None) -> client.ApiClient:
-    """Return a client of the kubeconfig's cluster; for None, of the cluster that this pod runs in, or else of the
-    default kubeconfig's cluster. Raises Unavailable if there is no such configuration."""
+    """Return a client of the cluster in a kubeconfig. None: the cluster in which this pod runs or, outside a pod, the
+    cluster in the default kubeconfig. Raises Unavailable if there is no such configuration."""
     settings = client.Configuration()
     try:
         if kubeconfig is None and in_cluster():
@@ -82,7 +82,8 @@ def _request(
 
 
 def _lines(stream: Any, path: str) -> Iterator[bytes]:
-    """Yield the lines of a watch as they arrive. Raises Unavailable for a line that is too long for an object."""
+    """Yield the lines of a watch as they arrive. Raises Unavailable for a line that is longer than
+    `MOST_LINE_BYTES`."""
     rest = b""
     for chunk in stream.stream(_CHUNK, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -119,21 +120,22 @@ def _no_answer(error: Exception) -> Unavailable:
 
 
 class KubernetesApi:
-    """A client of the API server behind `api`. Thread-safe, like its connection pool."""
+    """The `gputally.kubernetes.objects.Api` of the API server behind `api`. Thread-safe."""
 
     def __init__(self, api: client.ApiClient, *, timeout_s: float = 30.0, watch_s: float = 330.0) -> None:
         """Create a client.
 
         timeout_s: time limit of a request.
-        watch_s: time that a watch may be silent before it fails; it exceeds the time after which the server ends a
-            watch."""
+        watch_s: longest time without data after which a watch fails. It is longer than the time after which the server
+            ends a watch."""
         self._api = api
         self._timeout_s = timeout_s
         self._watch_s = watch_s
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
-        """Return a client of the kubeconfig's cluster; None: see `_connect`. Raises Unavailable."""
+        """Return a client of the cluster in a kubeconfig. None: the cluster in which this pod runs or, outside a pod,
+        the cluster in the default kubeconfig. Raises Unavailable if there is no such configuration."""
         return cls(_connect(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
@@ -158,8 +160,10 @@ class KubernetesApi:
 
 
 def _accept(metadata_only: bool, listing: bool) -> str:
-    """Return the Accept header. The server answers 406 if a list is requested as one object, or one object as
-    a list."""
+    """Return the Accept header of a request. The media types of an object and of a list differ, and the server answers
+    406 to the wrong one.
+
+    listing: True if the request is for a list."""
     return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
 
 
@@ -167,14 +171,14 @@ _OWNER = re.compile(r'conflict with "([^"]*)"')
 
 
 def error_of(method: str, path: str, status: int, content: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """Convert the server's Status object to an exception.
+    """Return the exception for an error response.
 
     - 404: NotFound.
     - 409: Conflict, with the owners of contested fields.
     - 410: VersionGone.
     - 408, 429 and 5xx: Unavailable. The server answers 500 if it cannot reach a webhook.
     - 429 to an eviction, which a disruption budget does not allow at present: Blocked.
-    - 500 without a reason to an eviction, which two disruption budgets cover: Refused.
+    - 500 without a reason to an eviction, because several disruption budgets cover the pod: Refused.
     - All others: Refused."""
     answer = decode(content) or {}
     text = str(answer.get("message") or content[:200].decode(errors="replace") or "the server gives no reason")
@@ -201,7 +205,7 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
 
 
 def decode(content: bytes) -> dict[str, Any] | None:
-    """Decode a JSON object. Return None for anything else."""
+    """Decode a JSON object. Return None if the content is not a JSON object."""
     try:
         value = json.loads(content)
     except ValueError:
@@ -210,7 +214,7 @@ def decode(content: bytes) -> dict[str, Any] | None:
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Return Retry-After in seconds; None if there is none or it is a date."""
+    """Return the Retry-After header in seconds; None if it is missing or a date."""
     text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     return float(text) if text.isdigit() else None
 
@@ -221,7 +225,7 @@ _MERGE = "application/merge-patch+json"
 
 
 class KubernetesCluster:
-    """Reads and writes objects of the API server behind `api`."""
+    """The `gputally.kubernetes.objects.Cluster` of the API server behind `api`."""
 
     def __init__(
         self,
@@ -233,7 +237,7 @@ class KubernetesCluster:
     ) -> None:
         """Create a client.
 
-        kinds: the kinds of the objects that it will write.
+        kinds: the kinds of the objects that it writes.
         reporter: the name of this instance in events."""
         self._api = api
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
@@ -242,7 +246,8 @@ class KubernetesCluster:
 
     @classmethod
     def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
-        """Return a client of the kubeconfig's cluster; None: see `_connect`. Raises Unavailable."""
+        """Return a client that writes objects of these kinds. For `kubeconfig` see `KubernetesApi.connect`. Raises
+        Unavailable."""
         return cls(_connect(kubeconfig), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
@@ -254,7 +259,7 @@ class KubernetesCluster:
         return self._read_pages(kind, visit, {})
 
     def _read_pages(self, kind: Kind, visit: Callable[[Object], object], selectors: Mapping[str, str]) -> str:
-        """Pass every object to `visit` and return the list's resourceVersion."""
+        """Pass every object of the kind to `visit`. Return the resourceVersion of the list."""
         token = ""
         while True:
             query = {"limit": str(PAGE), **selectors, **({"continue": token} if token else {})}
@@ -337,8 +342,8 @@ class KubernetesCluster:
         self._send("POST", f"{POD.path(namespace, name)}/eviction", {}, body)
 
     def event(self, event: Event) -> None:
-        """Create an event. Its name is a digest of its content, so the server answers `AlreadyExists` to a repeated
-        event, which counts as success."""
+        """Create an event. Its name contains a digest of its content, so the server answers `AlreadyExists` to a
+        repeated event, which counts as success."""
         namespace = event.namespace or "default"
         text = "\n".join((event.kind.kind, event.namespace, event.name, event.reason, event.message))
         body = {
@@ -388,7 +393,7 @@ def _dry(dry_run: bool) -> dict[str, str]:
 
 
 def _micro_time(at_ms: int) -> str:
-    """Format a time with six decimals; the API server does not parse a MicroTime without them."""
+    """Format a time as a MicroTime, which needs six decimals."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -400,8 +405,8 @@ class Inspector(KubernetesCluster):
     gputally.base.errors.ClusterError."""
 
     def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Return the versions of each resource that the server serves in these API groups, by (group, plural), the
-        preferred version first. The core group is ""."""
+        """Return the served versions of each resource in these API groups, by (group, plural), the preferred version
+        first. The core group is ""."""
         known = {group["name"]: group for group in self._send("GET", "/apis").get("groups") or ()}
         served: dict[tuple[str, str], tuple[str, ...]] = {}
         for group in dict.fromkeys(groups):
@@ -421,10 +426,11 @@ class Inspector(KubernetesCluster):
         return [str(resource["name"]) for resource in resources if "/" not in resource["name"]]
 
     def may(self, attributes: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
-        """Return True if a user has an access right. The check of another user needs a right of its own.
+        """Return True if a user has an access right. To review another user, this client needs the right to create a
+        SubjectAccessReview.
 
         attributes: resourceAttributes of an access review (group, resource, subresource, verb, name, namespace).
-        user: "" for this client's own user."""
+        user, groups: the user and its groups; "" for this client's own user."""
         spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
         kind = "SelfSubjectAccessReview"
         if user:
@@ -434,14 +440,13 @@ class Inspector(KubernetesCluster):
         return bool((answer.get("status") or {}).get("allowed"))
 
     def caller(self) -> str:
-        """Return the user name under which the API server knows this client. Source: SelfSubjectReview, Kubernetes
-        1.28."""
+        """Return this client's user name at the API server. Source: SelfSubjectReview, Kubernetes 1.28."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self._send("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", {}, body)
         return str(((answer.get("status") or {}).get("userInfo") or {}).get("username") or "")
 
     def server_ms(self) -> int:
-        """Return the server's time in UTC milliseconds, in whole seconds."""
+        """Return the server's time in UTC milliseconds, which is exact to a second."""
         response = _request(self._api, "GET", "/version", {}, None, self._timeout_s)
         text = next((value for name, value in response.response.headers.items() if name.lower() == "date"), "")
         response.response.drain_conn()

@@ -36,11 +36,11 @@ _library.propagate = False
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """Durations in whole seconds, as in client-go.
+    """Durations of the election in whole seconds, as in client-go.
 
     lease_s: how long a Lease is valid.
-    renew_s: how long its holder tries to renew it.
-    retry_s: the pause between two tries."""
+    renew_s: how long the leader tries to renew it before its term ends.
+    retry_s: the pause between two attempts."""
 
     lease_s: int = 15
     renew_s: int = 10
@@ -48,7 +48,7 @@ class LeaseTimes:
 
 
 class Election:
-    """The election of this replica. `run` needs a thread of its own, and any thread may call `leading`."""
+    """The part of one replica in the election. `run` needs a thread of its own. Any thread may call `leading`."""
 
     def __init__(
         self,
@@ -60,7 +60,10 @@ class Election:
         kubeconfig: Path | None = None,
         times: LeaseTimes = LeaseTimes(),
     ) -> None:
-        """Create the election over the Lease `namespace/name`. identity: the name of this replica in the Lease."""
+        """Create the election for the Lease `namespace/name`.
+
+        identity: the name of this replica in the Lease.
+        kubeconfig: see `gputally.kubernetes.api_client.KubernetesApi.connect`."""
         self._name, self._namespace, self._identity = name, namespace, identity
         self._clock = clock
         self._kubeconfig = kubeconfig
@@ -72,7 +75,7 @@ class Election:
 
     @property
     def fault(self) -> str:
-        """The error that ended or prevented the last term; "" once the Lease has been renewed since."""
+        """The error that ended or prevented the last term; "" once the Lease has been renewed again."""
         return self._fault
 
     def leading(self) -> bool:
@@ -83,8 +86,9 @@ class Election:
         return self._clock.monotonic_ms() - renewed < self._times.renew_s * MS_PER_SECOND
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
-        """Take part in the election until `stop` is set, then release the Lease. task: records each request to the API
-        server as progress, so that it shows when the election hangs."""
+        """Take part in the election until `stop` is set, then release the Lease.
+
+        task: records each request to the API server as progress, so that it has a fault if the election hangs."""
         self._task = task
         asyncio.run(self._run(stop))
 
@@ -116,7 +120,7 @@ class Election:
                     await asyncio.wait({stopped}, timeout=self._times.retry_s)
 
     async def _run_term(self, lock: _Lock) -> None:
-        """Wait until elected, then lead until the Lease is lost."""
+        """Wait until this replica is elected, then lead until it loses the Lease."""
         lease_lost = asyncio.Event()
 
         async def lead() -> None:
@@ -133,18 +137,19 @@ class Election:
         await LeaderElection(Config(lock, times.lease_s, times.renew_s, times.retry_s, lead, lose)).run()
 
     def request_begins(self) -> int:
-        """Record progress of the election's task. Return the monotonic time in milliseconds."""
+        """Record that a request to the API server begins. Return the monotonic time in milliseconds."""
         if self._task is not None:
             self._task.progress()
         return self._clock.monotonic_ms()
 
     def lease_renewed(self, at_ms: int) -> None:
-        """Record that the request that began at the monotonic time `at_ms` renewed the Lease."""
+        """Record that the Lease was renewed. at_ms: the monotonic time at which the request began."""
         self._renewed_ms, self._fault = at_ms, ""
 
 
 class _Lock(LeaseLock):
-    """A Lease whose requests have a time limit. It reports its requests and renewals to the election."""
+    """The Lease of an election. Its requests have a time limit, and it reports requests and renewals to the
+    election."""
 
     def __init__(
         self,
@@ -185,7 +190,8 @@ class _Lock(LeaseLock):
         return renewed
 
     async def release(self) -> None:
-        """Release the Lease as client-go does on a clean stop: without a holder, valid for one second."""
+        """Release the Lease if this replica holds it. As in client-go, it then has no holder and is valid for one
+        second."""
         lease = await self.api_instance.read_namespaced_lease(self.name, self.namespace)
         if lease.spec is not None and lease.spec.holder_identity == self.identity:
             lease.spec.holder_identity = None

@@ -39,7 +39,7 @@ class OwnerReference(_Object, frozen=True):
 
 
 class ManagedFields(_Object, frozen=True):
-    """The fields that one manager wrote, and the time of its last change."""
+    """The fields that one manager owns, and the time of its last change."""
 
     time: datetime | None = None
     fields: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="fieldsV1")
@@ -66,7 +66,7 @@ class ListMetadata(_Object, frozen=True):
 
 
 class NamedObject(_Object, frozen=True):
-    """An object of any kind, with its metadata only."""
+    """An object of any kind, reduced to its metadata."""
 
     metadata: Metadata
 
@@ -76,12 +76,12 @@ V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
-"""Age of the server's last answer above which the values must not be used. A working server answers at least once in a
-watch, and this is twice that time."""
+"""Age of the server's last answer above which the values must not be used: twice the length of a watch. A working
+server answers at least once in a watch."""
 PAUSE_SECONDS = 1
 """Pause between two watches."""
 ABSENT_SECONDS = 60
-"""Pause before the next list of a kind that the server does not serve. Its definition can be installed later."""
+"""Pause before the next list of a kind that the server does not serve. Its definition may be installed later."""
 BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
 """Pauses after the first, second, … failure in a row; the last one repeats."""
 
@@ -105,14 +105,17 @@ _status = msgspec.json.Decoder(_Status)
 
 
 class Reflector(Generic[O, V]):
-    """The values of all objects of one kind, by uid. Any thread may call `values`; all else belongs to one thread.
+    """Keeps one value for each object of a kind. Any thread may call `values`; one thread calls all other methods.
 
-    decode: the type of a decoded object.
-    keep: returns the value of an object; None to store none.
-    changed: the function that gets the uid and the value of every changed object; None if the object has no value.
+    path: the path of the list.
+    decode: the type to which an object is decoded.
+    keep: returns the value of an object; None to keep none.
+    changed: is called with the uid and the value of every object whose value changes. The value is None if the object
+        is deleted or has no value any more.
+    metadata_only: True to read objects without spec and status.
     others: further paths of the kind, for servers that do not serve it at `path`.
-    optional: True if a server without the kind is not a failure.
-    now_ms: the clock of `heard_ms` and `behind`."""
+    optional: True if the server need not serve the kind.
+    now_ms: returns the time, for `heard_ms` and `behind`; None if these are not used."""
 
     def __init__(
         self,
@@ -145,10 +148,10 @@ class Reflector(Generic[O, V]):
         self._continue = ""
         self._version = ""
         self.heard_ms: int | None = None
-        """Time of the server's last answer; None before the first."""
+        """Time of the server's last answer; None before the first answer."""
         self.failures = 0
         self.fault: str | None = None
-        """Reason why the last request failed; None if it succeeded."""
+        """Why the last request failed; None if it succeeded."""
         self._task: BackgroundTask | None = None
         self.synced = False
         """True once a complete list has been read."""
@@ -167,14 +170,15 @@ class Reflector(Generic[O, V]):
         return f"{kind} were last read {age_s:.0f} s ago{fault}" if age_s > MOST_BEHIND_SECONDS else None
 
     def prime(self) -> None:
-        """Run `sync` once and ignore a failure; `run` tries again."""
+        """Read the list once. After a failure, `run` tries again."""
         try:
             self.sync()
         except ClusterError as error:
             self.fault = str(error)
 
     def sync(self) -> None:
-        """Read the list up to its end, from the page at which an earlier call failed. Raises ClusterError."""
+        """Read the list up to its end if it has not been read yet. Begin at the page at which an earlier call failed.
+        Raises ClusterError."""
         while not self._version:
             query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
             try:
@@ -196,8 +200,8 @@ class Reflector(Generic[O, V]):
                 self._replace(page.metadata.resource_version)
 
     def follow(self) -> None:
-        """Read one watch until the server ends it. Raises ClusterError. After VersionGone the next `sync` reads the
-        whole list again."""
+        """Apply the changes of one watch until the server ends it. Raises ClusterError. After VersionGone, the next
+        `sync` reads the whole list again."""
         query = {
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
@@ -216,10 +220,10 @@ class Reflector(Generic[O, V]):
             raise
 
     def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
-        """Sync and follow until `stop` is set. After a failure, log it and try again after a growing pause.
+        """Call `sync` and `follow` in turn until `stop` is set. Log a failure, and try again after a growing pause.
 
         task: has a fault while an answer cannot be processed, or if no answer comes for longer than a watch lasts. A
-        server that does not answer is no fault of the task; `heard_ms` and `failures` show it."""
+            server that does not answer is no fault of the task; `heard_ms` and `failures` show it."""
         log = structlog.get_logger("gputally.kubernetes.api_client")
         self._task = task
         failures = absent = 0
@@ -270,8 +274,8 @@ class Reflector(Generic[O, V]):
         return 1 + len(self._others)
 
     def absent(self, error: ClusterError) -> bool:
-        """Return True if the error only means that the server does not serve an optional kind at the path. Then the
-        next attempt uses another path."""
+        """Return True if the error means that the server does not serve this optional kind at `path`. Then use the next
+        of the other paths from now on."""
         absent = self._optional and isinstance(error, NotFound)
         if absent:
             self._others.append(self.path)
@@ -280,7 +284,7 @@ class Reflector(Generic[O, V]):
         return absent
 
     def _heard(self) -> None:
-        """Record an answer of the server."""
+        """Record that the server answered."""
         self._begin_run()
         self.fault = None
         if self._now_ms is not None:
@@ -339,7 +343,7 @@ T = TypeVar("T")
 
 
 def _uid(item: object) -> str:
-    """Return the UID of an object, decoded or as plain data."""
+    """Return the uid of an object. item: a decoded object, or a dictionary."""
     if isinstance(item, dict):
         return str(item["metadata"]["uid"])
     metadata: Metadata = item.metadata  # type: ignore[attr-defined]  # every decoded object has metadata

@@ -51,14 +51,15 @@ Owner = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Owned:
-    """One object without managedFields, and the owner of each leaf."""
+    """An object without managedFields, and the leaves that each manager owns."""
 
     obj: dict[str, Any]
     owners: dict[Owner, set[FieldPath]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, obj: Object) -> Owned:
-        """Read an object. The managers in `metadata.managedFields` own its fields; without it, no manager does."""
+        """Create it from an object. The managers in `metadata.managedFields` own the fields; without managedFields, the
+        fields have no owner."""
         plain = json_copy(dict(obj))
         stored = cls(plain)
         for entry in plain.setdefault("metadata", {}).pop("managedFields", None) or ():
@@ -72,7 +73,7 @@ class Owned:
         return Owned(json_copy(self.obj), {owner: set(paths) for owner, paths in self.owners.items()})
 
     def contested(self, me: Owner, wanted: Mapping[FieldPath, Any]) -> tuple[tuple[str, str], ...]:
-        """Return (manager, field) for each field that another manager owns and `wanted` would change."""
+        """Return (manager, field) for each field that another manager owns and that applying `wanted` would change."""
         return tuple(
             sorted(
                 (owner[0], dotted_path(path))
@@ -84,7 +85,8 @@ class Owned:
         )
 
     def apply(self, me: Owner, wanted: Mapping[FieldPath, Any]) -> None:
-        """Apply all fields in `wanted` for the owner `me`. None of them may be contested."""
+        """Set the fields in `wanted` and make `me` an owner of them, as by server-side apply. None of them may be
+        contested. Fields that `me` alone owned and omits now are removed."""
         mine = self.owners.pop(me, set())
         others = set().union(*self.owners.values())
         for path in sorted(mine - wanted.keys() - others):
@@ -96,8 +98,8 @@ class Owned:
             self.owners[me] = set(wanted)
 
     def update(self, me: Owner, old: Mapping[FieldPath, Any], new: Mapping[FieldPath, Any]) -> None:
-        """Replace the leaves `old` by `new` without conflicts. `me` becomes the owner of the changed leaves, and leaves
-        that `new` lacks are removed."""
+        """Replace the leaves `old` by `new` without checking for conflicts. `me` becomes the only owner of the changed
+        leaves. Leaves that `new` lacks are removed."""
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         gone = old.keys() - new.keys()
         for path in gone:
@@ -139,7 +141,7 @@ class Owned:
 
 
 def writable_leaves(kind: Kind, obj: Object, subresource: str) -> dict[FieldPath, Any]:
-    """Return the leaves of `obj` that a write to `subresource` changes; "" is the object itself."""
+    """Return the leaves of `obj` that a write to a subresource changes. subresource: "" for the object itself."""
     return {
         path: value
         for path, value in leaves(obj).items()
@@ -170,7 +172,8 @@ def merged(old: Any, change: Any) -> Any:
 
 
 def _changes(obj: Object, owned: FieldPath, mine: FieldPath, value: Any) -> bool:
-    """Return True if setting `mine` to the value would change `owned`. Adding a key to a mapping is no change."""
+    """Return True if setting the field `mine` to `value` would change the field `owned`. Adding a key to a mapping is
+    no change of the mapping."""
     if not overlap(owned, mine):
         return False
     if len(mine) > len(owned):
@@ -185,7 +188,7 @@ _Key = tuple[str, str, str, str]
 
 
 class MemoryCluster:
-    """A `gputally.kubernetes.objects.Cluster` in memory. `put` and `delete` model other clients, and `events` is for
+    """A `gputally.kubernetes.objects.Cluster` in memory. `put` and `delete` simulate other clients. `events` is for
     tests."""
 
     def __init__(
@@ -195,8 +198,11 @@ class MemoryCluster:
         *,
         admit: Callable[[Object], str | None] | None = None,
     ) -> None:
-        """Create a server that serves `kinds` and has these `objects` (see `load`). admit: replaces a webhook; it
-        returns the reason for a refusal, or None."""
+        """Create a server.
+
+        kinds: the kinds that it serves.
+        objects: the objects to load (see `load`).
+        admit: replaces the admission webhooks: it returns the reason why an object is refused, or None."""
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._store: dict[_Key, Owned] = {}
         self._version = 0
@@ -208,13 +214,14 @@ class MemoryCluster:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Every distinct event in the order of its first appearance, with the time of its last."""
+        """Each distinct event, in the order in which it was first recorded, with the time at which it was last
+        recorded."""
         return tuple(self._events.values())
 
     def load(self, objects: Iterable[Object]) -> None:
-        """Load objects unchanged, status included. Raises NotFound for a kind that is not served.
+        """Store objects unchanged, with their status. Raises NotFound for a kind that is not served.
 
-        The managers in `metadata.managedFields` own the fields; without it, no manager does."""
+        The managers in `metadata.managedFields` own the fields; without managedFields, the fields have no owner."""
         for obj in objects:
             kind = self._kind_of(obj)
             self._commit(self._key(kind, obj), Owned.read(obj), None)
@@ -259,7 +266,8 @@ class MemoryCluster:
         return _MemoryApi(self)
 
     def changes(self, kind: Kind, version: int) -> tuple[str, Sequence[tuple[str, Object]]]:
-        """Return the present version and the changes since the given version as (type, object). Raises VersionGone."""
+        """Return the present version, and (type, object) of each change of the kind since `version`. Raises VersionGone
+        if the changes are forgotten."""
         self._check(kind)
         if version < self._forgotten:
             raise VersionGone(f"{kind.kind}: too old resource version: {version}")
@@ -268,7 +276,7 @@ class MemoryCluster:
         return str(self._version), since
 
     def forget(self) -> None:
-        """Forget all changes, as etcd does after some time: watches of an earlier version get VersionGone."""
+        """Forget all changes, as etcd does after some time. A watch from an earlier version then raises VersionGone."""
         self._log.clear()
         self._forgotten = self._version
 
@@ -322,9 +330,9 @@ class MemoryCluster:
             self.delete(POD, name, namespace)
 
     def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
-        """Replace an object without conflicts, as other controllers, `kubectl edit` and GitOps tools that force do.
+        """Replace an object without checking for conflicts, as `kubectl edit` and some controllers do.
 
-        `field_manager` becomes the owner of every changed leaf. Leaves that `obj` lacks are removed."""
+        `field_manager` becomes the only owner of every changed leaf. Leaves that `obj` lacks are removed."""
         kind = self._kind_of(obj)
         key = self._key(kind, obj)
         before = self._store.get(key)
@@ -348,7 +356,7 @@ class MemoryCluster:
         self._events[same] = replace(first, at_ms=event.at_ms)
 
     def _match_version(self, key: _Key, before: Owned | None, obj: Object) -> None:
-        """Raise Conflict if `obj` names another uid or resourceVersion than the stored object has."""
+        """Raise Conflict if `obj` has another uid or resourceVersion than the stored object."""
         wanted = obj.get("metadata", {})
         stored = before.obj["metadata"] if before is not None else {}
         if wanted.get("uid") and wanted["uid"] != stored.get("uid"):
@@ -359,7 +367,8 @@ class MemoryCluster:
             )
 
     def _finish(self, key: _Key, after: Owned, before: Owned | None, dry_run: bool) -> Object:
-        """Admit the object and, unless it is a dry run, store it; return it as the API server would."""
+        """Store the object, unless it is refused or this is a dry run. Return it as the API server does. Raises
+        Refused."""
         after.drop_empty_owners()
         refusal = self._admit(after.with_managed_fields()) if self._admit else None
         if refusal:
@@ -415,8 +424,7 @@ class MemoryCluster:
 
 
 class _MemoryApi:
-    """Answers lists and watches of a MemoryCluster in the form of an API server. A watch ends with the last stored
-    change."""
+    """The `gputally.kubernetes.objects.Api` of a MemoryCluster. A watch ends after the present changes."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
@@ -447,8 +455,8 @@ def _text(key: _Key) -> str:
 
 
 def load_objects(path: Path, kinds: Iterable[Kind]) -> list[Object]:
-    """Read a YAML file with a list of objects, or with the items that `kubectl get -o yaml` prints. Raises FileFault
-    with a line per fault."""
+    """Read a YAML file with a list of objects, or with the output of `kubectl get -o yaml`. Raises FileFault with a
+    line per fault, for example for an object whose kind is not in `kinds`."""
     document = read(path)
     root: tuple[Key, ...] = ()
     items: Plain = document.data

@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 from gputally.base.errors import Blocked, Refused
 
 Object = Mapping[str, Any]
-"""A Kubernetes object as plain data. Functions never change an object that they receive."""
+"""A Kubernetes object as plain data. A function never changes an object that it receives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Kind:
     status: bool = True
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the path of one object, or of the list."""
+        """Return the API path of an object, or without a name that of the list. Without a namespace, the list has the
+        objects of all namespaces."""
         group = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         inside = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{group}{inside}/{self.plural}" + (f"/{name}" if name else "")
@@ -65,8 +66,8 @@ _SERVER_SET = frozenset(
 
 
 def leaves(obj: Mapping[str, Any]) -> dict[FieldPath, Any]:
-    """Return every leaf that a field manager can own, with its value, in document order. Left out are identity fields
-    and fields that the server sets."""
+    """Return every leaf that a field manager can own, with its value, in document order. The fields that identify the
+    object or that the server sets are left out."""
     values: dict[FieldPath, Any] = {}
     for key, value in obj.items():
         if key == "metadata":
@@ -87,7 +88,7 @@ def _add_leaves(value: Any, path: FieldPath, values: dict[FieldPath, Any]) -> No
 
 
 def value_at(obj: Mapping[str, Any], path: FieldPath) -> Any:
-    """Return the value at `path`; None if it or one of its parents is missing or null."""
+    """Return the value at `path`; None if the value or one of its parents is missing or null."""
     value: Any = obj
     for key in path:
         # Most values are dicts, and the isinstance check takes ten times as long.
@@ -109,7 +110,7 @@ def put(obj: dict[str, Any], path: FieldPath, value: Any) -> None:
 
 
 def drop(obj: dict[str, Any], path: FieldPath) -> None:
-    """Remove the leaf at `path`, and mappings that become empty."""
+    """Remove the leaf at `path`, and the parents that become empty."""
     parents = [obj]
     for key in path[:-1]:
         inner = parents[-1].get(key)
@@ -135,7 +136,7 @@ def overlap(one: FieldPath, other: FieldPath) -> bool:
 
 
 def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """Return a set of paths as nested `f:` keys (FieldsV1)."""
+    """Encode a set of paths as nested `f:` keys (FieldsV1)."""
     tree: dict[str, Any] = {}
     for path in sorted(paths):
         at = tree
@@ -145,8 +146,8 @@ def to_fields_v1(paths: Iterable[FieldPath]) -> dict[str, Any]:
 
 
 def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPath]:
-    """Return the leaf paths of nested `f:` keys (FieldsV1). A manager that owns a part of a list counts as the owner of
-    the whole list."""
+    """Decode nested `f:` keys (FieldsV1) to the paths of the leaves. A manager that owns a part of a list counts as the
+    owner of the whole list. path: the path of `tree` itself."""
     inner = {key[2:]: part for key, part in tree.items() if key.startswith("f:")}
     if not inner:
         return {path} if path else set()
@@ -154,13 +155,13 @@ def from_fields_v1(tree: Mapping[str, Any], path: FieldPath = ()) -> set[FieldPa
 
 
 def without(tree: Mapping[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
-    """Return nested `f:` keys (FieldsV1) without `paths` and everything below them, and without parents that become
+    """Return nested `f:` keys (FieldsV1) without these paths and all paths below them, and without parents that become
     empty."""
     return _without(tree, frozenset(paths), ()) or {}
 
 
 def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath) -> dict[str, Any] | None:
-    """Return the remaining tree; None if a part that had content becomes empty."""
+    """Return the tree at the path `at` without `paths`; None if it had content and becomes empty."""
     remaining = {}
     for key, part in tree.items():
         path = (*at, key[2:]) if key.startswith("f:") else (*at, key)
@@ -184,7 +185,7 @@ _MIG = re.compile(r"nvidia\.com/mig-(?:\d+c\.)?(\d+)g\..+")
 
 
 def quantity(value: object) -> float | None:
-    """Parse a Kubernetes quantity (4, "4", "500m") as a number >= 0. Return None for anything else."""
+    """Parse a Kubernetes quantity (4, "4", "500m"). Return None if the value is not a quantity or is negative."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -201,9 +202,10 @@ def quantity(value: object) -> float | None:
 
 
 def gpus(resources: object) -> float:
-    """Return the number of GPUs in a list of resources. A MIG instance counts by its compute slices out of seven.
+    """Return the number of GPUs among resources (quantity by name). A MIG instance counts as its compute slices divided
+    by seven.
 
-    An invalid quantity counts as 0, because users and other programs write the object."""
+    An invalid value counts as 0, because users and other programs write the object."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
@@ -240,7 +242,7 @@ def gpus_of_nodes(nodes: Sequence[Object]) -> float:
 
 
 def node_up(node: Object) -> bool:
-    """Return True if a node's GPUs are capacity at present.
+    """Return True if a node is up, so that its GPUs are capacity.
 
     As in the ledger, a node is down if it is not ready, is cordoned, or has one of `CLOSING_TAINTS` with the effect
     NoSchedule or NoExecute."""
@@ -258,7 +260,8 @@ def node_up(node: Object) -> bool:
 class Event:
     """An event about an object. A cluster records events with the same object, reason and message only once.
 
-    namespace: "" for a cluster-scoped object."""
+    kind, name, namespace, uid: the object; its namespace is "" if it is cluster-scoped.
+    at_ms: time of the event in UTC milliseconds."""
 
     kind: Kind
     name: str
@@ -274,15 +277,15 @@ class Api(Protocol):
     """A client that returns an API server's answers as bytes. Every method raises gputally.base.errors.ClusterError."""
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        """Return the answer to a GET. metadata_only: True for objects without spec and status."""
+        """Send a GET and return the answer. metadata_only: True for objects without spec and status."""
         ...
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
-        """Yield the lines of a watch until the server ends it."""
+        """Watch the objects at `path`. Yield the lines of the answer until the server ends the watch."""
         ...
 
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
-        """Create an object and return the answer."""
+        """Send a POST, which creates an object, and return the answer."""
         ...
 
 
@@ -308,14 +311,16 @@ class Objects(ObjectReader, Protocol):
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Apply the fields in `obj` by server-side apply. Return the resulting object, in a dry run too.
 
-        Fields that the manager applied before and now omits are removed. A `metadata.resourceVersion` makes the write
-        conditional. Raises Conflict with the owners of contested fields; then nothing is written."""
+        Fields that the manager applied earlier and omits now are removed. With a `metadata.resourceVersion`, the write
+        fails if the object has another one. Raises Conflict with the owners of contested fields; then nothing is
+        written."""
         ...
 
     def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Take over the fields in `obj` from their managers, at their present values, at a person's request. This is
-        the only way to take another owner's field. `obj` must have its resourceVersion. Raises Conflict if a value has
-        changed; then nothing is written."""
+        """Make `field_manager` the only owner of the fields in `obj`, at their present values. This is done only at a
+        person's request, and is the only way to take a field from another owner.
+
+        `obj` must have its resourceVersion. Raises Conflict if a value has changed; then nothing is written."""
         ...
 
 
@@ -323,7 +328,7 @@ class Cluster(Objects, Protocol):
     """A Kubernetes API server."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
-        """Apply an object, or a subresource of it such as `status`."""
+        """Apply an object as in `Objects`, or one of its subresources, such as `status`."""
         ...
 
     def scan(self, kind: Kind, visit: Callable[[Object], object]) -> str:
@@ -332,21 +337,22 @@ class Cluster(Objects, Protocol):
         ...
 
     def api(self) -> Api:
-        """Return a client for the same server that returns answers as bytes, for `gputally.kubernetes.list_watch`."""
+        """Return a client of the same server that returns answers as bytes, for `gputally.kubernetes.list_watch`."""
         ...
 
     def patch(
         self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
     ) -> Object:
-        """Merge `change` into one object, for fields that several clients write in turn (a Workload's `spec.active`).
+        """Merge `change` into an object, for fields that several clients write in turn, such as a Workload's
+        `spec.active`. Return the resulting object.
 
-        A `metadata.uid` or `metadata.resourceVersion` in `change` makes the write conditional. Raises Conflict if the
-        object has another one."""
+        Raises Conflict if `change` has a `metadata.uid` or `metadata.resourceVersion` that differs from the
+        object's."""
         ...
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Create an object. The server completes its name if it has `metadata.generateName`. Raises Conflict if the
-        object exists."""
+        """Create an object and return it. With `metadata.generateName`, the server generates the name. Raises Conflict
+        if the object exists."""
         ...
 
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
@@ -368,8 +374,8 @@ _UNPROTECTED_PHASES = frozenset({"Pending", "Succeeded", "Failed"})
 
 
 def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
-    """Return the disruption budget that covers the eviction of `pod`; None if there is none. Raises Blocked,
-    Refused."""
+    """Return the disruption budget that covers a pod and allows its eviction; None if the pod needs none. Raises
+    Blocked if the budget does not allow the eviction at present, and Refused if several budgets cover the pod."""
     metadata = pod["metadata"]
     if metadata.get("deletionTimestamp") or value_at(pod, ("status", "phase")) in _UNPROTECTED_PHASES:
         return None

@@ -143,7 +143,7 @@ def test_a_karpenter_limit_has_the_shape_of_a_node_pool() -> None:
     assert document["metadata"] == {"name": "h100"}
     assert document["spec"] == {"limits": {GPU: "32"}}
     assert all(QUANTITY.match(value) for value in document["spec"]["limits"].values())
-    assert "# NVIDIA L4: the inventory knows no node pool" in text
+    assert "# NVIDIA L4: the inventory has no node pool" in text
 
 
 def test_dalys_interval() -> None:

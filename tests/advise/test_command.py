@@ -67,7 +67,7 @@ def test_nodes(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert (pool["min_nodes"], pool["max_nodes"], pool["saving"]) == (1, 1, "0")
     assert pool["weekly"][:24] == [None] * 12 + [1] * 12
     assert "less than two weeks" in document["notes"][2]
-    assert "the inventory knows no node pool" in run(capsys, url, "autoscaler", "--format", "karpenter")
+    assert "the inventory has no node pool" in run(capsys, url, "autoscaler", "--format", "karpenter")
     written = yaml.safe_load(run(capsys, url, "autoscaler", "--format", "ansible"))
     assert list(written["gpu_node_pools"]) == ["nvidia_h100_80gb_hbm3"]
     table = run(capsys, url, "autoscaler")

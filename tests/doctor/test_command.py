@@ -22,7 +22,7 @@ from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, CHECKS, main, run_and_print, run_checks
 from gputally.doctor.check_inputs import Sources
-from gputally.doctor.findings import Result
+from gputally.doctor.findings import CheckResult
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, review_rights
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.fairshare.builders import object_of, shard_object
@@ -90,7 +90,7 @@ def cluster() -> MemoryInspector:
     )  # fmt: skip
 
 
-def by_name(results: tuple[Result, ...]) -> dict[str, Result]:
+def by_name(results: tuple[CheckResult, ...]) -> dict[str, CheckResult]:
     return {result.check: result for result in results}
 
 
@@ -108,7 +108,7 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
         "idle": "warning", "oversized": "ok", "unowned": "warning", "prices": "warning",
     }  # fmt: skip
     what = {name: [each.what for each in result.findings] for name, result in found.items()}
-    assert what["weights"] == ["weights published to kai cannot act (HistoryCountedTwice)"]
+    assert what["weights"] == ["weights published to kai have no effect (HistoryCountedTwice)"]
     assert (
         what["guarantees"][0]
         == "deserved quotas add up to more GPUs than the cluster has: it can never satisfy all of them"
@@ -224,7 +224,7 @@ def test_a_machine_without_anything_is_no_fault(
 def test_wrong_calls_have_a_code_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     for call in (["--only", "nothing"], ["--output", "xml"], ["--what"]):
         assert main(call) == CALLED_WRONGLY
-    assert "no check 'nothing'; one of driver, kubelet" in capsys.readouterr().err
+    assert "there is no check 'nothing'; the checks are driver, kubelet" in capsys.readouterr().err
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in CHECKS)

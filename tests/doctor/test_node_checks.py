@@ -15,7 +15,7 @@ from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import run_and_print, run_checks
 from gputally.doctor.check_inputs import Options, Sources, real_sources
-from gputally.doctor.findings import CannotCheck, Result
+from gputally.doctor.findings import CannotCheck, CheckResult
 from gputally.doctor.node_checks import DAEMON_SET, Machine, driver, foreign_processes
 from gputally.kubernetes.objects import POD
 from tests.doctor.conftest import MemoryInspector, event, node
@@ -41,7 +41,7 @@ def proc(tmp_path: Path) -> Path:
     return add_process(tmp_path / "proc", 4711)
 
 
-def looked(socket: Path, proc: Path) -> dict[str, Result]:
+def looked(socket: Path, proc: Path) -> dict[str, CheckResult]:
     """Run the three checks as `gputally doctor` does, on the test's clock."""
     sources = real_sources(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
     return {result.check: result for result in run_checks(sources, ONLY)}
@@ -189,31 +189,31 @@ def refused(note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any
 
 
 @pytest.fixture
-def checked(sources_of: Callable[..., Sources]) -> Callable[..., Result]:
+def checked(sources_of: Callable[..., Sources]) -> Callable[..., CheckResult]:
     """Return a function that runs the check over objects of a cluster."""
 
-    def check(*objects: dict[str, Any]) -> Result:
+    def check(*objects: dict[str, Any]) -> CheckResult:
         (found,) = run_checks(sources_of(MemoryInspector(objects)), ["agents"])
         return found
 
     return check
 
 
-def test_an_agent_on_every_node_is_well(checked: Callable[..., Result]) -> None:
+def test_an_agent_on_every_node_is_well(checked: Callable[..., CheckResult]) -> None:
     found = checked(daemon_set(2, 2, 2), agent("a"), agent("b"), node("a"), node("b"), node("cpu", gpus=0))
     assert (found.status, found.seen) == ("ok", "2 of 2 agents ready, 2 nodes offer GPUs")
 
 
-def test_nodes_with_gpus_and_without_an_agent_are_named(checked: Callable[..., Result]) -> None:
+def test_nodes_with_gpus_and_without_an_agent_are_named(checked: Callable[..., CheckResult]) -> None:
     (found,) = checked(daemon_set(1, 1, 1), agent("a"), node("a"), node("b"), node("c")).findings
     assert found.severity == "error"
     assert found.evidence == "2 of 3 nodes with GPUs: b, c"
     assert "kubectl label node NODE nvidia.com/gpu.present=true" in found.remedy
 
 
-def test_where_no_node_offers_gpus_the_device_plugin_is_missing(checked: Callable[..., Result]) -> None:
+def test_where_no_node_offers_gpus_the_device_plugin_is_missing(checked: Callable[..., CheckResult]) -> None:
     (found,) = checked(daemon_set(0, 0, 0), node("cpu", gpus=0)).findings
-    assert (found.severity, found.what) == ("warning", "no node gets an agent")
+    assert (found.severity, found.what) == ("warning", "no node has an agent")
     assert "device plugin" in found.remedy
 
 
@@ -230,7 +230,7 @@ def test_where_no_node_offers_gpus_the_device_plugin_is_missing(checked: Callabl
     ],
 )
 def test_pods_that_cannot_be_made_have_the_servers_reason_and_a_remedy(
-    checked: Callable[..., Result], note: str, remedy: str
+    checked: Callable[..., CheckResult], note: str, remedy: str
 ) -> None:
     older = refused("an older word", "2026-11-01T11:00:00.000000Z")
     (found,) = checked(daemon_set(2, 0, 0), node("a"), node("b"), refused(note), older).findings
@@ -248,7 +248,7 @@ def test_pods_that_cannot_be_made_have_the_servers_reason_and_a_remedy(
     ],
 )
 def test_an_agent_that_does_not_start_has_the_kubelets_reason(
-    checked: Callable[..., Result], reason: str, message: str, remedy: str
+    checked: Callable[..., CheckResult], reason: str, message: str, remedy: str
 ) -> None:
     (found,) = checked(daemon_set(1, 1, 0), agent("a", reason, message), node("a")).findings
     assert found.what == f"agent gputally/gputally-agent-a does not start: {reason}"
@@ -257,5 +257,5 @@ def test_an_agent_that_does_not_start_has_the_kubelets_reason(
     assert checked(daemon_set(1, 1, 0), agent("a", "ContainerCreating"), node("a")).findings == ()
 
 
-def test_where_none_is_installed_nothing_is_wrong(checked: Callable[..., Result]) -> None:
+def test_where_none_is_installed_nothing_is_wrong(checked: Callable[..., CheckResult]) -> None:
     assert checked(node("a")).unknown.startswith("there is no DaemonSet")

@@ -83,7 +83,7 @@ def test_weights_that_cannot_act_and_queues_without_a_place() -> None:
     target = Target("kai", SERVED, "enforce", conditions, [Issue("a", "KAI has no queue a")])
     acts, placed = weights(policy(), [target]).findings
     assert (acts.severity, placed.severity) == ("error", "warning")
-    assert acts.what == "weights published to kai cannot act (HistoryCountedTwice)"
+    assert acts.what == "weights published to kai have no effect (HistoryCountedTwice)"
     assert acts.evidence == "kValue is 1 in SchedulingShard default"
     assert "kValue: 0" in acts.remedy
     assert placed.evidence == "KAI has no queue a"
@@ -108,7 +108,7 @@ def test_a_team_of_two_schedulers_takes_from_each() -> None:
         {"name": "b", "team": "vision", "deserved": 4, "refs": ("volcano:b",)},
     )
     (found,) = conflicts(apart, [], []).findings
-    assert found.what == "team vision has queues of 2 schedulers, and gets its share from each"
+    assert found.what == "team vision has queues at 2 schedulers, and gets its share from each"
     assert found.evidence == "kai: a (8 GPUs deserved); volcano: b (4 GPUs deserved)"
     one = policy({"name": "a", "refs": ("kueue:a",)}, {"name": "b", "refs": ("kueue-cohort:b",)})
     assert conflicts(one, [], []).findings == ()
@@ -117,7 +117,7 @@ def test_a_team_of_two_schedulers_takes_from_each() -> None:
 def test_namesakes_that_no_policy_knows() -> None:
     objects = [QueueObject("kai", "vision", 8, refs=("kai:vision",)), QueueObject("kueue", "vision", None)]
     (found,) = conflicts(None, objects, []).findings
-    assert found.what == "kai and kueue both have a queue vision, and the policy knows neither"
+    assert found.what == "kai and kueue each have a queue vision, which the policy does not name"
     assert found.evidence == "GPU quotas: kai 8, kueue none"
     known = policy({"name": "v", "refs": ("kai:vision",)})
     assert conflicts(known, objects, []).findings == ()
@@ -282,7 +282,7 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
     cluster = MemoryInspector([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
     assert cluster.get(CONFIG_MAP, where.name, where.namespace)
     (found,) = weights(given, (), recorded_conditions(cluster, "gputally")).findings
-    assert found.what == "it is unknown whether weights published to kube-scheduler act (NoRequests)"
+    assert found.what == "it is unknown whether weights published to kube-scheduler have an effect (NoRequests)"
     assert "tlsConfig: {caFile: " in found.remedy
     assert weights(given, (), recorded_conditions(cluster, "elsewhere")).findings == ()
     asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")

@@ -20,7 +20,7 @@ from gputally.doctor.accountant_and_usage_checks import (
     prices,
     unattributed_time,
 )
-from gputally.doctor.findings import Finding, Result, exit_code, first_findings
+from gputally.doctor.findings import CheckResult, Finding, exit_code, first_findings
 from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judge_rights, needed_rights
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
@@ -74,9 +74,9 @@ def test_clocks() -> None:
     )
     seen = clocks((ClockReading("API server", 10_000, 20_000, 500), ClockReading("accountant", 700_000, 10_000, 0)))
     ahead, behind = seen.findings
-    assert (ahead.severity, ahead.what) == ("warning", "this clock is ahead of the API server's")
+    assert (ahead.severity, ahead.what) == ("warning", "this machine's clock is ahead of the API server's")
     assert ahead.evidence == "by at least 8.5 s"
-    assert (behind.severity, behind.what) == ("error", "this clock is behind the accountant's")
+    assert (behind.severity, behind.what) == ("error", "this machine's clock is behind the accountant's")
     (far,) = clocks((ClockReading("accountant", 0, 400_000, 0),)).findings
     assert "quarantined as future-dated" in far.what
 
@@ -161,9 +161,9 @@ def test_busy_time_that_nobody_owns() -> None:
 
 def test_the_exit_code_is_that_of_the_worst() -> None:
     warning, error = Finding("warning", "w", "", ""), Finding("error", "e", "", "")
-    assert exit_code([]) == exit_code([Result("a"), Result("b", unknown="no cluster")]) == 0
-    assert exit_code([Result("a", findings=(warning,))]) == 1
-    assert exit_code([Result("a", findings=(warning, error)), Result("b")]) == 2
+    assert exit_code([]) == exit_code([CheckResult(), CheckResult(unknown="no cluster")]) == 0
+    assert exit_code([CheckResult(findings=(warning,))]) == 1
+    assert exit_code([CheckResult(findings=(warning, error)), CheckResult()]) == 2
 
 
 def test_many_findings_of_a_kind_are_counted() -> None:

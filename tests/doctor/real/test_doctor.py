@@ -15,7 +15,7 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.doctor.__main__ import run_checks
 from gputally.doctor.check_inputs import Sources
-from gputally.doctor.findings import Result
+from gputally.doctor.findings import CheckResult
 from gputally.doctor.scheduler_checks import messages
 from gputally.kubernetes.api_client import Inspector
 from gputally.kubernetes.objects import EVENT, GPU
@@ -82,11 +82,11 @@ def bound(server: ApiServer, name: str) -> bool:
 
 
 @pytest.fixture
-def examine(tmp_path: Path, sources_of: Callable[..., Sources]) -> Callable[..., dict[str, Result]]:
+def examine(tmp_path: Path, sources_of: Callable[..., Sources]) -> Callable[..., dict[str, CheckResult]]:
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
 
-    def make(inspector: Inspector, *only: str, **options: Any) -> dict[str, Result]:
+    def make(inspector: Inspector, *only: str, **options: Any) -> dict[str, CheckResult]:
         sources = sources_of(inspector, policy=policy, **options)
         return {result.check: result for result in run_checks(sources, only)}
 
@@ -94,7 +94,7 @@ def examine(tmp_path: Path, sources_of: Callable[..., Sources]) -> Callable[...,
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dict[str, Result]]) -> None:
+def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dict[str, CheckResult]]) -> None:
     later = VirtualClock(SystemClock().wall_ms() + 600_000)  # ten minutes on, when nobody is new any more
     found = examine(inspector, "placement", "weights", "guarantees", "conflicts", at=later)
     taint, huge = found["placement"].findings
@@ -104,9 +104,9 @@ def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dic
     assert huge.what == "work/huge waits: 32 GPUs are not free"
     assert "Insufficient nvidia.com/gpu" in huge.evidence
     assert [each.what for each in found["weights"].findings] == [
-        "weights published to kai cannot act (HistoryCountedTwice)",
+        "weights published to kai have no effect (HistoryCountedTwice)",
         "kai is not set up as the policy says (PolicyDiffers)",
-        "it is unknown whether weights published to kueue act (ConfigurationUnread)",
+        "it is unknown whether weights published to kueue have an effect (ConfigurationUnread)",
         "queue speech has no object at kueue",
     ]
     assert found["guarantees"].findings[0].evidence == "64 deserved, 16 installed, 16 up: vision 64"
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_found(inspector: Inspector, examine: Callable[..., dic
 
 @pytest.mark.usefixtures("cluster")
 def test_the_taint_is_gone_once_the_remedy_is_done(
-    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, Result]]
+    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, CheckResult]]
 ) -> None:
     later = VirtualClock(SystemClock().wall_ms() + 600_000)
     (before, _) = examine(inspector, "placement", at=later)["placement"].findings
@@ -129,7 +129,7 @@ def test_the_taint_is_gone_once_the_remedy_is_done(
 
 
 def test_rights_of_a_caller_and_of_an_account(
-    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, Result]], tmp_path: Path
+    server: ApiServer, inspector: Inspector, examine: Callable[..., dict[str, CheckResult]], tmp_path: Path
 ) -> None:
     assert examine(inspector, "permissions")["permissions"].status == "ok"
     plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
@@ -173,7 +173,7 @@ def bind(server: ApiServer, account: str) -> None:
 
 
 def test_what_cannot_be_read_is_said(
-    server: ApiServer, examine: Callable[..., dict[str, Result]], tmp_path: Path
+    server: ApiServer, examine: Callable[..., dict[str, CheckResult]], tmp_path: Path
 ) -> None:
     plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
     found = examine(plain, "placement", "weights", "clock", at=SystemClock())
