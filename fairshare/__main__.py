@@ -54,7 +54,6 @@ from fairshare.preemption.preemption_cycle import PreemptionReport
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import prometheus_latency
 from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
-from fairshare.targets import ADAPTERS
 from fairshare.targets.kai import shard_advice
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
@@ -261,7 +260,7 @@ def preempt(
         call = PreemptionCall("", job, why, gpus, "by hand")
         mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
         pods = pods_of(cluster)
-        report = by_hand(loaded, client, cluster, clock, ADAPTERS, pods, call, mode, on.status_object, others)
+        report = by_hand(loaded, client, cluster, clock, pods, call, mode, on.status_object, others)
     show(output, lambda: preemption_view(report), plan_tables.preemption(report), plan_tables.stops(report))
     if any(verdict.outcome == "denied" for verdict in report.verdicts):
         raise typer.Exit(1)
@@ -410,7 +409,7 @@ def adopt(
     """Take over the weight's field from its present manager (Argo CD, Flux, kubectl). The value does not change."""
     loaded = policies.load(policy)[0]
     with on.targets(loaded) as (cluster, outside):
-        adoptions = take_over(loaded, cluster, ADAPTERS, queue=queue, clusters=outside, dry_run=dry_run)
+        adoptions = take_over(loaded, cluster, queue=queue, clusters=outside, dry_run=dry_run)
     if not adoptions and output == "table":
         print("nothing to take over: no other manager owns a field that the policy publishes")
         return

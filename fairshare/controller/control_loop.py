@@ -68,7 +68,6 @@ class Controller:
         cluster: Cluster,
         clock: Clock,
         *,
-        adapters: Sequence[Adapter] = ADAPTERS,
         clusters: Mapping[str, Objects] | None = None,
         pods: Callable[[], Sequence[Pod]] = tuple,
         unseen: Callable[[], str | None] = lambda: None,
@@ -86,7 +85,6 @@ class Controller:
         """policy: the policy in force at first.
         accountant: returns usage, and stores decisions.
         cluster: the cluster to read, and to write unless `clusters` names another client for a target.
-        adapters: the adapters of all targets.
         clusters: by adapter, the client for a target that is not written through `cluster`.
         pods: returns the pods that request GPUs, from the last list-watch update.
         unseen: returns the reason why `pods` may lack some pods; None if it lacks none.
@@ -105,7 +103,6 @@ class Controller:
         self._accountant = accountant
         self._cluster = cluster
         self._clock = clock
-        self._adapters = tuple(adapters)
         self._clusters = dict(clusters or {})
         self._pods = pods
         self._unseen = unseen
@@ -188,7 +185,7 @@ class Controller:
             self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
         ):
             decisions.append(hold_decision(hold, version, now_ms))
-        for adapter in self._adapters:
+        for adapter in ADAPTERS:
             if not has_ref(self._policy, *adapter.prefixes):
                 continue
             finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms)

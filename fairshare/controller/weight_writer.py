@@ -152,7 +152,6 @@ def degraded_reasons(observation: Observation, outcomes: Sequence[Outcome]) -> M
 def release_weights(
     policy: Policy,
     cluster: Cluster,
-    adapters: Sequence[Adapter] = ADAPTERS,
     *,
     clusters: Mapping[str, Objects] | None = None,
     dry_run: bool = False,
@@ -167,7 +166,7 @@ def release_weights(
 
     Raises ClusterError if a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
-    for adapter, client in _adapters_of(policy, adapters, clusters, cluster):
+    for adapter, client in _adapters_of(policy, clusters, cluster):
         theirs = {object_key(queue) for other in others for queue in look_at(adapter, other, client).queues.values()}
         applies = release(adapter, look_at(adapter, policy, client), left_behind=left_behind, theirs=theirs)
         planned.append((client, applies))
@@ -210,7 +209,6 @@ class Adoption:
 def adopt(
     policy: Policy,
     cluster: Objects,
-    adapters: Sequence[Adapter],
     *,
     queue: str | None = None,
     clusters: Mapping[str, Objects] | None = None,
@@ -223,7 +221,7 @@ def adopt(
 
     Raises ClusterError if a target cannot be read."""
     adoptions: list[Adoption] = []
-    for adapter, client in _adapters_of(policy, adapters, clusters, cluster):
+    for adapter, client in _adapters_of(policy, clusters, cluster):
         if adapter.mode(policy) != "off" and adapter.publishes(policy):
             for name, target_queue in sorted(look_at(adapter, policy, client).queues.items()):
                 if queue in (None, name) and target_queue.weight is not None:
@@ -232,10 +230,10 @@ def adopt(
 
 
 def _adapters_of(
-    policy: Policy, adapters: Sequence[Adapter], clusters: Mapping[str, Objects] | None, cluster: Objects
+    policy: Policy, clusters: Mapping[str, Objects] | None, cluster: Objects
 ) -> Iterator[tuple[Adapter, Objects]]:
     """Yield the adapter of each target to which the policy refers, and the client of its objects."""
-    for adapter in adapters:
+    for adapter in ADAPTERS:
         if has_ref(policy, *adapter.prefixes):
             yield adapter, (clusters or {}).get(adapter.name, cluster)
 

@@ -10,6 +10,7 @@ Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from math import inf
 
 from fairshare.core.queues_and_weights import UNLIMITED, Quota
@@ -40,8 +41,7 @@ class QuotaTree:
 
     def copy(self) -> QuotaTree:
         """Return a copy that can be changed independently."""
-        other = object.__new__(QuotaTree)
-        other._nodes, other._children, other._subtree = self._nodes, self._children, self._subtree
+        other = copy(self)
         other._used = dict(self._used)
         return other
 

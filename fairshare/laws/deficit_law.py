@@ -45,14 +45,11 @@ A queue without pending jobs is never owed anything, because it could not have u
 exists only for real work. With `gain` and `reclaim_price` at 0 the configured weights apply, except in turns.
 
 The law stores for each queue: x, the log of its multiplier, the sum over time for the credit, and for the price the
-decaying sums of evictions and of GPU-hours used. Units are GPUs and hours internally.
-
-`DeficitState` is a `Memory`: numbers by name and queue, which can be stored as JSON. The law reuses the columns of its
-own state. From any other mapping, for example one from a status object or a decision, it reads the numbers by name."""
+decaying sums of evictions and of GPU-hours used. Units are GPUs and hours internally."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, fsum, log, sqrt
@@ -63,53 +60,25 @@ from fairshare.laws.division import fill
 from fairshare.laws.feedback_laws import LawQueues, LawResult, Memory
 from fairshare.laws.gang_turns import queue_in_turn, queues_with_large_gangs, turn_now
 
-Row = tuple[float, float, float, float, float | None]
-"""State of a queue: x, evictions, usage, sum over time of the missing GPUs, and time of the last update."""
-_NO_STATE: Mapping[str, float] = {}
+State = dict[str, float]
+"""State of a queue: x, evictions, used, credit, at_ms (time of the last update; absent before the first) and y (natural
+logarithm of the multiplier in force). `GangTurn.kept` is the state of a turn."""
+_KEYS = ("x", "evictions", "used", "credit", "at_ms", "y")
 
 
-class DeficitState(Mapping[str, Mapping[str, float]]):
-    """The state of the law as columns, with one entry of `rows` and one of `logs` for each of `names`.
-
-    logs: natural logarithms of the multipliers in force. `GangTurn.kept` is the state of a turn."""
-
-    __slots__ = ("_index", "logs", "names", "rows")
-
-    def __init__(self, names: Sequence[str], rows: Sequence[Row], logs: Sequence[float]) -> None:
-        self.names, self.rows, self.logs = names, rows, logs
-        self._index: dict[str, int] | None = None
-
-    @classmethod
-    def of(cls, memory: Memory, siblings: LawQueues) -> DeficitState:
-        """Return the state of these siblings; that of a new sibling is empty."""
-        columns = siblings.columns
-        if isinstance(memory, cls) and memory.names == columns.names:
-            return memory
-        rows: list[Row] = []
-        logs: list[float] = []
-        for name, weight, in_force in zip(columns.names, columns.weights, columns.weights_now, strict=True):
-            get = memory.get(name, _NO_STATE).get
-            rows.append((get("x", 0.0), get("evictions", 0.0), get("used", 0.0), get("credit", 0.0), get("at_ms")))
-            y = get("y")
-            logs.append(y if y is not None else log(in_force / weight) if in_force and weight > 0 else 0.0)
-        return cls(columns.names, rows, logs)
-
-    def __getitem__(self, name: str) -> dict[str, float]:
-        if self._index is None:
-            self._index = {queue: index for index, queue in enumerate(self.names)}
-        index = self._index[name]
-        x, evictions, used, credit, at_ms = self.rows[index]
-        numbers = {"x": x, "evictions": evictions, "used": used, "credit": credit}
-        if at_ms is not None:
-            numbers["at_ms"] = at_ms
-        numbers["y"] = self.logs[index]
-        return numbers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+def _states(memory: Memory, siblings: LawQueues) -> dict[str, State]:
+    """Return the state of these siblings without that of a turn; a new sibling has a state of zeros."""
+    columns = siblings.columns
+    states: dict[str, State] = {}
+    for name, weight, in_force in zip(columns.names, columns.weights, columns.weights_now, strict=True):
+        state = {"x": 0.0, "evictions": 0.0, "used": 0.0, "credit": 0.0}
+        stored = memory.get(name)
+        if stored is not None:
+            state |= {key: stored[key] for key in _KEYS if key in stored}
+        if "y" not in state:
+            state["y"] = log(in_force / weight) if in_force and weight > 0 else 0.0
+        states[name] = state
+    return states
 
 
 _MOST_PRESSURE = log(8.0)
@@ -140,70 +109,59 @@ class Deficit:
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
         if pool <= 0:  # if their parent has nothing, no queue has too much or too little
             notes = dict.fromkeys(names, "there is nothing to divide here")
-            return LawResult(names, list(weights), {}, notes, DeficitState.of(memory, siblings))
+            return LawResult(names, list(weights), {}, notes, _states(memory, siblings))
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool
         shares = fill(pool, requested, targets)
         debts = _debts(usage, requested, allocated, targets, siblings, horizon_h)
         bounds, zones = _bounds_and_zones(tuple(targets), pool, settings.rate, settings.quiet)
-        before = DeficitState.of(memory, siblings)
-        turning = queue_in_turn(memory, now_ms, names) if before is not memory else None
+        states = _states(memory, siblings)
+        turning = queue_in_turn(memory, now_ms, names)
         at_ms, previous_ms, hours, fade, smoothing = float(now_ms), None, 0.0, 1.0, 0.0
-        rows: list[Row] = []
         pressures: list[float] = []
         costs: list[tuple[float, float]] = []
         for state, share, debt, request, held, evicted, (most, scale) in zip(
-            before.rows, shares, debts, requested, allocated, reclaims, bounds, strict=True
+            states.values(), shares, debts, requested, allocated, reclaims, bounds, strict=True
         ):
-            x, evictions, used, credit, last_ms = state
+            x, last_ms = state["x"], state.get("at_ms")
             if last_ms != previous_ms:  # usually the same for all queues
                 previous_ms, hours = last_ms, _elapsed_h(last_ms, now_ms)
                 fade, smoothing = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
-            rate = debt / repay_h
-            if rate > 0.0:
-                missing = request - share
-                if rate > most:
-                    rate = most
-                if rate > missing:
-                    rate = max(0.0, missing)
-            elif rate < -most:
-                rate = -most
+            rate = min(_clip(debt / repay_h, most), max(0.0, request - share))
             if turning is None:
                 x += (share + rate - held - x) * smoothing
-            credit += (share - held) * hours
-            if not -most_credit <= credit <= most_credit:
-                credit = _clip(credit, most_credit)
-            evictions = evictions * fade + evicted
-            used = used * fade + held * hours
+            credit = _clip(state["credit"] + (share - held) * hours, most_credit)
+            evictions = state["evictions"] * fade + evicted
+            used = state["used"] * fade + held * hours
             q = evictions / max(used, 1.0) / knee
             cost = price * q / (q + 1.0)
-            v = gain * x / scale - cost
-            pressures.append(v if -_MOST_PRESSURE <= v <= _MOST_PRESSURE else _clip(v, _MOST_PRESSURE))
-            rows.append((x, evictions, used, credit, at_ms))
+            pressures.append(_clip(gain * x / scale - cost, _MOST_PRESSURE))
+            state |= {"x": x, "evictions": evictions, "used": used, "credit": credit, "at_ms": at_ms}
             if siblings.explain:
                 costs.append((rate, cost))
         common = _common(weights, pressures)
-        logs = before.logs
+        logs = [state["y"] for state in states.values()]
         if turning is None and fsum(requested) > pool:
             logs = _to_quiet_zones(logs, pressures, common, zones)
         wanted = list(map(mul, weights, map(exp, logs)))
-        after = DeficitState(names, rows, logs)
+        for state, y in zip(states.values(), logs, strict=True):
+            state["y"] = y
         traces: dict[str, dict[str, float]] = {}
         notes = {}
         if siblings.explain:
-            traces = _traces(siblings, shares, debts, rows, pressures, costs, common)
+            traces = _traces(siblings, shares, debts, states.values(), pressures, costs, common)
             notes = {name: _note(debt, rate) for name, debt, (rate, _) in zip(names, debts, costs, strict=True)}
         if turning is None and not queues_with_large_gangs(siblings, self.turns):
-            return LawResult(names, wanted, traces, notes, after)
-        credits = {name: debt + row[3] for name, debt, row in zip(names, debts, rows, strict=True)}
+            return LawResult(names, wanted, traces, notes, states)
+        credits = {name: debt + states[name]["credit"] for name, debt in zip(names, debts, strict=True)}
         turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)
         if turn is None:
-            return LawResult(names, wanted, traces, notes, after)
+            return LawResult(names, wanted, traces, notes, states)
         for name in names:
             turn_trace = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
             traces[name] = {**traces.get(name, {}), **turn_trace}
-        turn_state = {name: {**after[name], **turn.kept.get(name, {})} for name in names}
+        turn_state = {name: {**states[name], **turn.kept.get(name, {})} for name in names}
         return LawResult(names, [turn.weights[name] for name in names], traces, turn.notes, turn_state, turn.queue)
 
 
@@ -264,7 +222,7 @@ def _traces(
     siblings: LawQueues,
     shares: Sequence[float],
     debts: Sequence[float],
-    states: Sequence[Row],
+    states: Iterable[State],
     pressures: Sequence[float],
     costs: Sequence[tuple[float, float]],
     common: float,
@@ -274,11 +232,11 @@ def _traces(
     rows = zip(columns.names, columns.allocated, shares, debts, states, pressures, costs, strict=True)
     return {
         name: {
-            "owed_gpu_h": debt, "rate_gpus": rate, "fair_gpus": share, "held_gpus": held, "x_gpus": x,
-            "price": cost, "credit_gpu_h": debt + credit, "v": v, "common": common,
+            "owed_gpu_h": debt, "rate_gpus": rate, "fair_gpus": share, "held_gpus": held, "x_gpus": state["x"],
+            "price": cost, "credit_gpu_h": debt + state["credit"], "v": v, "common": common,
             "aim": _clip(v - common, _MOST_PRESSURE),
         }
-        for name, held, share, debt, (x, _, _, credit, _), v, (rate, cost) in rows
+        for name, held, share, debt, state, v, (rate, cost) in rows
     }  # fmt: skip
 
 

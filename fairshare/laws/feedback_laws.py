@@ -24,12 +24,12 @@ copied), and doc/html/fair_tree.shtml."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from math import exp2, fsum, inf, isclose
-from operator import itemgetter, lt, mul
-from typing import Any, NamedTuple, Protocol, Self
+from operator import lt, mul
+from typing import NamedTuple, Protocol, Self
 
 Memory = Mapping[str, Mapping[str, float]]
 """A law's state between cycles, by queue and name. It is empty at first. If it is lost, the law starts again from the
@@ -84,16 +84,6 @@ class LawColumns(NamedTuple):
         return cls(*zip(*members, strict=True))
 
 
-@lru_cache(256)
-def _column_selector(selected: tuple[bool, ...]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks the selected entries of a column. It is cached, because the competing queues rarely
-    change."""
-    indexes = [index for index, chosen in enumerate(selected) if chosen]
-    if len(indexes) > 1:
-        return itemgetter(*indexes)
-    return lambda column: tuple(column[index] for index in indexes)
-
-
 @dataclass(frozen=True, slots=True)
 class LawQueues:
     """The queues of one parent and one priority, which divide a pool.
@@ -115,16 +105,15 @@ class LawQueues:
 
     def only(self, selected: Sequence[bool]) -> LawQueues:
         """Return only the selected queues, in the same order."""
-        columns = LawColumns._make(map(_column_selector(tuple(selected)), self.columns))
-        return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
+        columns = LawColumns._make([list(compress(column, selected)) for column in self.columns])
+        return replace(self, columns=columns)
 
     def by_name(self) -> LawQueues:
         """Return the same siblings in the order of their names."""
         names = self.columns.names
         if all(map(lt, names, names[1:])):
             return self
-        columns = LawColumns.of(sorted(self.members, key=lambda member: member.name))
-        return LawQueues(columns, self.pool, self.window_s, self.now_ms, self.explain)
+        return replace(self, columns=LawColumns.of(sorted(self.members, key=lambda member: member.name)))
 
 
 @dataclass(frozen=True, slots=True)

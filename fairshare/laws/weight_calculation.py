@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import compress
 from math import exp2, fsum, inf, log
 
@@ -433,15 +432,10 @@ def _clamped(result: LawResult, configured: Sequence[float], bounds: Bounds) -> 
     if result.turn is not None:
         return result.wanted
     least, most = bounds.min_multiplier, bounds.max_multiplier
-    return [_within(wanted, weight, least, most) for wanted, weight in zip(result.wanted, configured, strict=True)]
-
-
-@lru_cache(1024)
-def _within(wanted: float, configured: float, least: float, most: float) -> float:
-    """Return the wanted weight, limited to the multipliers of the configured one.
-
-    The result is cached, because a law with a quiet zone often returns the weights of the previous cycle."""
-    return rounded_to_configured(min(max(wanted, configured * least), configured * most), configured)
+    return [
+        rounded_to_configured(min(max(wanted, weight * least), weight * most), weight)
+        for wanted, weight in zip(result.wanted, configured, strict=True)
+    ]
 
 
 def _sibling_sets(

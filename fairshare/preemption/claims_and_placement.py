@@ -314,9 +314,6 @@ def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, f
     }
 
 
-SLACK = 1e-9
-
-
 class FreeGpus:
     """Free GPUs by node. Not thread-safe."""
 
@@ -400,10 +397,10 @@ class PlacementTrial:
         without: the number of a part that is left out; None to leave out none."""
         reduced = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
-        if unplaced and _total((self._free | reduced).values()) + unplaced >= self._total - SLACK:
+        if unplaced and _total((self._free | reduced).values()) + unplaced >= self._total - EPSILON:
             return True  # its nodes are unknown, so its scheduler counts only quota
         if not self._sizes:
-            return _total((self._free | reduced).values()) >= self._total - SLACK
+            return _total((self._free | reduced).values()) >= self._total - EPSILON
         if self._common_size is None:
             return fit(self._sizes, self._free | reduced) is not None
         fewer = sum(self._pods_on(self._free[node]) - self._pods_on(amount) for node, amount in reduced.items())
@@ -425,7 +422,7 @@ class PlacementTrial:
 
     def _pods_on(self, amount: float) -> int:
         """Return how many pods fit on a node with this amount of free GPUs."""
-        return int((amount + SLACK) / self._common_size) if self._common_size is not None and amount > SLACK else 0
+        return int((amount + EPSILON) / self._common_size) if self._common_size is not None and amount > EPSILON else 0
 
 
 def _total(amounts: Iterable[float]) -> float:
@@ -437,22 +434,22 @@ def _fill(total: float, free: Mapping[str, float]) -> dict[str, float] | None:
     free."""
     left, remaining = total, {}
     for node in sorted(free, key=lambda node: (free[node], node)):
-        if left <= SLACK:
+        if left <= EPSILON:
             break
         part = min(left, max(0.0, free[node]))
         remaining[node] = free[node] - part
         left -= part
-    return remaining if left <= SLACK else None
+    return remaining if left <= EPSILON else None
 
 
 def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float] | None:
     """Return what is left on each node after pods of these sizes are placed; None if not all of them fit."""
-    free = {node: amount for node, amount in amounts.items() if amount > SLACK}
-    if fsum(sizes) > fsum(free.values()) + SLACK:
+    free = {node: amount for node, amount in amounts.items() if amount > EPSILON}
+    if fsum(sizes) > fsum(free.values()) + EPSILON:
         return None
     for size in sorted(sizes, reverse=True):
         best = min(
-            (node for node, amount in free.items() if amount >= size - SLACK),
+            (node for node, amount in free.items() if amount >= size - EPSILON),
             key=lambda node: (free[node], node),
             default=None,
         )

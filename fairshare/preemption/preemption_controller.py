@@ -39,8 +39,9 @@ from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionRep
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
+from fairshare.targets import ADAPTERS
 from fairshare.targets.status_config_map import StatusObject
-from fairshare.targets.weight_plan import Adapter, list_if_served, look_at
+from fairshare.targets.weight_plan import list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
 from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
@@ -272,7 +273,6 @@ def by_hand(
     accountant: AccountantPort,
     cluster: Cluster,
     clock: Clock,
-    adapters: Sequence[Adapter],
     pods: Sequence[Pod],
     call: PreemptionCall,
     mode: Literal["dry-run", "enforce"],
@@ -297,7 +297,7 @@ def by_hand(
     if fault is not None:
         raise NotPossible(f"{fault}: no workload is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, own, now_ms)
-    for adapter in adapters:
+    for adapter in ADAPTERS:
         no_workloads = adapter.name in preemption_cycle.WITHOUT_WORKLOADS
         if no_workloads or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue

@@ -15,6 +15,7 @@ lost in a day. In addition, a workload that was preempted is protected for some 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
@@ -272,10 +273,9 @@ class Budget:
             self.spend(each)
 
     def copy(self) -> Budget:
-        other = Budget(self._rules, (), self.now_ms)
+        other = copy(self)
         other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
         other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
-        other._lost = self._lost
         return other
 
     def spend(self, past: PastPreemption) -> None:

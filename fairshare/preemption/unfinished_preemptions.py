@@ -19,7 +19,7 @@ import msgspec
 from fairshare.core.gpu_demand import millis
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.targets.kueue import WORKLOADS
+from fairshare.targets.kueue import WORKLOADS, condition_of
 from fairshare.targets.volcano import COMMAND, JOB
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import ClusterError
@@ -124,13 +124,9 @@ _REMOVE_INTENT = {"metadata": {"annotations": {PREEMPTION: None}}}
 
 
 def _workload(obj: Object) -> _Step | None:
-    reserved = any(
-        c.get("type") == "QuotaReserved" and c.get("status") == "True"
-        for c in value_at(obj, ("status", "conditions")) or ()
-    )
     if value_at(obj, ("spec", "active")) is not False:
         return "switched on by another client", dict(_REMOVE_INTENT), None
-    if reserved:
+    if condition_of(obj, "QuotaReserved").get("status") == "True":
         return None
     return "switched on again", {**_REMOVE_INTENT, "spec": {"active": True}}, None
 

@@ -271,9 +271,7 @@ def _evictions(
     queues = {gang.uid: gang.queue for gang in gangs}
     for obj in workloads:
         metadata = obj["metadata"]
-        condition: Mapping[str, Any] = next(
-            (c for c in value_at(obj, ("status", "conditions")) or () if c.get("type") == "Preempted"), {}
-        )
+        condition = condition_of(obj, "Preempted")
         text = condition.get("message") or ""
         count = _preemptions(obj)
         within = condition.get("reason") == "InClusterQueue" or _WITHIN in text
@@ -404,9 +402,14 @@ def _quota(obj: Object, used: float) -> Quota:
     return Quota(parent, total("nominalQuota"), used, limit("borrowingLimit"), limit("lendingLimit"))
 
 
+def condition_of(obj: Object, kind: str) -> Mapping[str, Any]:
+    """Return the condition of this type in an object's status; empty if it has none."""
+    conditions = value_at(obj, ("status", "conditions")) or ()
+    return next((condition for condition in conditions if condition.get("type") == kind), {})
+
+
 def _finished(workload: Object) -> bool:
-    conditions = value_at(workload, ("status", "conditions")) or ()
-    return any((c.get("type"), c.get("status")) == ("Finished", "True") for c in conditions)
+    return condition_of(workload, "Finished").get("status") == "True"
 
 
 def _gangs(
@@ -472,11 +475,7 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
         previous = live.get(value_at(metadata, ("annotations", REPLACES)) or "")
         replaced = _admitted(previous) if previous is not None else 0.0
         requested, least = max(0.0, requested - replaced), max(0.0, least - replaced)
-    admitted_ms = [
-        millis(c.get("lastTransitionTime"))
-        for c in value_at(obj, ("status", "conditions")) or ()
-        if c["type"] == "Admitted" and c["status"] == "True"
-    ]
+    admission = condition_of(obj, "Admitted")
     owners_ = [each for each in metadata.get("ownerReferences") or () if each.get("kind") != "Pod"]
     return Gang(
         queue,
@@ -490,7 +489,7 @@ def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gan
         int(spec.get("priority") or 0),
         True,
         millis(metadata.get("creationTimestamp")),
-        next((at for at in admitted_ms if at is not None), None),
+        millis(admission.get("lastTransitionTime")) if admission.get("status") == "True" else None,
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),
         pool=pool,
@@ -561,9 +560,9 @@ def _halt(workload: Object, locals_: Mapping[str, Object], cluster_queue: Object
         policy = value_at(obj, ("spec", "stopPolicy")) or "None"
         if policy != "None":
             return f"{_title(obj)} admits nothing (stopPolicy {policy})"
-        for condition in value_at(obj, ("status", "conditions")) or ():
-            if (condition.get("type"), condition.get("status")) == ("Active", "False"):
-                return f"{_title(obj)} admits nothing ({condition.get('reason')}: {condition.get('message')})"
+        active = condition_of(obj, "Active")
+        if active.get("status") == "False":
+            return f"{_title(obj)} admits nothing ({active.get('reason')}: {active.get('message')})"
     return None
 
 

@@ -201,12 +201,6 @@ def last_metered_quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | 
     return end_ms - BUCKET_MS, end_ms
 
 
-def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
-    """Return whether the window itself shows that no GPU was lost in [start_ms, end_ms), which is the usual case."""
-    covered = window.start_ms <= start_ms and end_ms <= window.end_ms
-    return covered and window.lost_ms is not None and window.lost_ms <= start_ms
-
-
 def without_lost_gpus(nodes: Sequence[Object], lost: Mapping[str, int]) -> ServingNodes:
     """Return the nodes without their lost GPUs. lost: by name of the node.
 
@@ -251,8 +245,10 @@ class LostGpus:
             return ServingNodes(tuple(nodes))
         state = (window.watermark_ms, span[1])
         if self._queried != state:
+            covered = window.start_ms <= span[0] and span[1] <= window.end_ms
+            none_lost = covered and window.lost_ms is not None and window.lost_ms <= span[0]
             try:
-                self._lost = {} if none_lost(window, *span) else self._query(*span)
+                self._lost = {} if none_lost else self._query(*span)
             except AccountantUnavailable:
                 return ServingNodes(tuple(nodes))
             self._queried = state

@@ -17,7 +17,7 @@ from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.queues_and_weights import Issue, Quota, TargetQueue
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets import KINDS
 from fairshare.targets.kueue import (
     ADMISSION_LINES,
     CLUSTER_QUEUES,
@@ -559,11 +559,11 @@ def test_a_job_is_meant_by_its_own_name(accountant: Any, clock: Any) -> None:
     cluster = MemoryCluster(KINDS, _borrowed())
     for name in ("ns/wants", "ns/job-wants-1a2b3"):
         call = PreemptionCall("", name, "asked for by hand", trigger="by hand")
-        report = by_hand(HALVES, accountant, cluster, clock, ADAPTERS, (), call, "dry-run")
+        report = by_hand(HALVES, accountant, cluster, clock, (), call, "dry-run")
         assert [verdict.claimant for verdict in report.verdicts] == ["Workload/ns/job-wants-1a2b3"]
     unknown = PreemptionCall("", "ns/other", "", trigger="by hand")
     with pytest.raises(NotPossible):
-        by_hand(HALVES, accountant, cluster, clock, ADAPTERS, (), unknown, "dry-run")
+        by_hand(HALVES, accountant, cluster, clock, (), unknown, "dry-run")
 
 
 _READS, _READS_NOT, _EXITS = (True, False), (False, False), (False, True)

@@ -25,7 +25,6 @@ from fairshare.explain.what_if_simulation import history_from_ledger
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.targets import ADAPTERS
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.multi_cluster_windows import OtherClusters, sum_of_windows
 from gputally.base.clock import VirtualClock
@@ -200,7 +199,7 @@ def test_room_is_not_made_by_hand_while_a_cluster_is_away(accountant: Accountant
     west = Elsewhere(policy)
     west.down = True
     call = PreemptionCall("", "ns/job", "asked for by hand", 0.0, "by hand")
-    given = (policy, accountant, kai_cluster(), clock, ADAPTERS, (), call, "dry-run")
+    given = (policy, accountant, kai_cluster(), clock, (), call, "dry-run")
     with pytest.raises(NotPossible, match="AccountantUnavailable: cluster west: "):
         by_hand(*given, others=OtherClusters("prod", {"west": west}))
 

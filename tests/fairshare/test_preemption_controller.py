@@ -32,7 +32,7 @@ from fairshare.preemption.service_latency_objectives import (
     prometheus_latency,
     seconds_text,
 )
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, KaiAdapter
 from fairshare.targets.kube_scheduler import KubeSchedulerAdapter
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
@@ -238,7 +238,7 @@ def ask(accountant: Accountant, clock: VirtualClock) -> Make:
 
     def by_command(rules: Policy, cluster: MemoryCluster, mode: Any, job: str = "ns/chat") -> Any:
         call = PreemptionCall("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
-        return by_hand(rules, accountant, cluster, clock, ADAPTERS, pods_of(cluster), call, mode)
+        return by_hand(rules, accountant, cluster, clock, pods_of(cluster), call, mode)
 
     return by_command
 

@@ -76,7 +76,7 @@ def runai(api: RunaiApi, cluster: MemoryCluster) -> RunaiCluster:
 def loop(accountant: Accountant, controller_of: Make, cluster: MemoryCluster, runai: RunaiCluster) -> Make:
     """A controller; the department and a have used most recently."""
     accountant.spend(eng=0.8, a=0.7, b=0.1)
-    given = {"adapters": ADAPTERS, "clusters": {"runai": runai}, "status_object": WHERE}
+    given = {"clusters": {"runai": runai}, "status_object": WHERE}
     return lambda policy: controller_of(policy, cluster, **given)
 
 
@@ -137,7 +137,7 @@ def test_another_clients_value_stays(
     assert reasons_of(target)["Available"] == ("False", "Contested")
     assert reasons_of(target)["Effective"] == ("False", "FieldNotOurs")
     assert "overQuotaWeight is 5" in condition(target, "Available").message
-    (taken,) = adopt(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
+    (taken,) = adopt(_policy(), cluster, clusters={"runai": runai})
     assert (taken.queue, taken.owners, taken.result) == ("a", ("run.ai",), "applied")
     assert there.weight("projects", "a") == 5
     assert results_of(controller.cycle())["a"] == "applied"
@@ -146,11 +146,11 @@ def test_another_clients_value_stays(
 
 def test_release_gives_the_base_back(loop: Make, there: StandIn, cluster: MemoryCluster, runai: RunaiCluster) -> None:
     loop(_policy()).cycle()
-    outcomes = release_weights(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
+    outcomes = release_weights(_policy(), cluster, clusters={"runai": runai})
     assert {outcome.result for outcome in outcomes} == {"applied"}
     assert (there.weight("projects", "a"), there.weight("projects", "b")) == (2, 2)
     assert _notes(cluster) == {}
-    assert release_weights(_policy(), cluster, ADAPTERS, clusters={"runai": runai}) == ()
+    assert release_weights(_policy(), cluster, clusters={"runai": runai}) == ()
 
 
 @pytest.mark.parametrize("arrived", [True, False])

@@ -18,7 +18,7 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets import KINDS
 from fairshare.targets.runai import NODE_POOL, UNITS
 from fairshare.targets.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.targets.weight_plan import Apply, look_at, write_order
@@ -235,7 +235,7 @@ def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(cycle: Mak
     assert "1 is the default of the CRD" in found.message
     assert "gputally fairshare adopt" in found.message
     assert "leave the weight out" not in found.message
-    taken = adopt(policy, cluster, ADAPTERS)
+    taken = adopt(policy, cluster)
     assert [each.result for each in taken] == ["applied", "applied"]
     assert "has the CRD's default" in advice(taken[0])[0]
     again = controller_of(policy, cluster).cycle()

@@ -11,7 +11,7 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, advice
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets import KINDS
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
@@ -129,15 +129,15 @@ def test_a_field_is_taken_over_as_it_stands_and_no_other_way(cluster: Cluster, n
 def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str) -> None:
     cluster.apply(_queue(name, 2), field_manager="argocd-controller")
     policy = policy_of([{"name": "a", "refs": [f"kai:{name}"]}])
-    (tried,) = adopt(policy, cluster, ADAPTERS, dry_run=True)
-    (taken,) = adopt(policy, cluster, ADAPTERS, queue="a")
+    (tried,) = adopt(policy, cluster, dry_run=True)
+    (taken,) = adopt(policy, cluster, queue="a")
     assert (tried.result, taken.result) == ("would-apply", "applied")
     assert (taken.owners, taken.field) == (("argocd-controller",), ".spec.resources.gpu.overQuotaWeight")
     assert "managedFieldsManagers: [gputally-fairshare]" in advice(taken)[0]
     assert "group: scheduling.run.ai, kind: Queue" in advice(taken)[0]
     ours = cluster.apply(_queue(name, 7), field_manager=FIELD_MANAGER)
     assert ours["spec"]["resources"]["gpu"]["overQuotaWeight"] == 7
-    assert adopt(policy, cluster, ADAPTERS) == ()
+    assert adopt(policy, cluster) == ()
 
 
 def test_changes_are_followed(cluster: Cluster, name: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import ADAPTERS, KINDS, kueue, volcano
+from fairshare.targets import KINDS, kueue, volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
@@ -57,7 +57,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     (target,) = report.targets
     assert reasons_of(target)["Effective"][1] == "FieldNotOurs"
     assert (target.standings["a"].requested, target.standings["a"].gang) == (8.0, 8.0)
-    taken = adopt(policy, cluster, ADAPTERS)
+    taken = adopt(policy, cluster)
     assert {(each.kind, each.name, each.result) for each in taken} == {
         ("Cohort", "kq", "applied"), ("ClusterQueue", "kq-a", "applied"), ("ClusterQueue", "kq-b", "applied"),
     }  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_volcano_weight_is_contested_until_it_is_adopted(
     assert results_of(report) == dict.fromkeys(names, "contested")
     assert reasons_of(report.targets[0])["Effective"][1] == "FieldNotOurs"
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
-    taken = {(each.name, each.owners, each.result) for each in adopt(policy, cluster, ADAPTERS)}
+    taken = {(each.name, each.owners, each.result) for each in adopt(policy, cluster)}
     assert taken == {(name, ("gitops",), "applied") for name in names}
     assert results_of(controller.later()) == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names)
