@@ -123,7 +123,7 @@ def test_an_older_record_says_what_it_lacks_and_another_release_is_named() -> No
 def test_an_unknown_policy_and_an_empty_record_are_faults() -> None:
     policy, records = _one()
     (count,) = recount(records, {}, RELEASE)
-    assert count.fault == f"policy {policy.version()} is not among the accountant's versions"
+    assert count.fault == f"the accountant has no version {policy.version()} of the policy"
     (count,) = recount([records[0].model_copy(update={"inputs": {}})], {policy.version(): policy}, RELEASE)
     assert "has no inputs" in count.fault
 
