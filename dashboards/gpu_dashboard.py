@@ -51,6 +51,7 @@ def holders() -> Table:
 
 def busy() -> list[TimeSeries]:
     """Return panels with the busy time of the GPUs, by holder and by method of attribution."""
+    unattributed = promql.total(_rate_of("gpu_unattributed_busy_seconds_total"))
     return [
         timeseries(
             "Busy, by holder",
@@ -58,7 +59,7 @@ def busy() -> list[TimeSeries]:
             "time. The ten largest pods. Live.",
             [
                 Query(promql.top(10, promql.total(_pod_rate("busy"), "namespace", "pod")), "{{namespace}} / {{pod}}"),
-                Query(promql.total(_unattributed()), "unattributed"),
+                Query(unattributed, "unattributed"),
             ],
             GPUS,
             stacked=True,
@@ -132,10 +133,6 @@ def pods() -> list[TimeSeries]:
             names=grafana_schema.LAST,
         ),
     ]
-
-
-def _unattributed() -> str:
-    return promql.of_device(promql.metered(promql.rate("gpu_unattributed_busy_seconds_total", gpu_uuid="=~$gpu")))
 
 
 UID = "gputally-gpu"

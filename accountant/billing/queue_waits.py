@@ -30,7 +30,7 @@ class KnownPod:
     @property
     def key(self) -> JobKey:
         """The job of the pod; a pod without a workload is its own job."""
-        return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
+        return JobKey.of_pod(self.cluster, self.facts.namespace, self.facts.workload, self.facts.name)
 
 
 @dataclass(frozen=True, slots=True)

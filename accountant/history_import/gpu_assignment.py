@@ -20,6 +20,7 @@ busy time is in a separate row without a holder."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -77,25 +78,22 @@ def bridge_gaps(cells: Collection[int], silent: Collection[int]) -> set[int]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class FigureSeries:
-    """The values of one figure in the cells of a grid. A cell without a value was not recorded."""
+    """The values of one figure in the cells of a grid, not negative. A cell without a value was not recorded."""
 
-    __slots__ = ("_grid", "_values")
-
-    def __init__(self, grid: TimeGrid, values: dict[int, int]) -> None:
-        """values: by cell, not negative."""
-        self._grid = grid
-        self._values = values
+    grid: TimeGrid
+    values: Mapping[int, int]
 
     def over(self, start_ms: int, end_ms: int) -> tuple[int, list[Span]]:
         """The integral over time (figure x ms), and the parts of [start, end) without a value."""
-        grid, step = self._grid, self._grid.step_ms
+        grid, step = self.grid, self.grid.step_ms
         total, gaps = 0, list[Span]()
         at = start_ms
         while at < end_ms:
             cell = (at - grid.start_ms) // step
             until = min(end_ms, grid.start_ms + (cell + 1) * step)
-            value = self._values.get(cell)
+            value = self.values.get(cell)
             if value is not None:
                 total += value * (until - at)
             elif gaps and gaps[-1][1] == at:
@@ -282,12 +280,11 @@ def rows(gpu: GpuLayout, holds: Sequence[SlotHold], span: Span, allowed: Iterabl
     edges |= {at for spans in (permitted, known, lost) for one in spans for at in one}
     edges |= {at for hold in holds for at in (hold.start_ms, hold.end_ms)}
     instants = sorted(at for at in edges if span[0] <= at <= span[1])
-    cursor = dict.fromkeys(slots, 0)
     made: list[UsageInterval] = []
     for start, end in pairwise(instants):
         if not _inside(start, end, permitted):
             continue
-        holders = {key: _holder(slots[key], cursor, key, start) for key in slots}
+        holders = {key: _holder(ordered, start) for key, ordered in slots.items()}
         whole = all(
             holders.get((number, slot)) is not None
             for number, part in enumerate(gpu.parts)
@@ -316,15 +313,10 @@ def _inside(start_ms: int, end_ms: int, spans: Sequence[Span]) -> bool:
     return any(low <= start_ms and end_ms <= high for low, high in spans)
 
 
-def _holder(
-    ordered: Sequence[SlotHold], cursor: dict[tuple[int, int], int], key: tuple[int, int], at: int
-) -> Holder | None:
-    """The holder of a slot at an instant; None if the slot is free. Calls must have ascending instants."""
-    place = cursor[key]
-    while place < len(ordered) and ordered[place].end_ms <= at:
-        place += 1
-    cursor[key] = place
-    return ordered[place].holder if place < len(ordered) and ordered[place].start_ms <= at else None
+def _holder(ordered: Sequence[SlotHold], at: int) -> Holder | None:
+    """The holder of a slot at an instant; None if the slot is free. ordered: the slot's holds in order of time."""
+    place = bisect_right(ordered, at, key=lambda hold: hold.start_ms) - 1
+    return ordered[place].holder if place >= 0 and at < ordered[place].end_ms else None
 
 
 def _set(

@@ -82,7 +82,7 @@ class _PodTables:
         self._above: dict[tuple[str, str, str], Owner] = {}
         for labels in seen.upper_owners:
             for kind, name in _ABOVE:
-                if (own := of(labels, name)) and (owner := _owner(labels)) is not None:
+                if (own := of(labels, name)) and (owner := _owner(labels, "owner")) is not None:
                     self._above[of(labels, "namespace"), kind, own] = owner
 
     def fact(
@@ -111,7 +111,8 @@ class _PodTables:
         )
 
     def _chain(self, pod: PodName, uid: str) -> tuple[Owner, ...]:
-        nearest = _owner(self._of(self._owners, pod, uid)) or _created_by(self._of(self._info, pod, uid))
+        named, created = self._of(self._owners, pod, uid), self._of(self._info, pod, uid)
+        nearest = _owner(named, "owner") or _owner(created, "created_by")
         if nearest is None:
             return ()
         above = self._above.get((pod[0], nearest.kind, nearest.name))
@@ -130,17 +131,12 @@ def _by_pod(table: Sequence[Labels]) -> dict[tuple[PodName, str], Labels]:
     return {_key(labels): labels for labels in table}
 
 
-def _owner(labels: Labels) -> Owner | None:
-    """The controller that a series of owners names; None for `<none>`."""
-    kind, name = of(labels, "owner_kind"), of(labels, "owner_name")
+def _owner(labels: Labels, prefix: str) -> Owner | None:
+    """The controller that the labels `PREFIX_kind` and `PREFIX_name` of a series name; None if it is `<none>`."""
+    kind, name = of(labels, f"{prefix}_kind"), of(labels, f"{prefix}_name")
     if not kind or not name or kind == "<none>" or of(labels, "owner_is_controller") == "false":
         return None
     return Owner(kind, name)
-
-
-def _created_by(labels: Labels) -> Owner | None:
-    kind, name = of(labels, "created_by_kind"), of(labels, "created_by_name")
-    return Owner(kind, name) if kind and name and kind != "<none>" else None
 
 
 def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:

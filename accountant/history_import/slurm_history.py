@@ -305,7 +305,7 @@ class NodeGpus:
 def node_names(text: str) -> list[str]:
     """`n[01-03,7],login` expanded, in its order. Raises ValueError if the text is not a list of nodes."""
     names: list[str] = []
-    for one in _split(text):
+    for one in re.split(r",(?![^\[]*\])", text):  # at commas outside brackets
         found = [""]
         for part in re.split(r"(\[[^\]]*\])", one):
             inside = _numbers(part[1:-1]) if part.startswith("[") else [part]
@@ -316,11 +316,6 @@ def node_names(text: str) -> list[str]:
     if not names or not all(names) or any(mark in name for name in names for mark in "[], "):
         raise ValueError(f"not a list of nodes: {text[:80]!r}")
     return names
-
-
-def _split(text: str) -> list[str]:
-    """The text split at commas outside brackets."""
-    return re.split(r",(?![^\[]*\])", text)
 
 
 def _numbers(text: str) -> list[str]:

@@ -204,11 +204,12 @@ class ClusterInventory:
         with self._dirty_lock:
             self._unconfirmed, self._unconfirmed_epochs = confirmable, frozenset(epochs)
         facts = {uid: self._complete(pod, self._owners.chain(pod.owner)) for uid, pod in sorted(waiting.items())}
-        ended = [
-            EpochReport(_job_key(self._cluster, facts[uid]), *found, f"pod {facts[uid].namespace}/{facts[uid].name}")
-            for (uid, text), instants in sorted(epochs.items())
-            if uid in facts and (found := annotated({EPOCH_KEY: text}, *instants)) is not None
-        ]
+        ended = []
+        for (uid, text), instants in sorted(epochs.items()):
+            pod, found = facts.get(uid), annotated({EPOCH_KEY: text}, *instants)
+            if pod is not None and found is not None:
+                job = JobKey.of_pod(self._cluster, pod.namespace, pod.workload, pod.name)
+                ended.append(EpochReport(job, *found, f"pod {pod.namespace}/{pod.name}"))
         return tuple((self._cluster, fact) for fact in facts.values()), tuple(ended)
 
     def _complete(self, pod: PodSighting, chain: Chain) -> PodFacts:
@@ -283,10 +284,6 @@ class ClusterInventory:
             cordoned_ms=milliseconds(taint.time_added) if taint else None,
             provider_id=node.spec.provider_id,
         )
-
-
-def _job_key(cluster: str, fact: PodFacts) -> JobKey:
-    return JobKey(cluster, fact.namespace, fact.workload or f"Pod/{fact.name}")
 
 
 def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:

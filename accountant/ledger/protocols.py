@@ -50,6 +50,11 @@ class JobKey(NamedTuple):
         return "~".join(_escaped(part) for part in (self.cluster, self.namespace, kind, name))
 
     @classmethod
+    def of_pod(cls, cluster: str, namespace: str, workload: str, pod: str) -> JobKey:
+        """The job of a pod. workload: the pod's `Kind/name`; "" for a pod that is its own job."""
+        return cls(cluster, namespace, workload or f"Pod/{pod}")
+
+    @classmethod
     def parse(cls, text: str) -> JobKey:
         """Parses the form that `id` returns. Raises ValueError."""
         parts = text.split("~")

@@ -71,12 +71,9 @@ def render_csv(report: Report) -> str:
 
 
 def _cells(record: Record) -> dict[str, str]:
-    names = ("account", "team", "gpu_model", "capacity_type", "price_row", "detail", "about", "reason")
-    figures = ("unit_price", "gpu_hours", "cost")
     return {
-        "record": record.record,
-        **{name: for_cell(getattr(record, name)) for name in names},
-        **{name: _number(getattr(record, name)) for name in figures},
+        **{name: for_cell(getattr(record, name)) for name in _TEXT},
+        **{name: _number(getattr(record, name)) for name in _DECIMAL},
     }
 
 

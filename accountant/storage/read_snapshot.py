@@ -139,7 +139,7 @@ class Snapshot:
         if not rows:
             return None
         namespace, name, workload = rows[0]
-        return JobKey(cluster, namespace, workload or f"Pod/{name}")
+        return JobKey.of_pod(cluster, namespace, workload, name)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """Return the number of GPUs of each node in any part of the span, by cluster and node."""
