@@ -337,6 +337,7 @@ class Credits(_Books):
 
 
 MOST_QUARANTINED = 10_000
+"""Maximum number of quarantined records that are checked for one month, the newest ones."""
 
 
 class BookkeepingLedger(Journalled, Protocol):
@@ -665,11 +666,12 @@ class Bookkeeper:
 
     def _objections(self, statement: Statement, month: Month, books: ClosedMonths) -> list[Objection]:
         start, end = month.span(self._zone)
-        spans = map(_span, self._ledger.quarantined(MOST_QUARANTINED))
-        inside = sum(1 for first, last in spans if first < end and last >= start)
+        records = self._ledger.quarantined(MOST_QUARANTINED)
+        inside = sum(1 for first, last in map(_span, records) if first < end and last >= start)
+        checked = len(records) if len(records) >= MOST_QUARANTINED else None
         waiting = [one.month for one in self._proposals(books, books.closed[-self._look_back :])]
         in_grace = self._clock.wall_ms() < end + self._grace_ms
-        return [*objections(statement, inside, in_grace), *waiting_elsewhere(waiting)]
+        return [*objections(statement, inside, in_grace, checked), *waiting_elsewhere(waiting)]
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))

@@ -126,17 +126,20 @@ def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
     )
 
 
-def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Objection]:
-    """The objections to closing this statement. quarantined: number of the month's records that were not
-    booked."""
+def objections(stated: Statement, quarantined: int, in_grace: bool, checked: int | None = None) -> list[Objection]:
+    """The objections to closing this statement.
+
+    quarantined: number of the month's records that were not booked.
+    checked: how many records of the quarantine were checked for this number; None for all."""
     found = []
     if in_grace:
         found.append(Objection("grace", "late records are still expected: the grace period is not over"))
     if stated.unpriced_gpu_us:
         hours = round(gpu_hours(stated.unpriced_gpu_us), 3)
         found.append(Objection("unpriced", f"{hours} billed GPU-hours have no price"))
-    if quarantined:
-        found.append(Objection("quarantined", f"{quarantined} records of the month are in quarantine"))
+    if quarantined or checked is not None:
+        limit = f"; only the newest {checked:,} records of the quarantine were checked" if checked is not None else ""
+        found.append(Objection("quarantined", f"{quarantined} records of the month are in quarantine{limit}"))
     if stated.coverage < MIN_COVERAGE:
         found.append(
             Objection("coverage", f"{stated.coverage:.2%} of the capacity is metered, less than {MIN_COVERAGE:.0%}")

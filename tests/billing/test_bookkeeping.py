@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical, from_canonical
-from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.bookkeeper import MOST_QUARANTINED, Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose, faults, statement_hash
 from accountant.core.errors import LedgerUnavailable
@@ -164,6 +164,18 @@ def test_what_stands_against_closing(keep):
     closing = keeper.month(OCT).closing
     assert (closing.who, closing.reason) == ("ada", "a T4 nobody bills; node n was new")
     assert closing.acknowledged == tuple(standing.values())
+
+
+def test_a_month_whose_quarantined_records_are_too_many_to_count_is_not_closed_unseen(keep):
+    """The ledger returns the newest quarantined records; a flood of the present hides those of the month."""
+    present = json.dumps({"start_ms": at("2026-11-05"), "end_ms": at("2026-11-06")})
+    flood = [Quarantined("prod", "n", "e", number, 0, "future", "", present) for number in range(MOST_QUARANTINED)]
+    _, keeper = keep([held("2026-10-01", "2026-11-01")], now="2026-12-01", refused=flood)
+    (objection,) = keeper.standing(OCT)
+    assert objection.kind == "quarantined"
+    assert objection.text == (
+        "0 records of the month are in quarantine; only the newest 10,000 records of the quarantine were checked"
+    )
 
 
 def test_a_quarantined_record_stands_against_its_own_months_alone(keep):
