@@ -96,8 +96,10 @@ class Threshold(core.Threshold):
 
 
 class Variable(core.Template):
-    """A variable of a dashboard, filled by a query. query_kind: the meaning of the query for Grafana's Prometheus
-    source (1: label values, 3: the series of an expression)."""
+    """A variable of a dashboard: the data source, a text field, or the values that a query returns.
+
+    query_kind: the meaning of the query for Grafana's Prometheus source (1: label values, 3: the series of an
+        expression)."""
 
     def __init__(self, query_kind: int = 1, **fields: Any) -> None:
         super().__init__(**fields)

@@ -59,8 +59,8 @@ def merge_sources(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     """Combines the facts from the pod's node and from the API server.
 
     Created, scheduled and started are the earliest known instants. Owners and workload come from the API server if it
-    has them, the queue from `queue_of`, and labels from the newer observation that has any. Everything else comes from
-    the newer observation."""
+    has them, the queue from `queue_of`, and labels and end from the newer observation that has any. Everything else
+    comes from the newer observation."""
     if node is None or cluster is None:
         one = node or cluster
         assert one is not None

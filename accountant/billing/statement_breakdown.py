@@ -72,7 +72,8 @@ def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> In
 
 
 def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
-    """Adds one to the parts with the largest remainders. Of equal remainders the earlier part comes first."""
+    """Adds one to each of the `missing` parts with the largest remainders, which are in `left`. Of equal remainders the
+    earlier part comes first."""
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts

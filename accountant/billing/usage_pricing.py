@@ -99,7 +99,7 @@ def charges(
 ) -> list[Charge]:
     """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
 
-    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
+    Without `where`, their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
 
     Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
     hour, for any grouping."""
@@ -256,7 +256,7 @@ def quantify_together(charges: Iterable[Charge]) -> list[PricedTime]:
 
 
 def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
-    """The exact sum; None if any part is unpriced."""
+    """The exact cost of all parts; None if any of them is unpriced."""
     costs = [part.cost for part in parts]
     known = [cost for cost in costs if cost is not None]
     return exact_sum(known) if len(known) == len(costs) else None

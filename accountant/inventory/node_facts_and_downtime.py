@@ -99,7 +99,7 @@ def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
 
 
 def capacity_type(labels: Mapping[str, str]) -> CapacityType:
-    """How the node is paid for; "" if no label states it."""
+    """How the node is paid for; "" if no label states or implies it."""
     for key, meaning in _CAPACITY:
         found = meaning.get(labels.get(key, "").lower())
         if found:

@@ -179,8 +179,8 @@ class ResourceWeights:
 class Instance(Model):
     """A machine's price per hour and its contents.
 
-    If vcpus, memory_gb and weights are given, the GPUs carry only their part of the price, otherwise the whole
-    price."""
+    With `weights`, the price is divided among the GPUs, the vCPUs and the memory, and the GPUs carry only their part.
+    Without, the GPUs carry the whole price."""
 
     name: str = Field(min_length=1, max_length=200)
     price: Amount
@@ -380,7 +380,7 @@ class Billing(Model):
         return self.pools.get(pool, self.idle)
 
     def any(self, choice: str, value: str) -> bool:
-        """Whether any pool has this value for a choice."""
+        """Whether `idle` or the policy of any pool has this value for a choice."""
         return any(getattr(policy, choice) == value for policy in (self.idle, *self.pools.values()))
 
 
@@ -388,7 +388,8 @@ N = TypeVar("N", int, Decimal)
 
 
 class Commitment(Model):
-    """`gpus` GPUs in every hour, at the price of the rows that name the commitment, while one of them is valid.
+    """A number of GPUs that is paid for in every hour in which a row that names the commitment is valid, at the price
+    of this row.
 
     owner: the team that pays for unused time; without one, the cluster (`__idle__`)."""
 

@@ -169,7 +169,7 @@ def used_up(state: BudgetState, tz: ZoneInfo) -> str:
 
 
 def budget_of(state: BudgetState) -> str:
-    """The owner of a budget."""
+    """The owner of a budget: `team vision` or `queue research`."""
     return f"team {name(state.team)}" if state.team is not None else f"queue {state.queue}"
 
 
@@ -189,7 +189,7 @@ def span(report: Report) -> str:
 
 
 def before(report: Report) -> str:
-    """The span of comparison, in the same format."""
+    """The span of comparison, in the format of `span`."""
     return _span(*report.before_ms, report.tz)
 
 
@@ -229,7 +229,7 @@ def _day(at_ms: int, tz: ZoneInfo) -> str:
 
 
 OLD_MS: Final = 3 * BUCKET_MS
-"""Three intervals of the longest length that agents use, a quarter of an hour."""
+"""Three times the longest interval of agents, which is a quarter of an hour."""
 
 
 def is_old(newest_ms: int, now_ms: int) -> bool:

@@ -206,8 +206,8 @@ def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str
 
 
 def _nice(value: float) -> float:
-    """The smallest of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10 and 12 times a power of ten that is not below the
-    value: the quarters of these numbers are round too."""
+    """The smallest of 1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10 and 12 times a power of ten that is not below the value by
+    more than 0.01 %. The quarters of these numbers are round too."""
     if value <= 0:
         return 4.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -138,7 +138,7 @@ class BilledJobs:
     """The bills of holders, by BY_JOB.
 
     names: (team, namespace, job, cluster), sorted.
-    job: the index of each row of `billed`, ascending."""
+    job: for each row of `billed` the index of its job in `names`, ascending."""
 
     billed: ChargeTable
     names: Sequence[JobName]

@@ -370,7 +370,7 @@ def build(
 
     team None: of the whole cluster.
     book_before: the price book of the statement of the month before, if it is another one.
-    issuer: the party that charges, for forms that list every charge.
+    issuer: the party that charges, for formats that list every charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
     readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)

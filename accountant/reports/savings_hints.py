@@ -177,7 +177,7 @@ def candidates(charges: Iterable[Charge], book: PriceBook, at_ms: int) -> tuple[
 def savings(
     book: PriceBook, places: Sequence[Place], prices: Sequence[Price | None], at_ms: int
 ) -> dict[tuple[int, int], Decimal]:
-    """The saving per hour, by price and place, if there is one."""
+    """The saving per GPU-hour, if there is one, by the indices of price and place."""
     by_price_and_place: dict[tuple[int, int], Decimal] = {}
     for place_number, place in enumerate(places):
         cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)
