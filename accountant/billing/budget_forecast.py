@@ -29,7 +29,7 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges, quantify, quantify_together, total_cost
-from accountant.core.periods import Month, days, whole_day, zone
+from accountant.core.periods import Month, day_span, days, zone
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Budget, Policy, PolicyVersion
@@ -179,7 +179,7 @@ def _state(
             of_day = [charge for charge in own if charge.key[2] == day.isoformat()]
             amount = float(_spent(budget, book, of_day) or 0)
             past.append((amount, begin, stop))
-            if whole_day(day, begin, stop, tz):
+            if (begin, stop) == day_span(day, tz):
                 whole_days.append(_per_24_hours(amount, begin, stop))
         forecast = run_rate(whole_days, float(spent), (end_ms - now_ms) / MS_PER_DAY)
         if spent >= budget.limit:
@@ -299,7 +299,7 @@ def outlook(
     whole = [
         _per_24_hours(float(total_cost(parts.get(day.isoformat(), ())) or 0), begin, stop)
         for day, begin, stop in days(max(start_ms, since_ms), end_ms, tz)
-        if whole_day(day, begin, stop, tz)
+        if (begin, stop) == day_span(day, tz)
     ]
     over, left = (end_ms - start_ms) / MS_PER_DAY, left_ms / MS_PER_DAY
     metered = (end_ms - max(start_ms, since_ms)) / MS_PER_DAY

@@ -20,10 +20,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimRank:
-    """The precedence of a claim, lowest first.
+    """The precedence of a claim. Of overlapping claims, the one with the lowest rank keeps the time.
 
     origin: 0 measured, 1 carried over a restart, 2 imported.
-    node: breaks ties between outboxes with the same epoch."""
+    node: decides between outboxes with the same epoch."""
 
     origin: int
     epoch: str
@@ -39,7 +39,7 @@ class Claim:
 
 
 def resolve_overlaps(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
-    """The spans that each claim keeps, ascending; () if it keeps nothing.
+    """The spans that each claim keeps, by its rank, ascending; () if it keeps nothing.
 
     The result for a claim depends only on the claims that overlap it. To resolve some claims, it is enough to pass them
     and all claims that overlap one of them."""

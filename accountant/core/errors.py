@@ -17,16 +17,14 @@ class SequenceGap(AccountantError):
     """Records before this batch are missing. `ack` says from which number the agent has to send again."""
 
     def __init__(self, ack: Ack) -> None:
-        super().__init__(f"numbers after {ack.durable_seq} are missing; send again from {ack.durable_seq + 1}")
+        last = ack.durable_seq
+        super().__init__(f"the records after number {last} are missing: send them again, from number {last + 1} on")
         self.ack = ack
 
 
 class LedgerUnavailable(AccountantError):
-    """Nothing was stored; the same request may succeed later (full disk, clock not trusted, shutting down)."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The ledger cannot do this now; the same request may succeed later (full disk, clock not trusted, shutting down).
+    Nothing was stored, unless the message says so."""
 
 
 class SecretsUnreadable(AccountantError):
@@ -55,7 +53,7 @@ class LedgerFailed(AccountantError):
 
 class BadBatch(AccountantError):
     """The batch is refused as a whole: it cannot be decoded, is too large, or its numbering, schema or names are
-    invalid. `type` is a stable identifier, `detail` is text for people."""
+    invalid. type: a stable identifier. detail: the message."""
 
     def __init__(self, type_: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,11 +62,11 @@ class BadBatch(AccountantError):
 
 
 class UnsupportedQuestion(AccountantError):
-    """The ledger has no data for this query; repeating it does not help."""
+    """The ledger cannot answer this query, and repeating it does not help; the message has the reason."""
 
 
 class CannotRedate(AccountantError):
-    """Misdated records cannot be corrected in this ledger."""
+    """Records with a date in the future cannot be corrected in this ledger; the message has the reason."""
 
 
 class CannotRetire(AccountantError):

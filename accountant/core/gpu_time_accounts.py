@@ -61,11 +61,13 @@ ACCOUNTS = 5
 
 
 def split(row: UsageInterval) -> AccountVector:
-    """The accounts of one valid row: lost time if the GPU was lost, otherwise held time if it has a holder, otherwise
-    unheld time.
+    """The accounts of one valid row.
 
-    Unknown is the allocated share of the gaps, or all of it if busy is not known; busy is the measured time, at most
-    the rest of the allocation."""
+    The capacity of a lost GPU is `down`. The allocated time of a holder is busy, idle or unknown, and all other
+    capacity is unheld. Busy time without a known owner is in no account.
+
+    Unknown is the share of the gaps in the allocated time, or all of it if the busy time is not known. Busy is the
+    measured busy time, but at most the allocated time that is not unknown."""
     energy = row.energy_uj or 0
     memory = row.memory_mib_s or 0
     if row.health == "lost":
@@ -145,20 +147,6 @@ def full_us(span_ms: int) -> int:
 
 
 Int64Array = npt.NDArray[np.int64]
-
-
-def figures(cells: Int64Array, weights: Sequence[float] | npt.NDArray[np.float64]) -> Int64Array:
-    """The columns of accountant.storage.query.window_sums.Figures for each row of `cells`, an array of
-    `AccountVector`s.
-
-    The first four columns are multiplied by the row's decay weight and rounded, as accountant.core.window_decay.term
-    does for one value."""
-    cell = dict(zip(CELLS, cells.T, strict=True))
-    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
-    decaying = np.stack([allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]], axis=1)
-    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
-    decayed = np.floor(decaying * np.asarray(weights)[..., None] + 0.5).astype(np.int64)
-    return np.column_stack([decayed, *plain])
 
 
 def sum_by_key(keys: Int64Array, values: Int64Array) -> tuple[Int64Array, Int64Array]:

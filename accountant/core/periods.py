@@ -49,7 +49,8 @@ def midnight_ms(day: date, tz: ZoneInfo) -> int:
 def parse_instant(text: str, tz: ZoneInfo) -> int:
     """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
 
-    Raises ValueError, also for a date-time without an offset, since such a local time can occur twice a year."""
+    Raises ValueError for any other text. A date-time without an offset is refused because such a local time can occur
+    twice a year, and one with a fraction of a second because instants are whole seconds."""
     if _DATE.fullmatch(text):
         try:
             return midnight_ms(date.fromisoformat(text), tz)
@@ -62,7 +63,7 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
     if at.tzinfo is None:
         raise ValueError(f"{text!r} has a time of day but no offset: write 2026-10-01T09:00:00+02:00, or …Z")
     if at.microsecond:
-        raise ValueError(f"{text!r}: whole seconds only")
+        raise ValueError(f"{text!r} has a fraction of a second: write whole seconds")
     return round(at.timestamp()) * MS_PER_SECOND
 
 
@@ -99,7 +100,7 @@ class Month:
 
     @classmethod
     def spanning(cls, start_ms: int, end_ms: int, tz: ZoneInfo) -> Month | None:
-        """The month that has exactly this span; None if there is none."""
+        """The month that has exactly this span; None if no month has it."""
         month = cls.of(start_ms, tz)
         return month if month.span(tz) == (start_ms, end_ms) else None
 
@@ -113,9 +114,8 @@ class Month:
 
     def span(self, tz: ZoneInfo) -> tuple[int, int]:
         """[start_ms, end_ms) in UTC milliseconds."""
-        return midnight_ms(date(self.year, self.month, 1), tz), midnight_ms(
-            date(self.next.year, self.next.month, 1), tz
-        )
+        first, following = date(self.year, self.month, 1), date(self.next.year, self.next.month, 1)
+        return midnight_ms(first, tz), midnight_ms(following, tz)
 
     def __str__(self) -> str:
         return f"{self.year:04d}-{self.month:02d}"
@@ -144,9 +144,9 @@ def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
     return lengths
 
 
-def whole_day(day: date, start_ms: int, end_ms: int, tz: ZoneInfo) -> bool:
-    """Whether [start_ms, end_ms) is exactly one local day."""
-    return start_ms == midnight_ms(day, tz) and end_ms == midnight_ms(day + timedelta(days=1), tz)
+def day_span(day: date, tz: ZoneInfo) -> tuple[int, int]:
+    """[start_ms, end_ms) of a local day."""
+    return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
 
 
 def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
@@ -154,7 +154,7 @@ def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, 
     at = start_ms
     while at < end_ms:
         day = local_date(at, tz)
-        end = min(midnight_ms(day + timedelta(days=1), tz), end_ms)
+        end = min(day_span(day, tz)[1], end_ms)
         yield day, at, end
         at = end
 

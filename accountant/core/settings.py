@@ -120,7 +120,9 @@ class KaiUsage(Model):
     @model_validator(mode="after")
     def _check_order(self) -> KaiUsage:
         if self.plain_after < self.stale_after:
-            raise config_loading.at("kai_usage.plain_after", "plain_after is smaller than stale_after")
+            raise config_loading.at(
+                "kai_usage.plain_after", "plain_after is smaller than stale_after: make it equal or larger"
+            )
         return self
 
 
@@ -146,7 +148,7 @@ class JobMetrics(Model):
 
 
 def _parse_list(value: object) -> object:
-    """Splits a list from an environment variable, where it is comma-separated text."""
+    """Splits the comma-separated text of an environment variable; returns any other value unchanged."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
@@ -166,12 +168,12 @@ class Kubernetes(Model):
 
 
 def _parse_mapping(value: object) -> object:
-    """Parses a mapping from an environment variable, where it is `name=value`, comma-separated."""
+    """Parses the text `name=value,…` of an environment variable; returns any other value unchanged."""
     if not isinstance(value, str):
         return value
     pairs = [part.partition("=") for part in value.split(",") if part.strip()]
     if any(not equals for _, equals, _ in pairs):
-        raise ValueError("write name=value, comma-separated")
+        raise ValueError("not a mapping: write name=value, comma-separated")
     return {name.strip(): content.strip() for name, _, content in pairs}
 
 
@@ -186,7 +188,8 @@ def _store_address(value: object) -> object:
         scheme, _, location = text.partition("://")
         if scheme not in _SCHEMES or not location.strip("/"):
             raise ValueError(
-                "write a folder, or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, abfs://CONTAINER@ACCOUNT/PREFIX"
+                f"not an address of a store: {text!r} (write a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or "
+                "abfs://CONTAINER@ACCOUNT/PREFIX)"
             )
     return text
 
@@ -205,19 +208,18 @@ class ObjectStorage(Model):
     secrets: Path | None = None
     """YAML file with secret properties, for example `s3.secret-access-key`; never logged."""
 
-    def secret_properties(self) -> dict[str, str]:
-        """The properties in `secrets`. Raises SecretsUnreadable."""
-        return secret_properties(self.secrets)
-
 
 def secret_properties(path: Path | None) -> dict[str, str]:
-    """The properties in a secrets file. Raises SecretsUnreadable, whose message names the file and no content."""
+    """The properties in a secrets file; none if there is no file. Raises SecretsUnreadable, whose message names the
+    file and no content."""
     if path is None:
         return {}
     try:
         properties = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SecretsUnreadable(f"{path}: cannot be read: {type(error).__name__}") from None
+    except OSError as error:
+        raise SecretsUnreadable(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise SecretsUnreadable(f"{path}: the file is not YAML in UTF-8") from None
     if not isinstance(properties, dict) or not all(isinstance(name, str) for name in properties):
         raise SecretsUnreadable(f"{path}: write a mapping of properties, for example s3.access-key-id: …")
     return {name: str(value) for name, value in properties.items()}
@@ -382,25 +384,29 @@ class Settings(Model):
     def _check_dependencies(self) -> Settings:
         if self.auth == "off" and not is_loopback(self.host):
             raise config_loading.at(
-                "auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere"
+                "auth",
+                f"auth: off needs a loopback address, and {self.listen} can be reached from other machines: set listen "
+                "to 127.0.0.1:8080, or auth to tokens",
             )
         if self.auth == "tokens" and self.tokens is None and self.callers is None:
             raise config_loading.at(
                 "tokens", "no token file (set tokens: FILE, callers: FILE, or auth: off on a loopback address)"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise config_loading.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
+            raise config_loading.at(
+                "tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together: set both or neither"
+            )
         if self.leader_election is not None and self.leader_election.own_volume:
             if self.archive is None:
                 raise config_loading.at(
-                    "archive", "leader_election.own_volume needs an archive that every replica reaches"
+                    "archive", "leader_election.own_volume needs an archive that every replica reaches: set archive.to"
                 )
             if self.backups.to is None:
                 raise config_loading.at(
-                    "backups", "leader_election.own_volume needs backups.to that every replica reaches"
+                    "backups", "leader_election.own_volume needs backups that every replica reaches: set backups.to"
                 )
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise config_loading.at("tls_client_ca", "client certificates need tls_cert and tls_key")
+            raise config_loading.at("tls_client_ca", "client certificates need HTTPS: set tls_cert and tls_key")
         return self
 
     @property

@@ -63,8 +63,8 @@ def reference_ms(start_ms: int, end_ms: int, half_life_s: int | None) -> int:
     """The instant to which usage inside [start_ms, end_ms), a part of one quarter-hour, is decayed: the quarter-hour's
     end.
 
-    If the half-life is shorter than a quarter-hour, it is the part's own end; otherwise rounding would lose usage at
-    its start that a window ending there counts in full."""
+    If the half-life is shorter than a quarter-hour, it is `end_ms`. Otherwise usage early in the quarter-hour could
+    decay to less than half a unit and be rounded to 0, although a window that ends at `end_ms` counts it in full."""
     if half_life_s is not None and half_life_s * MS_PER_SECOND < BUCKET_MS:
         return end_ms
     return start_ms - start_ms % BUCKET_MS + BUCKET_MS
@@ -74,7 +74,8 @@ def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | Non
     """Mean weight, in (0, 1], of [start_ms, end_ms) as seen from `reference_ms`, which is not before its end.
 
     2^-a * (1 - e^-x) / x, where a is the age of the end in half-lives and x the length in half-lives times ln 2. For
-    small x, the usual case, the second factor is a power series, which avoids cancellation. 1 without a half-life."""
+    small x, the usual case, the second factor is a power series, which avoids cancellation. Without a half-life, the
+    weight is 1."""
     if half_life_s is None:
         return 1.0
     half_life = float(half_life_s * MS_PER_SECOND)
@@ -96,21 +97,25 @@ def term(value: int, weight: float) -> int:
 
 
 def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
-    """The weight of each span by its end, for `combine`; None without decay."""
-    return None if half_life_s is None else [age_weight(end_ms, at_ms, half_life_s) for end_ms in references_ms]
+    """The weights with which `combine` decays usage from each reference instant to `at_ms`; None without a
+    half-life."""
+    if half_life_s is None:
+        return None
+    return [age_weight(reference, at_ms, half_life_s) for reference in references_ms]
 
 
 def combine(values: Sequence[int], weights: Sequence[float] | None) -> int:
-    """The sum of the integers of spans, oldest first, by the weights of the spans, rounded once to an integer.
+    """The sum of the values of spans, oldest first, each multiplied by the span's weight, rounded once to an integer.
 
-    Without weights it is the plain sum, in integers of any size."""
+    If `weights` is None it is the plain sum, in integers of any size."""
     if weights is None:
         return sum(values)
     return round(math.fsum([value * weight for value, weight in zip(values, weights, strict=True)]))
 
 
 def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
-    """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning.
+    """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning. None without
+    a half-life.
 
     Slurm decays the usage of a period by the whole length of the period, and linearises ln 2, so it counts slightly
     less than the integral. Windows with `decay: slurm` can be compared with Slurm's own figures. Slices begin at a

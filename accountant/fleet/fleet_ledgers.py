@@ -24,6 +24,7 @@ from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.lake.query_engines import Engine
+from accountant.ledger.usage_columns import sum_of_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
@@ -47,7 +48,8 @@ ProgressCallback = Callable[[str, int, int], None]
 
 
 class FleetQuery(NamedTuple):
-    """The parameters of a query for usage or cost over [start_ms, end_ms). where: a filter by dimensions."""
+    """The parameters of a query for usage or cost over [start_ms, end_ms). where: by dimension, the values that count;
+    None: all."""
 
     start_ms: int
     end_ms: int
@@ -61,24 +63,27 @@ class SeveralCurrencies(AccountantError):
 
 
 class Rates(Model):
-    """The value of one unit of each currency in `to`. Amounts in other currencies are refused."""
+    """Exchange rates. rates: by currency, the value of one unit of it in the currency `to`. Amounts in other currencies
+    are refused."""
 
     to: str = Field(min_length=3, max_length=3)
     rates: dict[str, Annotated[Decimal, Field(gt=0)]] = Field(default={}, max_length=200)
 
     def converted(self, amount: Decimal, currency: str) -> Decimal:
-        """The exact amount in `to`. Raises SeveralCurrencies."""
+        """The exact amount in the currency `to`. Raises SeveralCurrencies if there is no rate."""
         if currency == self.to:
             return amount
         if currency not in self.rates:
-            raise SeveralCurrencies(f"no rate from {currency} to {self.to}: add it to `rates` in the file of --rates")
+            raise SeveralCurrencies(
+                f"there is no rate from {currency} to {self.to}: add it under `rates` in the file of --rates"
+            )
         return exact_product(amount, self.rates[currency])
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A ledger of the lake with its bookkeeping. clock: stands at the end of the ledger's published figures, which is
-    "now" for every answer about it."""
+    """A ledger of the lake with its bookkeeping. clock: stands still at the end of the ledger's published figures. This
+    instant is the present time in every answer about the ledger."""
 
     status: LedgerStatus
     ledger: LakeLedger
@@ -94,8 +99,10 @@ class Member:
         return self.ledger.statement(month) or self.books.month(month)
 
     def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
-        """The month's report, as the ledger's accountant makes it. issuer: needed for formats that list every
-        charge."""
+        """The month's report, as the ledger's accountant makes it.
+
+        team: the team that the report is about; None: all.
+        issuer: needed for formats that list every charge; None for the others."""
         tz = periods.zone(self.status.timezone)
         start_ms, end_ms = month.span(tz)
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
@@ -136,8 +143,8 @@ class TeamMonth(Model):
 class FleetMonth(Model):
     """A month of several ledgers.
 
-    totals: amounts due by currency.
-    converted: all of them in one currency, if the operator gave rates."""
+    totals: by currency, the sum of the amounts due.
+    converted: the sum of all amounts due, in the currency `converted_to`; None if the operator gave no rates."""
 
     month: str
     ledgers: tuple[LedgerMonth, ...]
@@ -148,18 +155,19 @@ class FleetMonth(Model):
 
 
 class Fleet:
-    """The ledgers of one lake. rates: the exchange rates that the operator gave."""
+    """The ledgers of one lake. rates: the exchange rates that the operator gave; None: none."""
 
     def __init__(self, engine: Engine, rates: Rates | None = None) -> None:
         self._engine = engine
         self.rates = rates
 
     def statuses(self) -> Mapping[str, LedgerStatus]:
-        """The status of every ledger that publishes here, by name, ascending."""
+        """The status of every ledger that publishes in the lake, by name, ascending."""
         return ledgers(self._engine)
 
     def members(self, names: Collection[str] = ()) -> list[Member]:
-        """The ledgers with these names; all without names. Raises LakeUnavailable if one is not in the lake."""
+        """The ledgers with these names; all if there are no names. Raises LakeUnavailable if one is not in the
+        lake."""
         known = ledgers(self._engine)
         missing = sorted(set(names) - set(known))
         if missing:
@@ -175,12 +183,15 @@ class Fleet:
     def usage(
         self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> UsageAnswer:
-        """Accounts per group, added up over the members."""
+        """The accounts per group, added up over the members."""
         by_key: dict[tuple[str, ...], list[UsageLine]] = {}
         for member in _each(members, progress):
             for line in member.ledger.usage(*_limited(query, member)):
                 by_key.setdefault(tuple(line.key.values()), []).append(line)
-        lines = tuple(_added(several) for _, several in sorted(by_key.items()))
+        lines = tuple(
+            several[0] if len(several) == 1 else sum_of_lines(several[0].key, several)
+            for _, several in sorted(by_key.items())
+        )
         return UsageAnswer(
             start_ms=query.start_ms,
             end_ms=query.end_ms,
@@ -198,7 +209,8 @@ class Fleet:
         measure: Measure,
         progress: ProgressCallback = lambda *_: None,
     ) -> UsageWindow:
-        """Usage of each queue over a sliding window that ends at `at_ms`, added up over the members.
+        """The usage of each queue over a window that ends at `at_ms`, added up over the members, of which there is at
+        least one.
 
         coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion."""
         windows = [member.ledger.window(spec, at_ms, measure, 0.0) for member in _each(members, progress)]
@@ -230,8 +242,8 @@ class Fleet:
         currencies = {one.currency for one in answers if one.currency is not None}
         if len(currencies) > 1 and self.rates is None:
             raise SeveralCurrencies(
-                f"amounts in {', '.join(sorted(currencies))} cannot be added up: ask for clusters of one currency, or "
-                "give --rates FILE"
+                f"amounts in {', '.join(sorted(currencies))} cannot be added up: query ledgers of one currency, or "
+                "give exchange rates with --rates FILE"
             )
         rates = self.rates or Rates(to=min(currencies, default="USD"))
         by_key: dict[tuple[str, ...], list[CostLine]] = {}
@@ -288,8 +300,9 @@ class Fleet:
 
 
 def load_lake(path_or_warehouse: str) -> Lake:
-    """The lake described by a settings file (YAML, the keys of `lake` in the accountant's settings), or a warehouse
-    whose catalog is a SQLite file in it. Raises gputally.base.yaml_file.FileFault."""
+    """The lake that a settings file describes (YAML, with the keys of `lake` in the accountant's settings). If the
+    argument is no file, it is the address of a warehouse, whose catalog is a SQLite file in it. Raises
+    gputally.base.yaml_file.FileFault."""
     path = Path(path_or_warehouse)
     if path.suffix in {".yaml", ".yml"} or path.is_file():
         return config_loading.load_yaml(path, Lake)
@@ -317,7 +330,7 @@ def _each(members: Sequence[Member], progress: ProgressCallback) -> Iterator[Mem
 
 
 def _limited(query: FleetQuery, member: Member) -> FleetQuery:
-    """The query, whose span ends at the latest with the member's published figures."""
+    """The query with its span cut off at the end of the member's published figures."""
     return query._replace(end_ms=min(query.end_ms, member.clock.wall_ms()))
 
 
@@ -327,25 +340,6 @@ def _note(members: Sequence[Member], end_ms: int) -> str:
         f"{member.name} {periods.utc(member.clock.wall_ms())}" for member in members if member.clock.wall_ms() < end_ms
     ]
     return f"published until: {', '.join(behind)}" if behind else ""
-
-
-def _added(lines: Sequence[UsageLine]) -> UsageLine:
-    if len(lines) == 1:
-        return lines[0]
-    accounts = Accounts(
-        **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
-    )
-    memory = [line.memory_mib_s for line in lines if line.memory_mib_s is not None]
-    return UsageLine(
-        key=lines[0].key,
-        accounts_gpu_us=accounts,
-        node_down_us=sum(line.node_down_us or 0 for line in lines),
-        borrowed_busy_us=sum(line.borrowed_busy_us for line in lines),
-        unattributed_busy_us=sum(line.unattributed_busy_us for line in lines),
-        memory_mib_s=sum(memory) if memory else None,
-        memory_unknown_us=sum(line.memory_unknown_us for line in lines),
-        energy_uj=sum(line.energy_uj for line in lines),
-    )
 
 
 def _sum_if_known(lines: Sequence[CostLine]) -> Decimal | None:

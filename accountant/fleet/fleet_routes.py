@@ -55,14 +55,20 @@ from gputally.server.tokens_and_grants import Principal
 _NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
 Chosen = Annotated[
-    tuple[str, ...], Field(max_length=1_000, description="Only these ledgers of the lake (repeatable); all without it.")
+    tuple[str, ...],
+    Field(
+        max_length=1_000,
+        description="Names of the ledgers that count (repeatable); all without it.",
+    ),
 ]
 
 
 @dataclass
 class FleetState:
-    """The ledgers served at present, with the methods of a ledger (extent, clusters, teams) that the shared page code
-    calls. pages: the dependencies of each ledger's own pages, with their cached answers."""
+    """The ledgers served at present, with the methods of a ledger that the shared code of pages calls (`teams`,
+    `extent`, `newest_by_cluster`).
+
+    pages: by ledger, the dependencies of its own pages, with their cached answers."""
 
     fleet: Fleet
     settings: Settings
@@ -75,13 +81,13 @@ class FleetState:
         self.members = tuple(members)
 
     def pages_of(self, names: Collection[str] = ()) -> list[tuple[Member, Deps]]:
-        """The ledgers with these names, each with the dependencies of its own pages; all without names. Raises
-        Refusal."""
+        """The ledgers with these names, each with the dependencies of its own pages; all if there are no names. Raises
+        Refusal if one is not in the lake."""
         pages = self.pages
         return [(member, pages[member.name]) for member in self.chosen(names) if member.name in pages]
 
     def chosen(self, names: Collection[str] = ()) -> list[Member]:
-        """The ledgers with these names; all without names. Raises Refusal."""
+        """The ledgers with these names; all if there are no names. Raises Refusal if one is not in the lake."""
         missing = sorted(set(names) - {member.name for member in self.members})
         if missing:
             raise invalid("ledger", f"no ledger {missing[0]!r} publishes in this lake")
@@ -123,8 +129,8 @@ class MonthParams(Params):
 class FleetReport(MonthParams):
     format: Form = Field(
         default="json",
-        description="json: the summary; csv: the lines of all statements; else a ZIP archive with each ledger's own "
-        "report in that form.",
+        description="json: the summary; csv: the lines of all statements; any other: a ZIP archive with each ledger's "
+        "own report in that format.",
     )
 
 
@@ -180,7 +186,10 @@ async def _answer(
     kind: str,
     find: Callable[[Fleet, Sequence[Member], FleetQuery], A],
 ) -> A:
-    """One page of the answer to a query. kind: tells the cached pages of different kinds of answers apart."""
+    """One page of the answer to a query.
+
+    kind: the name of the answer, which is part of the key in the cache.
+    find: computes the whole answer."""
     state = _state(request)
     start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
@@ -232,7 +241,7 @@ async def report(
 
 
 def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
-    """Each ledger's own report, as its accountant renders it. Raises CannotRender."""
+    """A ZIP archive with each ledger's own report, as its accountant renders it. Raises CannotRender."""
     state, rendering = _state(request), RENDERINGS[asked.format]
     month, issuer = _month(state, asked.month), deps.settings.issuer if rendering.charges else None
     files = {
@@ -249,7 +258,8 @@ class _Stated:
 
 
 def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stated]:
-    """The summary of a month. Raises Refusal and SeveralCurrencies."""
+    """The summary of a month and the statements that it sums, from the cache if possible. Raises Refusal if a ledger or
+    the month is unknown, and SeveralCurrencies."""
     state = _state(request)
     members = state.chosen(asked.ledger)
     month = _month(state, asked.month)
@@ -400,7 +410,7 @@ def _page(
 
 @dataclass(frozen=True, slots=True)
 class _TeamRow:
-    """The GPU time of a team in several ledgers, and the amounts that it owes (`owed`, by currency)."""
+    """The GPU time of a team in several ledgers. owed: (currency, amount that the team owes)."""
 
     team: str
     ledgers: Sequence[str]
@@ -414,7 +424,7 @@ def _until_text(row: LedgerMonth) -> str:
 
 
 def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
-    """The team that held the most first; time without a team last."""
+    """A row per team: the team that held most GPU time first, and time without a team last."""
     by_team: dict[str, list[TeamMonth]] = {}
     for row in rows:
         by_team.setdefault(row.team, []).append(row)
@@ -426,7 +436,7 @@ def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
 
 
 def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
-    """The amounts added up per currency."""
+    """The amounts due, added up per currency, as (currency, amount)."""
     currencies = sorted({one.currency for one in rows if one.currency})
     return [
         (currency, exact_sum(one.due for one in rows if one.currency == currency and one.due is not None))
@@ -435,7 +445,7 @@ def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
 
 
 def _neighbours(state: FleetState, month: str) -> tuple[Month | None, Month | None]:
-    """The months before and after, if they can have records."""
+    """The months before and after a month, each None if it cannot have records."""
     shown, zone = Month.parse(month), periods.zone("UTC")
     begun, _ = state.extent()
     before = shown.previous if begun and shown.span(zone)[0] > begun else None

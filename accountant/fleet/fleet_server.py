@@ -82,10 +82,10 @@ class _Served:
 
 
 def published_metrics(state: FleetState) -> Iterable[Metric]:
-    """The publications of the ledgers. state: the ledgers served at present."""
+    """The metric of the instants up to which the ledgers are published."""
     until = GaugeMetricFamily(
         "gputally_fleet_published_timestamp_seconds",
-        "Up to when the figures of each ledger of the lake are published (Unix time), as last read.",
+        "Instant up to which the figures of each ledger of the lake are published, as last read (Unix time).",
         labels=["ledger"],
     )
     for member in state.members:
@@ -94,10 +94,10 @@ def published_metrics(state: FleetState) -> Iterable[Metric]:
 
 
 class FleetService:
-    """The server.
+    """Serves the pages and the API of a fleet.
 
-    settings: accountant settings; those about a ledger and its upkeep have no effect here.
-    fleet: read again every `refresh_seconds`, and closed by its owner.
+    settings: accountant settings; those about a ledger file have no effect here.
+    fleet: read again every `refresh_seconds`. The caller closes its engine.
 
     Raises CannotStart, FileFault and LakeUnavailable."""
 
@@ -123,8 +123,8 @@ class FleetService:
         self.tasks.start("lake", self._read_lake_repeatedly, self.over, self._failed, _PATIENCE_S)
 
     def read_lake(self) -> None:
-        """Reads which figures are published now. Ledgers without new figures keep their application. Raises
-        LakeUnavailable."""
+        """Reads the status of all ledgers from the lake. Ledgers with new figures get a new application, the others
+        keep theirs with its cached answers. Raises LakeUnavailable."""
         before, published = self._served, self._state.fleet.statuses()
         unchanged = {name: one for name, one in before.items() if one.member.status == published.get(name)}
         changed = sorted(published.keys() - unchanged.keys())
@@ -200,7 +200,7 @@ class FleetService:
         return routed
 
     def _admitted(self, app: ASGIApp) -> ASGIApp:
-        """The app, restricted to callers who may read the figures of all teams."""
+        """The app, restricted to callers who may read the figures of all teams. Others get a refusal."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             try:
@@ -246,7 +246,7 @@ class FleetService:
 
 
 def run(service: FleetService) -> None:
-    """Serves until the service ends, or a signal stops it."""
+    """Serves until `service.over` is set, which a signal also does."""
     settings, events = service.settings, structlog.get_logger("accountant.fleet")
     tls = composition.tls(settings)
     set_on_signals(service.over)

@@ -92,7 +92,7 @@ _MOST_FILES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """How many versions of tables, and how many files, one run removed."""
+    """The numbers of table versions and of files that one run removed."""
 
     versions: int = 0
     files: int = 0
@@ -130,7 +130,7 @@ class Catalogue:
         self._catalog.close()
 
     def create_missing(self) -> None:
-        """Creates every missing table."""
+        """Creates the tables that do not exist yet."""
         for table in TABLES:
             self.open(table)
 
@@ -149,8 +149,8 @@ class Catalogue:
                     return self._catalog.load_table(name)
 
     def replace(self, table: LakeTable, rows: pa.Table, partition: Mapping[str, object | Sequence[object]]) -> None:
-        """Replaces the content of the partitions with these rows; idempotent. partition: by column, its value or
-        values."""
+        """Replaces the content of the partitions with these rows; idempotent. partition: by column, the value or the
+        values of the partitions."""
         rows = rows.cast(table.arrow)
         replaced = rows_where(partition)
         batch = str(uuid.uuid4())
@@ -172,7 +172,7 @@ class Catalogue:
         raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(failure)}") from failure
 
     def tag(self, table: LakeTable, name: str) -> None:
-        """Tags the newest version of a table permanently; an existing tag is not changed."""
+        """Tags the newest version of a table permanently. If the name is in use already, nothing changes."""
         with _reachable(self.place):
             opened = self.open(table)
             snapshot = opened.current_snapshot()
@@ -236,10 +236,10 @@ def _needed_files(table: Table) -> set[str]:
 def rows_where(
     values: Mapping[str, object | Sequence[object]], between: Mapping[str, tuple[object, object]] = {}
 ) -> BooleanExpression:
-    """The filter of rows that meet all conditions.
+    """The filter for rows that meet all conditions.
 
-    values: by column, its value or values.
-    between: by column, the first and the last value."""
+    values: by column, the value, or a list or tuple of the values that are possible.
+    between: by column, the lowest and the highest value."""
     equal, among, least, most = (cast(Any, one) for one in (EqualTo, In, GreaterThanOrEqual, LessThanOrEqual))
     conditions: list[BooleanExpression] = [AlwaysTrue()]
     conditions += [
@@ -252,16 +252,17 @@ def rows_where(
 
 
 def committed(table: Table, batch: str) -> bool:
-    """Whether a snapshot of the table has this id."""
+    """Whether a snapshot of the table has this commit id (BATCH)."""
     return any(snapshot.summary is not None and snapshot.summary.get(BATCH) == batch for snapshot in table.snapshots())
 
 
 def without_password(uri: str) -> str:
+    """The URI with `***` in place of a password."""
     return re.sub(r"//([^:/@]+):[^@/]+@", r"//\1:***@", uri)
 
 
 def described(error: BaseException | None) -> str:
-    """The first line of a library's message, shortened and without passwords."""
+    """The first line of an exception's message, shortened and without passwords; the type if there is no message."""
     return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
 
 

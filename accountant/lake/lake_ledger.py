@@ -40,14 +40,26 @@ from accountant.ledger.protocols import (
     Quarantined,
 )
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
-from accountant.ledger.usage_columns import PRICED_BY, Hours, Int64Array, JobName, Peak, Place, UsageColumns, repeated
+from accountant.ledger.usage_columns import (
+    COLUMNS,
+    MEMOS,
+    PRICED_BY,
+    Hours,
+    Int64Array,
+    JobName,
+    Peak,
+    Place,
+    UsageColumns,
+    repeated,
+    usage_line,
+)
 from accountant.prices.price_book import PriceBook
 from accountant.storage.query.group_by_dimensions import OF_TIME
 from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, coverage, known_memory
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
 from gputally.base.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]
@@ -61,7 +73,9 @@ _NODES = msgspec.json.Decoder(NodeFacts)
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """A row of the table `ledgers`."""
+    """A row of the table `ledgers`; the columns are explained in accountant.lake.tables.LEDGERS.
+
+    clusters: the end of the newest record of each cluster, in UTC milliseconds."""
 
     ledger: str
     timezone: str
@@ -114,12 +128,13 @@ class LakeLedger:
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
     ) -> list[list[UsageLine]]:
-        """`usage` of each span between two neighbouring edges, which ascend."""
+        """The `usage` of each span between two neighbouring edges, which ascend."""
         found = self._grouped(edges, by, where, timezone)
         lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
         keyed = sorted(zip(found.stretch.tolist(), found.keys, found.figures(), strict=True), key=lambda row: row[:2])
         for stretch, key, figures in keyed:
-            lines[stretch].append(_line(dict(zip(by, key, strict=True)), figures))
+            named = dict(zip((*COLUMNS, *MEMOS), figures, strict=True))
+            lines[stretch].append(usage_line(dict(zip(by, key, strict=True)), named))
         return lines
 
     def usage_columns(
@@ -183,7 +198,7 @@ class LakeLedger:
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
-        """The maximum that these jobs, by namespace and name, held and used in one hour."""
+        """The most that each of these jobs, given as (namespace, job), held and used in one local hour."""
         if not jobs or start_ms >= end_ms:
             return {}
         where: Where = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
@@ -209,14 +224,15 @@ class LakeLedger:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        """The usage of each queue over whole hours; see accountant.ledger.protocols.Ledger.window.
+        """A usage window of whole hours; see accountant.ledger.protocols.Ledger.window.
 
-        Without a half-life it equals the ledger's own answer, to the microsecond. With one, usage is spread evenly over
-        each hour. watermark_ms: the instant up to which every cluster has records. Raises UnsupportedQuestion."""
+        Without a half-life the usage equals the ledger's own answer, to the microsecond. With one, usage counts as
+        spread evenly over each hour. watermark_ms: the instant up to which every cluster has records. Raises
+        UnsupportedQuestion."""
         if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
             raise UnsupportedQuestion(
-                "windows of a lake are of allocated or busy time, without shards, GPU weights and Slurm's decay: query "
-                f"the accountant of {self.status.ledger}"
+                "the lake has only windows of allocated or busy time, without shards, GPU weights and Slurm's decay: "
+                f"query the accountant of {self.status.ledger}"
             )
         start_ms, end_ms = bounds(spec, at_ms, self._zone)
         decayed = spec.half_life is not None
@@ -271,7 +287,8 @@ class LakeLedger:
         return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """When these jobs held GPUs, over all time, rounded outwards to the hour."""
+        """From when until when each of these jobs held GPUs, rounded outwards to the hour. Jobs that never held a GPU
+        are left out."""
         if not keys:
             return {}
         held = exp.func("min", exp.column("start_ms")).as_("first"), exp.func("max", exp.column("end_ms")).as_("last")
@@ -320,7 +337,8 @@ class LakeLedger:
         waiting: bool = False,
         placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid; see accountant.storage.read_snapshot."""
+        """The pods that existed in the span, by cluster and uid; see
+        accountant.storage.read_snapshot.Snapshot.pods."""
         query = exp.select("*").from_("pods").where(self._own())
         if of is not None:
             query = query.where(_among("job", {key.job for key in of}))
@@ -372,7 +390,7 @@ class LakeLedger:
         gang: Collection[str] | None = None,
         cluster: str | None = None,
     ) -> list[Decision]:
-        """Newest first; see accountant.ledger.protocols.Ledger."""
+        """Decisions, newest first; see accountant.ledger.protocols.Ledger.decisions."""
         query = (
             exp.select("decision", "at_ms", "id")
             .from_("decisions")
@@ -416,7 +434,8 @@ class LakeLedger:
         return self.status.teams
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
-        """The GPU-hours of the published days that overlap the span, of all clusters."""
+        """The GPU-hours of all clusters in the published days that overlap the span: an upper bound of those in the
+        span."""
         query = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
         (row,) = self._list(query.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
         return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
@@ -444,11 +463,12 @@ class LakeLedger:
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[LakeLedger]:  # noqa: ARG002 - always the same
-        """Yields this object: no snapshot is needed, since published rows change only with a new publication."""
+        """Yields this ledger itself: no snapshot is needed, because rows change only with a new publication."""
         yield self
 
     def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """The version of cached answers: the end of the newest published record, the same for all spans."""
+        """A value that changes with the content of the ledger: the end of the newest published record. It is the same
+        for all spans."""
         return self.status.newest_ms
 
     def watermark(
@@ -463,12 +483,12 @@ class LakeLedger:
         return min(newest, at_ms) or None
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:  # noqa: ARG002
-        """Always raises UnsupportedQuestion: the quarantine is not published."""
-        raise self._not_published("records in quarantine")
+        """Always raises UnsupportedQuestion, because the quarantine is not published."""
+        raise self._not_published("the records in quarantine")
 
     def holes(self, limit: int = 1000) -> list[Hole]:  # noqa: ARG002
-        """Always raises UnsupportedQuestion: outboxes are not published."""
-        raise self._not_published("missing records")
+        """Always raises UnsupportedQuestion, because the numbers of records are not published."""
+        raise self._not_published("the numbers of missing records")
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         """Always empty, because the owners of GPUs are not published."""
@@ -489,7 +509,7 @@ class LakeLedger:
         timezone: str,
         figures: Sequence[str] = _FIGURES,
     ) -> _Grouped:
-        """Sums of these figures by span and dimensions. Raises UnsupportedQuestion."""
+        """The sums of these figures by span and dimensions. Raises UnsupportedQuestion."""
         where = where or {}
         start_ms, end_ms = edges[0], edges[-1]
         # Filters by day and hour are applied here, others by the engine.
@@ -513,7 +533,8 @@ class LakeLedger:
     def _sums(
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
     ) -> pa.Table:
-        """The engine's sums, by the dimensions, and by the rows' own time if the answer needs it."""
+        """The sums that the query engine returns, by these dimensions, and also by the span of the rows if there are
+        several spans or dimensions of time."""
         start_ms, end_ms = edges[0], edges[-1]
         columns = [exp.column(column_of(name)) for name in wanted if name not in OF_TIME]
         bounds: list[Any] = [exp.column("start_ms"), exp.column("end_ms")]
@@ -530,7 +551,8 @@ class LakeLedger:
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
     ) -> dict[str, list[str]]:
-        """The local day and hour of each row."""
+        """The local day and hour of each row. whole_days: rows may reach over hours of a day, whose hour is then
+        meaningless."""
         hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
         if whole_days:
             hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
@@ -545,9 +567,9 @@ class LakeLedger:
         if not inside.all():
             first = int(np.flatnonzero(~inside)[0])
             raise UnsupportedQuestion(
-                f"the lake holds whole hours of {self.status.timezone} ({self.status.ledger}), and the query begins "
-                f"or ends inside the one from {utc(int(begins[first]))} to {utc(int(ends[first]))}: ask for whole "
-                "hours, or ask that ledger's accountant"
+                f"the lake has whole hours of {self.status.timezone} for {self.status.ledger}, and the query begins or "
+                f"ends inside an hour between {utc(int(begins[first]))} and {utc(int(ends[first]))}: query whole "
+                f"hours, or the accountant of {self.status.ledger}"
             )
         return at
 
@@ -601,7 +623,7 @@ class LakeLedger:
 class _Grouped:
     """Rows of an answer.
 
-    keys: the key of each row.
+    keys: for each row, its values of the dimensions.
     stretch: for each row, the index of its span between two neighbouring edges.
     columns: the requested figures, one sequence per figure."""
 
@@ -625,21 +647,6 @@ class _Grouped:
     def figures(self) -> list[tuple[int, ...]]:
         """The figures of each row."""
         return list(zip(*self.columns, strict=True)) if self.columns else []
-
-
-def _line(key: dict[str, str], figures: tuple[int, ...]) -> UsageLine:
-    of = dict(zip(_FIGURES, figures, strict=True))
-    accounts = Accounts(**{name: of[f"{name}_us"] for name in Accounts.model_fields})
-    return UsageLine(
-        key=key,
-        accounts_gpu_us=accounts,
-        node_down_us=of["node_down_us"],
-        borrowed_busy_us=of["borrowed_busy_us"],
-        unattributed_busy_us=of["unattributed_busy_us"],
-        memory_mib_s=known_memory(of["memory_mib_s"], of["memory_unknown_us"], accounts.allocated),
-        memory_unknown_us=of["memory_unknown_us"],
-        energy_uj=of["energy_uj"],
-    )
 
 
 def _sum(name: str) -> exp.Expression:

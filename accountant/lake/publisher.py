@@ -27,12 +27,12 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges, quantify
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
-from accountant.core.periods import Month, local_date
+from accountant.core.periods import Month, day_span, local_date
 from accountant.core.settings import Settings
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
-from accountant.lake.table_rows import DayRows, day_rows, day_span, focus_rows, line_rows, statement_row
+from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.protocols import EpochReport, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
@@ -52,7 +52,7 @@ ProgressCallback = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The result of one run: days of `usage_hourly`, months of statements, other tables."""
+    """What one run wrote: days of `usage_hourly`, months of statements, and the names of other tables."""
 
     days: tuple[date, ...] = ()
     months: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class LakeComparison:
 
 
 class Publisher:
-    """Publishes one ledger. catalogue: opens the lake on first use."""
+    """Publishes one ledger. catalogue: opens the lake; called on first use."""
 
     def __init__(
         self,
@@ -117,8 +117,8 @@ class Publisher:
 
     def compare(self) -> LakeComparison:
         """Compares the lake with the ledger: the last `days_back` days, as many older days (different ones every day),
-        and the past months of all these days. Data that has changed since its publication is skipped, because the next
-        run writes it. Raises LakeUnavailable."""
+        and the past months of all these days. A day or month that has changed since its publication is skipped, because
+        the next run writes it. Raises LakeUnavailable."""
         now = self._clock.wall_ms()
         engine = DuckDbEngine(self._catalogue)
         compared = 0
@@ -157,7 +157,7 @@ class Publisher:
         return [every[-length:], *([stretches[turn % len(stretches)]] if stretches else [])]
 
     def _day_mark(self, day: date) -> tuple[Hashable, ...]:
-        """A value that changes with everything that determines the rows of a day, except how far the day has run."""
+        """A value that changes with everything that determines the rows of a day, except the present time."""
         return self._ledger.mark(*day_span(day, self._zone)), *(found.version for found in self._books.prices.versions)
 
     def _day_changed(self, day: date) -> bool:
@@ -172,7 +172,7 @@ class Publisher:
         return [first + timedelta(days=number) for number in range((today - first).days + 1)]
 
     def _known_days(self) -> dict[date, dict[str, Any]]:
-        """The published control totals."""
+        """The rows of the table `days` of this ledger, by day."""
         return {row["day"]: row for row in self._read(tables.DAYS)}
 
     def _publish_days(self, now_ms: int, progress: ProgressCallback) -> tuple[date, ...]:
@@ -306,8 +306,8 @@ class Publisher:
         return thing in self._marks and self._changed(thing, mark)
 
     def _publish_focus(self, month: Month, mark: Hashable, now_ms: int) -> None:
-        """Publishes the charges of a month that changed; those of the current month once a day, because there are
-        many."""
+        """Publishes the charges of a month if the month has changed; those of the current month only once a day,
+        because there are many."""
         start_ms, end_ms = month.span(self._zone)
         if now_ms < end_ms:
             mark = local_date(now_ms, self._zone)
@@ -326,8 +326,8 @@ class Publisher:
     # --- registers ----------------------------------------------------------------------------
 
     def _publish_registers(self, now_ms: int) -> tuple[str, ...]:
-        """Publishes the parts of registers whose digest differs from that in the table `registers`, and then updates
-        this table."""
+        """Publishes the parts of registers whose digests differ from those in the table `registers`, and then updates
+        that table."""
         if self._parts is None:
             self._parts = {(row["register"], row["part"]): row for row in self._read(tables.REGISTERS)}
         known, written_tables = self._parts, []
@@ -356,7 +356,8 @@ class Publisher:
         return (*written_tables, *self._publish_status(now_ms))
 
     def _publish_status(self, now_ms: int) -> tuple[str, ...]:
-        """Publishes the ledger's row in the table `ledgers`; last, so that it only describes published data."""
+        """Publishes the ledger's row in the table `ledgers` if it has changed. This is the last step of a run, so that
+        the row describes published data only."""
         first_ms, newest_ms = self._ledger.extent()
         row = {
             "ledger": self.name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
@@ -504,7 +505,7 @@ def compare_days(
     for day, book in days:
         if day not in totals:
             if day_span(day, timezone)[0] < until_ms:
-                differences.append(f"{day}: missing in the table days, although it was published")
+                differences.append(f"{day}: the table days has no row of this published day")
             continue
         compared += 1
         of_day = {cluster: row for (row_day, cluster), row in rows.items() if row_day == day}
@@ -513,8 +514,8 @@ def compare_days(
 
 
 def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> list[str]:
-    """Compares the amount that each team owes by the table `focus` with statements of past months. Months without
-    charges in the lake are skipped. Raises LakeUnavailable."""
+    """Compares the amounts that teams owe by the table `focus` with those of the statements, and returns a line of text
+    per difference. Months without charges in the lake are skipped. Raises LakeUnavailable."""
     due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
     query = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
     in_lake: dict[str, dict[str, Decimal]] = {}
@@ -528,7 +529,7 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
         for team in sorted({*of_month, *one.due}):
             owed, charged = one.due.get(team, Decimal(0)), of_month.get(team, Decimal(0))
             if owed != charged:
-                differences.append(f"{one.month} {team}: {charged:f} is charged in the lake and {owed:f} due here")
+                differences.append(f"{one.month} {team}: {charged:f} is due in the lake and {owed:f} in the ledger")
     return differences
 
 

@@ -44,7 +44,8 @@ _PLANS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The partitions that a query concerns. days: first and last, both inclusive; None: all."""
+    """The partitions that a query needs. ledgers: their names; empty: all. days: the first and the last, both
+    inclusive; None: all."""
 
     ledgers: tuple[str, ...]
     days: tuple[date, date] | None = None
@@ -52,19 +53,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The files of a table version that a query needs."""
+    """The files of a table version that a query needs. has_deletes: whether rows of them are marked as deleted in other
+    files."""
 
     files: Sequence[str]
     has_deletes: bool
 
 
 class Engine(Protocol):
-    """A query engine that can read the lake. name: as on the command line."""
+    """A query engine that can read the lake. name: its name in the option --engine."""
 
     name: str
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        """The rows of the answer, in any order. Raises LakeUnavailable."""
+        """The rows of the answer, in any order. bounds: the partitions that hold all rows that the query selects.
+        Raises LakeUnavailable."""
         ...
 
     def close(self) -> None: ...
@@ -226,8 +229,8 @@ class TrinoEngine:
 class ClickHouseEngine:
     """ClickHouse: a server at `http(s)://user:password@…`, or, without an address, in this process (chdb).
 
-    It reads tables from their folders. Each question names the committed version, because a folder may hold a later one
-    whose commit failed."""
+    It reads tables from their folders. Each query names the committed version of its tables, because a folder may hold
+    a later version whose commit failed."""
 
     name = "clickhouse"
 
@@ -269,7 +272,8 @@ class ClickHouseEngine:
         known = table.io.properties
         if place.scheme != "s3":
             raise LakeUnavailable(
-                f"clickhouse reads a lake in a folder or on S3, and {self._catalogue.place} is neither"
+                f"clickhouse reads a lake only in a folder or on S3, and {self._catalogue.place} is neither: use "
+                "another engine"
             )
         endpoint = known.get("s3.endpoint", "https://s3.amazonaws.com").rstrip("/")
         address = f"{endpoint}/{place.netloc}{place.path}/"
@@ -288,11 +292,12 @@ def _client(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise LakeUnavailable(f"{package} is not installed here: pip install {package}") from error
+        raise LakeUnavailable(f"the package {package} is not installed: run pip install {package}") from error
 
 
 def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
-    """The engine of that name over a lake. url: address of a remote engine. Raises LakeUnavailable."""
+    """The engine of that name over a lake. url: the address of a remote engine, in the form that its class states.
+    Raises LakeUnavailable."""
     if name == "duckdb":
         return DuckDbEngine(Catalogue.connect(lake))
     if name == "spark":

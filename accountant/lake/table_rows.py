@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import islice, pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -24,7 +24,7 @@ import pyarrow as pa
 from accountant.billing.statements import Statement, StatementLine, canonical
 from accountant.billing.usage_pricing import ACCOUNTS, BILLED, charges, quantify, total_cost
 from accountant.bookkeeping.month_closing import statement_hash
-from accountant.core.periods import midnight_ms
+from accountant.core.periods import day_span
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
     COLUMN_OF,
@@ -40,8 +40,8 @@ from accountant.ledger.usage_columns import PRICED_BY, Place, UsageColumns
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import focus_export
 from accountant.reports.report_builder import Report
+from accountant.storage.read_snapshot import Snapshot
 from accountant.storage.span_splitting import local_hours
-from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import US_PER_HOUR
 
 _BILLED: Final = [account in BILLED for account in ACCOUNTS]
@@ -51,18 +51,13 @@ _CHUNK: Final = 20_000
 _FOCUS_COSTS: Final = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
 
 
-class DayQuestions(Questions, Protocol):
-    """The part of accountant.storage.read_snapshot.Snapshot that is needed to build a day's rows."""
-
-    def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
-    ) -> list[UsageColumns]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DayRows:
-    """The rows of [start_ms, end_ms) of a local day. accounts: the sums of the six accounts, in the order of
-    ACCOUNT_COLUMNS."""
+    """The rows of [start_ms, end_ms) of a local day.
+
+    accounts: the sums of the six accounts, in the order of ACCOUNT_COLUMNS.
+    cost: the sum of the known costs.
+    unpriced_us: the billed GPU-microseconds without a price."""
 
     day: date
     start_ms: int
@@ -74,26 +69,25 @@ class DayRows:
 
     @property
     def digest(self) -> str:
-        """accountant.lake.tables.digest of the rows."""
+        """The digest of the rows (accountant.lake.tables.digest)."""
         return digest(self.rows)
-
-
-def day_span(day: date, tz: ZoneInfo) -> tuple[int, int]:
-    """[start_ms, end_ms) of a local day."""
-    return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
 
 
 def day_rows(
     ledger: str,
-    moment: DayQuestions,
+    moment: Snapshot,
     book: PriceBook | None,
     day: date,
     timezone: ZoneInfo,
     until_ms: int,
     price_changes: Sequence[int] = (),
 ) -> DayRows:
-    """The rows of a local day; for the current day up to `until_ms`. price_changes: instants at which a price of any
-    price book of the ledger changes."""
+    """The rows of a local day; for the current day up to `until_ms`.
+
+    ledger: the name of the ledger in the lake.
+    moment: a snapshot with the rows of the day.
+    book: the price book of the day's month; None: nothing has a price.
+    price_changes: instants at which a price of any price book of the ledger changes."""
     start_ms, end_ms = day_span(day, timezone)
     end_ms = max(start_ms, min(end_ms, until_ms))
     hours = local_hours(start_ms, end_ms, timezone) if start_ms < end_ms else ()
@@ -177,7 +171,8 @@ def _priced_by_place(
 def _priced_by_charges(
     moment: Questions, book: PriceBook, edges: Sequence[int], usage: UsageColumns, timezone: str
 ) -> _PricesAndCosts:
-    """For prices that depend on more than place and instant: commitments, parts of a MIG GPU, lent time."""
+    """The prices and costs of all rows, for a price book whose prices depend on more than place and instant
+    (commitments, parts of a MIG GPU, lent time)."""
     prices: dict[tuple[int, tuple[str, ...], Place], Price | None] = {}
     costs: dict[tuple[int, tuple[str, ...], Place], Decimal | None] = {}
     for stretch, (begin, end) in enumerate(pairwise(edges)):
@@ -197,7 +192,7 @@ def _priced_by_charges(
 
 
 def _amount(price: Price, gpu_us: int) -> Decimal:
-    """The cost of an amount of time, rounded down to DECIMALS."""
+    """The cost of GPU time, rounded down to DECIMALS."""
     numerator, denominator = price.price.as_integer_ratio()
     return Decimal(gpu_us * numerator * 10**DECIMALS // (US_PER_HOUR * denominator)).scaleb(-DECIMALS)
 
@@ -216,7 +211,8 @@ def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:
 
 
 def _focus_row(cells: dict[str, str], totals: dict[tuple[str, str], Decimal]) -> dict[str, Any]:
-    """The cells in the columns' types; empty ones are left out. totals: exact running totals, by team and column."""
+    """The cells in the types of the columns; empty cells are left out. totals: the exact running totals by team and
+    column, to which the row's amounts are added."""
     row: dict[str, Any] = {}
     for column in FOCUS.columns:
         text = cells.get(column.name, "")

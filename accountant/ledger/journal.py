@@ -29,7 +29,8 @@ T = TypeVar("T")
 
 
 class BooksMoved(AccountantError):
-    """Another act was recorded in between. Read the journal again, decide again and retry."""
+    """Another act was recorded after the last one that the caller had seen. Read the journal again, decide again and
+    retry."""
 
     def __init__(self, seen: int, last: int) -> None:
         super().__init__(
@@ -95,7 +96,8 @@ _TRIES = 20
 
 def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[Act]:
     """Like `Journal.record`, but also succeeds if only acts of the kinds in `BESIDE` were recorded after `seen` (an
-    import records one a minute). seen: None if the acts do not depend on earlier ones. Raises BooksMoved."""
+    import, for example, records an act every minute). seen: None if the acts do not depend on earlier ones. Raises
+    BooksMoved."""
     known = journal.last_act() if seen is None else seen
     for _ in range(_TRIES):
         last = journal.last_act()
@@ -108,8 +110,8 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
 
 
 def retry_when_books_moved(decide: Callable[P, T]) -> Callable[P, T]:
-    """Decorator that calls `decide` again if it raises BooksMoved; `decide` must read the journal itself. Raises
-    BooksMoved after the last attempt."""
+    """Decorator: calls the function again if it raises BooksMoved. The function must read the journal itself. Raises
+    BooksMoved after 20 attempts."""
 
     @wraps(decide)
     def deciding(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -63,7 +63,7 @@ class JobKey(NamedTuple):
         try:
             cluster, namespace, kind, name = (_plain(part) for part in parts)
         except UnicodeDecodeError as error:
-            raise ValueError(f"not the id of a job: {text[:200]!r}") from error
+            raise ValueError(f"not the id of a job: {text[:200]!r} (its bytes =XX are not UTF-8)") from error
         key = cls(cluster, namespace, f"{kind}/{name}" if name else kind)
         if key.id != text:
             raise ValueError(f"not the id of a job: {text[:200]!r} (it would be {key.id[:200]!r})")
@@ -120,7 +120,7 @@ OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A span in which a node could not be used. end_ms: None while it lasts."""
+    """A span in which a node could not be used. end_ms: None while the span lasts."""
 
     start_ms: int
     end_ms: int | None
@@ -129,7 +129,8 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node with its complete history of down times. deleted_ms: from when on its GPUs are no capacity."""
+    """A node with its complete history of down times. deleted_ms: the instant from which its GPUs are no longer
+    capacity; None: it was not deleted."""
 
     cluster: str
     name: str
@@ -143,9 +144,9 @@ class NodeFacts:
     gpu_model: str = ""
     """The GPU model in the node's labels. Usage does not use it, but the model that the device reports."""
     since_ms: int | None = None
-    """The instant from which the labels are valid; None: from when they are first read."""
+    """The instant from which the labels are valid; None: the instant at which they are first read."""
     shard: str = ""
-    """The scheduling shard of the node (KAI's label kai.scheduler/node-pool); "" if it is in none."""
+    """The scheduling shard of the node (KAI's label kai.scheduler/node-pool); "" if the node is in no shard."""
     provider_id: str = ""
     """The cloud provider's name of the machine (`spec.providerID` of the Node); "" if unknown."""
 
@@ -157,7 +158,7 @@ class NamespaceFacts:
     team: the team that a namespace label, an annotation or the configured map names.
     label, teams: if a pod has the label `label` with one of the values in `teams`, that team pays instead; if they are
         empty, pod labels are ignored.
-    since_ms: the instant from which this is valid; None: from when it is first read."""
+    since_ms: the instant from which the facts are valid; None: the instant at which they are first read."""
 
     cluster: str
     name: str
@@ -169,8 +170,8 @@ class NamespaceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """GPUs that were removed permanently: the listed ones, or all of a node. cluster: may be "" if there is only
-    one."""
+    """GPUs that were removed permanently: those in `gpus` (UUIDs), or all of `node`. cluster: may be "" if the ledger
+    has only one cluster."""
 
     cluster: str = ""
     node: str = ""
@@ -192,9 +193,9 @@ class RetiredDevice(Model):
 class GpuMove:
     """GPUs that an administrator assigns to another node of their cluster.
 
-    cluster: may be "" if there is only one.
-    from_ms: the instant from which on they belong to it; None: the end of the newest record of each GPU's present
-        owner."""
+    cluster: may be "" if the ledger has only one cluster.
+    from_ms: the instant from which the GPUs belong to `node`; None: for each GPU, the end of its present owner's newest
+        record."""
 
     node: str
     gpus: tuple[str, ...]
@@ -203,10 +204,10 @@ class GpuMove:
 
 
 class GpuOwner(Model):
-    """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner.
+    """A GPU belongs to `node` from `from_ms` until `until_ms`, which is null for the present owner.
 
-    recorded_ms: the instant at which the accountant learned it.
-    confirmed_by: the administrator who confirmed the move; "" if it was derived from records."""
+    recorded_ms: the instant at which the accountant learned this.
+    confirmed_by: the administrator who confirmed the move; "" if the accountant derived it from records."""
 
     node: str
     from_ms: int
@@ -218,8 +219,8 @@ class GpuOwner(Model):
 class GpuClaim(Model):
     """A node other than the owner reported the GPU, and its records were quarantined.
 
-    records: how many.
-    newest_ms: when the newest one arrived."""
+    records: the number of these records.
+    newest_ms: the instant at which the newest of them arrived."""
 
     node: str
     records: int
@@ -251,10 +252,10 @@ MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", 
 class MisdatedRecords(Model):
     """Stored items of one kind whose dates lie in the future.
 
-    count: how many.
-    first_ms, last_ms: the range of their dates.
-    named: some examples.
-    healing: how they are corrected."""
+    count: the number of these items.
+    first_ms, last_ms: the earliest and the latest of their dates.
+    named: the names of some of them.
+    healing: what a correction does to them."""
 
     kind: MisdatedKind
     count: int
@@ -331,7 +332,7 @@ class LentTime:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of one batch after the commit."""
+    """The result of one batch after the commit: the acknowledgement, and its numbers of intervals by outcome."""
 
     ack: Ack
     stored: int
@@ -423,15 +424,15 @@ class Ledger(Questions, Protocol):
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         """Stores an inventory reading.
 
-        closed_ms: labels of time before it are not changed any more.
-        act: an act of the caller that is recorded in the same transaction."""
+        closed_ms: the labels of time before this instant do not change.
+        act: an act of the caller, recorded in the same transaction; None: no act."""
         ...
 
     def retire(
-        self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
+        self, retirement: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
         """Ends the capacity of these GPUs at `at_ms`, until they report again, and records an act of `who`. Returns the
-        GPUs by node and UUID. closed_ms: capacity before it is not changed. Raises
+        GPUs, sorted by node and UUID. closed_ms: capacity before this instant does not change. Raises
         accountant.core.errors.CannotRetire."""
         ...
 
@@ -439,9 +440,9 @@ class Ledger(Questions, Protocol):
         """Returns which nodes each GPU belonged to, sorted by cluster and UUID."""
         ...
 
-    def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
-        """Assigns the GPUs to another node, all or none, and records an act of `who`. Raises
-        accountant.core.errors.CannotMove."""
+    def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
+        """Assigns the GPUs to another node, all or none, and records an act of `who`. Returns the owners of these GPUs.
+        Raises accountant.core.errors.CannotMove."""
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -461,8 +462,8 @@ class Ledger(Questions, Protocol):
     ) -> UsageWindow:
         """One usage window.
 
-        book: prices, for measure cost.
-        shard, cluster: restrict it to the nodes of one.
+        book: the prices; needed for the measure `cost` only.
+        shard, cluster: count only the nodes of this scheduling shard and this cluster; None: all.
 
         Raises accountant.core.errors.UnsupportedQuestion."""
         ...
@@ -475,8 +476,8 @@ class Ledger(Questions, Protocol):
         ...
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        """Returns the GPU-hours for which all GPUs, or those of one cluster, were capacity in the span. Limits on the
-        size of queries use it, because it takes almost no time."""
+        """Returns the GPU-hours of capacity in the span, of all GPUs or of those of one cluster. It takes almost no
+        time, so the limits on the size of queries use it."""
         ...
 
     def clusters(self) -> Collection[str]:
@@ -515,9 +516,9 @@ class Ledger(Questions, Protocol):
         """Returns decisions, newest first.
 
         kind, subject: only those with this value.
-        gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these names of pods or
-            workloads.
-        cluster: only those of its controller, or of a controller that names no cluster."""
+        gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these `namespace/name` of
+            pods or workloads.
+        cluster: only those of this cluster's controller, or of a controller that names no cluster."""
         ...
 
     def checkpoint(self) -> None: ...

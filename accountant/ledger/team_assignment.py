@@ -51,9 +51,9 @@ class Assignment:
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """The queue of a queue_ref, UNASSIGNED if no queue has it. For
-        `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue takes precedence over its ClusterQueue, and
-        that over its cohorts, nearest first."""
+        """The queue of a queue_ref; UNASSIGNED if no queue has it. For
+        `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the queue of the LocalQueue is taken if there is one,
+        otherwise that of the ClusterQueue, otherwise that of the nearest cohort that has one."""
         found = self._owner.get(queue_ref)
         if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
             local, _, leads = queue_ref.partition("@")
@@ -63,8 +63,11 @@ class Assignment:
         return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
-        """The team that pays: that of the queue or its nearest ancestor with a team, otherwise the one the
-        pod's label chooses if the namespace allows it, otherwise the namespace's own team."""
+        """The team that pays: that of the queue or its nearest ancestor with a team, otherwise the one the pod's label
+        chooses if the namespace allows it, otherwise the namespace's own team, otherwise UNASSIGNED.
+
+        space: None if the namespace is unknown.
+        labels: those of the pod."""
         for name in self.lineage(queue):
             team = self.queues[name].team
             if team:
@@ -147,7 +150,8 @@ LATE_MS = MS_PER_HOUR
 
 
 def labels_count(fact: PodFacts) -> bool:
-    """Whether the labels in this observation may name a team: it was made within LATE_MS of the pod's start."""
+    """Whether this observation has labels that may choose a team: labels besides USER_KEY, observed at most LATE_MS
+    after the pod's start (if that is unknown, after its placement or creation)."""
     begun = next((at for at in (fact.started_ms, fact.scheduled_ms, fact.created_ms) if at is not None), None)
     return bool(fact.labels.keys() - {USER_KEY}) and begun is not None and fact.observed_ms <= begun + LATE_MS
 
@@ -160,7 +164,7 @@ def namespace_facts(
     keys: Collection[str] = (),
 ) -> NamespaceFacts:
     """Returns what a namespace's labels and annotations say about its team. keys: further label keys that name the
-    team, best first."""
+    team, in order of precedence."""
     found = [annotations.get(TEAM_KEY), labels.get(TEAM_KEY), *(labels.get(key) for key in keys)]
     teams = tuple(sorted({team.strip() for team in annotations.get(TEAMS_KEY, "").split(",")} - {""}))
     label = annotations.get(LABEL_KEY, "") if teams else ""

@@ -11,12 +11,12 @@ displayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from accountant.core.periods import hours, zone
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
 from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
@@ -49,6 +49,35 @@ MEMOS: Final = (
 """Further values of a `UsageLine` besides the accounts, and the capacity whose energy is unknown."""
 
 
+def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
+    """The line of a group. figures: by the names in COLUMNS and MEMOS; others are ignored."""
+    accounts = Accounts(**{name: figures[name] for name in Accounts.model_fields})
+    return UsageLine(
+        key=key,
+        accounts_gpu_us=accounts,
+        node_down_us=figures["node_down"],
+        borrowed_busy_us=figures["borrowed_busy"],
+        unattributed_busy_us=figures["unattributed_busy"],
+        memory_mib_s=known_memory(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
+        memory_unknown_us=figures["memory_unknown"],
+        energy_uj=figures["energy_uj"],
+    )
+
+
+def sum_of_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
+    """The sum of lines as one line with this key."""
+    accounts = {name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
+    memos = {
+        "node_down": sum(line.node_down_us or 0 for line in lines),
+        "borrowed_busy": sum(line.borrowed_busy_us for line in lines),
+        "unattributed_busy": sum(line.unattributed_busy_us for line in lines),
+        "memory_mib_s": sum(line.memory_mib_s or 0 for line in lines),
+        "memory_unknown": sum(line.memory_unknown_us for line in lines),
+        "energy_uj": sum(line.energy_uj for line in lines),
+    }
+    return usage_line(key, accounts | memos)
+
+
 @dataclass(frozen=True, slots=True)
 class UsageColumns:
     """All accounts by key, place and stretch of the queried span.
@@ -69,8 +98,8 @@ class UsageColumns:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that a job held, and the most that it used, in one local hour, in GPU-µs. An hour that occurs twice
-    because clocks go back counts with its mean (`repeated`)."""
+    """The most that a job held, and the most that it used, in one local hour, in GPU-µs. A local hour that lasts two
+    hours because clocks go back counts with the mean of these hours (`repeated`)."""
 
     held_us: int = 0
     busy_us: int = 0

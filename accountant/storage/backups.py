@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from accountant.core.periods import utc
 from accountant.storage.crash_recovery import block_copy_path
 from accountant.storage.folder_or_object_store import FileStore, sha256
 from gputally.base import atomic_file
@@ -66,7 +67,7 @@ class KeptBackups:
 
     def make(self, ledger: CopyableLedger, now_ms: int) -> tuple[Backup, list[Backup]]:
         """Make a backup and remove the oldest ones beyond `keep`. Returns the new backup and the removed ones. Raises
-        the errors of `make`."""
+        LedgerUnavailable or LedgerDamaged."""
         backup = make(ledger, self.store, now_ms)
         removed = prune(self.store, self._keep)
         self.listed()
@@ -78,8 +79,8 @@ class KeptBackups:
         return self._known
 
     def remembered(self) -> list[Backup]:
-        """Return all backups, newest first. Those in an object store come from the last listing, if there was one.
-        Raises LedgerUnavailable or LedgerDamaged."""
+        """Return all backups, newest first. An object store is not listed again if it was listed before; the result is
+        then that of the last listing. Raises LedgerUnavailable or LedgerDamaged."""
         if self.store.folder is not None or self._known is None:
             return self.listed()
         return self._known
@@ -89,24 +90,20 @@ def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
     """Copy the ledger, verify and sync the copy, and then write its .json file. A second call for the same instant
     returns the existing backup. Unfinished backups of killed processes are removed first.
 
-    Raises LedgerUnavailable or LedgerDamaged, and leaves no files in that case."""
-    with _making:
-        return _make(ledger, store, now_ms)
-
-
-def _make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
+    Raises LedgerUnavailable or LedgerDamaged if there is no new backup."""
     instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
     name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
-    _sweep(store)
-    if store.exists(f"{name}.json"):
-        return _read(store, f"{name}.json")
-    with store.staged("backup") as folder:
-        fresh = folder / f"{name}.duckdb"
-        rows = ledger.copy_to(fresh)
-        with _reachable(folder):
-            backup = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
-        store.put(fresh, f"{name}.duckdb")
-    store.create(f"{name}.json", (backup.model_dump_json(indent=2) + "\n").encode())
+    with _making:
+        _sweep(store)
+        if store.exists(f"{name}.json"):
+            return _read(store, f"{name}.json")
+        with store.staged("backup") as folder:
+            fresh = folder / f"{name}.duckdb"
+            rows = ledger.copy_to(fresh)
+            with _reachable(folder):
+                backup = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
+            store.put(fresh, f"{name}.duckdb")
+        store.create(f"{name}.json", (backup.model_dump_json(indent=2) + "\n").encode())
     return backup
 
 
@@ -129,7 +126,7 @@ def list_backups(store: FileStore) -> list[Backup]:
 def named(store: FileStore, name: str) -> Backup:
     """Return the backup of that name. Raises NoBackup."""
     if not store.exists(f"{name}.json"):
-        raise NoBackup(f"{store}: no backup {name!r}")
+        raise NoBackup(f"{store}: there is no backup {name!r}")
     return _read(store, f"{name}.json")
 
 
@@ -154,7 +151,7 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
     Raises NoBackup if the path exists, LedgerDamaged if the file does not match the backup's SHA-256."""
     note = f"{file.removesuffix('.duckdb')}.json"
     if not store.exists(file) or not store.exists(note):
-        raise NoBackup(f"{store}/{file}: no backup (a .duckdb file with its .json beside it)")
+        raise NoBackup(f"{store}/{file}: not a backup: name a .duckdb file that has its .json file beside it")
     if ledger.exists() or ledger.with_name(ledger.name + ".wal").exists():
         raise NoBackup(f"{ledger}: there is a ledger already; move it away first")
     backup = _read(store, note)
@@ -165,8 +162,9 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
             with fresh.open("wb") as copy:
                 copy.writelines(store.chunks(file))
             if sha256(fresh) != backup.sha256:
+                day = utc(backup.at_ms)[: len("2026-10-01")]
                 raise LedgerDamaged(
-                    f"{store}/{file}: damaged since {_day(backup.at_ms)}: the SHA-256 differs: use another backup"
+                    f"{store}/{file}: damaged since it was made on {day} (its SHA-256 differs): use another backup"
                 )
             atomic_file.sync(fresh)
             block_copy_path(ledger).unlink(missing_ok=True)  # saved blocks of an earlier ledger at this path
@@ -181,11 +179,9 @@ def _read(store: FileStore, note: str) -> Backup:
     try:
         return Backup.model_validate_json(store.read(note))
     except ValueError as error:
-        raise LedgerDamaged(f"{store}/{note}: cannot be read") from error
-
-
-def _day(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / MS_PER_SECOND, UTC):%Y-%m-%d}"
+        raise LedgerDamaged(
+            f"{store}/{note}: the file does not describe a backup: restore it, or delete it with its .duckdb file"
+        ) from error
 
 
 @contextmanager

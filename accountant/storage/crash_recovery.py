@@ -46,6 +46,13 @@ _IDENTIFIER = 102
 
 
 class Verdict(Enum):
+    """The state of a log.
+
+    CLEAN: it ends with a complete commit.
+    TORN: only the last commit is incomplete. A log without a header counts as torn: its first commit was never synced.
+    DAMAGED: a commit before the last one is incomplete.
+    UNKNOWN: its header is of an unknown version."""
+
     CLEAN = "clean"
     TORN = "torn"
     DAMAGED = "damaged"
@@ -53,10 +60,8 @@ class Verdict(Enum):
 
 
 def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
-    """Judge a log. Also returns the offset of the end of the last commit up to which every entry is complete.
-
-    TORN means that only the last commit is incomplete. A missing header belongs to a log whose first commit was never
-    synced. A header of an unknown version is UNKNOWN."""
+    """Return the state of a log, and the offset up to which it can be used: the end of the last commit before the first
+    incomplete entry, otherwise the end of the header; 0 if there is no complete header of a known version."""
     at = commit = 0
     if any(log[: len(_MAGIC)]):
         try:
@@ -129,10 +134,11 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 
 
 def prepare_log(database: Path) -> Verdict | None:
-    """Make the log beside `database` safe to open; returns None if there is no log (after a clean stop).
+    """Make the log beside `database` safe to open, and return its state; None if there is no log (after a clean stop).
 
-    The log is left as it is if DuckDB's own files of an interrupted checkpoint are beside it. Otherwise raises
-    LedgerDamaged if opening would silently lose acknowledged rows."""
+    A torn log is copied and then cut before its last commit. A log beside which DuckDB's own files of an interrupted
+    checkpoint lie is not changed. Raises LedgerDamaged for a damaged log, because DuckDB would drop acknowledged
+    rows."""
     log = database.with_name(database.name + ".wal")
     if not log.exists() or log.stat().st_size == 0:
         return None
@@ -148,8 +154,8 @@ def prepare_log(database: Path) -> Verdict | None:
     shutil.copyfile(log, aside)
     if verdict is Verdict.DAMAGED:
         raise LedgerDamaged(
-            f"{log}: damaged after byte {commit}, with whole commits behind the damage (copy: {aside}); "
-            "restore the ledger from a backup or cut the log there: the agents send again what is missing"
+            f"{log}: damaged after byte {commit}, and complete commits follow the damage (copy: {aside}): restore the "
+            "ledger from a backup, or cut the log at that byte; the agents then send the missing records again"
         )
     with log.open("rb+") as torn:
         torn.truncate(commit)
@@ -161,7 +167,7 @@ def prepare_log(database: Path) -> Verdict | None:
 
 
 def _keep_both(database: Path, log: Path) -> None:
-    """Copy the file and its log before the engine opens them; once per log.
+    """Copy the file and its log before DuckDB opens them. A log that was copied before is not copied again.
 
     Raises LedgerUnavailable if they cannot be copied."""
     ending = f".unknown-{log.stat().st_mtime_ns}"
@@ -179,7 +185,8 @@ def _keep_both(database: Path, log: Path) -> None:
             sync(log.parent)
         except OSError as error:
             raise LedgerUnavailable(
-                f"{log}: its header is not known, and it cannot be copied before DuckDB opens it: {error.strerror}"
+                f"{log}: written by an unknown version of DuckDB, and it cannot be copied before it is opened: "
+                f"{error.strerror}"
             ) from error
     structlog.get_logger("accountant.storage").warning("unknown_log_left_to_engine", log=str(log), copy=str(copies[-1]))
 
@@ -191,8 +198,11 @@ IN_PLACE = "SELECT block_id FROM pragma_metadata_info() WHERE free_blocks > 0 OR
 
 
 class _SavedBlocks(msgspec.Struct):
-    """A copy of blocks of the database file, to be written back after a crash. file: the inode number of the database
-    file."""
+    """A copy of blocks of the database file, to be written back after a crash.
+
+    file: the inode number of the database file.
+    headers: the first HEADERS bytes of the file.
+    blocks: by block number."""
 
     file: int
     headers: bytes
@@ -208,10 +218,10 @@ def block_copy_path(database: Path) -> Path:
 
 
 def save_blocks(database: Path, file: int, numbers: Iterable[int]) -> None:
-    """Save these blocks durably, replacing those saved before. Raises OSError.
+    """Save the blocks with these numbers durably, replacing those saved before. Raises OSError.
 
-    file: a descriptor that stays open as long as DuckDB has the database open, since closing any descriptor would
-    release its lock."""
+    file: a descriptor of the database file. It must stay open as long as DuckDB has the file open, because closing any
+    descriptor of the file releases DuckDB's lock."""
     saved = _SavedBlocks(
         os.fstat(file).st_ino,
         os.pread(file, HEADERS, 0),
@@ -228,9 +238,8 @@ def save_blocks(database: Path, file: int, numbers: Iterable[int]) -> None:
 
 
 def restore_blocks(database: Path) -> int:
-    """Restore the blocks that an unfinished checkpoint overwrote, before the engine opens the file; returns how many.
-
-    Raises OSError."""
+    """Restore the blocks that an unfinished checkpoint overwrote, before DuckDB opens the file. Returns the number of
+    restored blocks. Raises OSError."""
     try:
         saved = _decoder.decode(block_copy_path(database).read_bytes())
         file = database.open("rb+")

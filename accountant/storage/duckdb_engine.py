@@ -62,18 +62,19 @@ def statement(name: str, **parts: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of the engine's message, without its illustrations and stack."""
+    """Return the first line of DuckDB's message, without the query text and the stack that follow it."""
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
 def _translated(error: duckdb.Error) -> AccountantError:
     if isinstance(error, duckdb.FatalException):
-        return LedgerFailed(f"the database is no longer usable: {one_line(error)}")
+        return LedgerFailed(f"the database is no longer usable, restart the accountant: {one_line(error)}")
     return LedgerUnavailable(one_line(error))
 
 
 def streamed(table: pa.Table) -> Any:
-    """Return the table as a stream, which takes the engine half to two thirds of the time of a table.
+    """Return the table as a stream, which DuckDB reads in half to two thirds of the time that a table takes; None for
+    None.
 
     A statement may name a stream only once and outside WITH, because reading a stream twice ends the process."""
     return None if table is None else table.__arrow_c_stream__()
@@ -92,20 +93,19 @@ class Cursor:
         name: str,
         parameters: Parameters = None,
         incoming: pa.Table = None,
-        payers: pa.Table = None,
         kinds: pa.Table = None,
     ) -> list[Row]:
         """Run sql/<name>.sql and return all rows."""
-        return self.run(statement(name), parameters, incoming, payers, kinds)
+        return self.run(statement(name), parameters, incoming, kinds)
 
     def run(
         self,
         sql: str,
         parameters: Parameters = None,
         incoming: pa.Table = None,  # noqa: ARG002 - DuckDB finds a table by the name of a local variable, since
-        payers: pa.Table = None,  # noqa: ARG002 - registering one takes 0.5 ms, more than the statement itself
-        kinds: pa.Table = None,  # noqa: ARG002
+        kinds: pa.Table = None,  # noqa: ARG002 - registering one takes 0.5 ms, more than the statement itself
     ) -> list[Row]:
+        """Run a statement and return all rows."""
         try:
             self._optimise(True)
             return self._connection.execute(sql, parameters).fetchall()
@@ -113,8 +113,8 @@ class Cursor:
             raise _translated(error) from error
 
     def plainly(self, sql: str, parameters: Parameters = None) -> list[Row]:
-        """Run a statement without the optimiser, which saves a quarter of a small statement's time. Use it to add rows
-        or to look them up by one column, and not for joins or views."""
+        """Run a statement without DuckDB's optimiser, which saves a quarter of a small statement's time, and return all
+        rows. Use it to add rows or to look them up by one column, and not for joins or views."""
         try:
             self._optimise(False)
             return self._connection.execute(sql, parameters).fetchall()
@@ -153,7 +153,7 @@ class Cursor:
     def attach(self, path: Path) -> None:
         """Attach the file at `path` as the database `DUPLICATE`."""
         if any(not character.isprintable() for character in str(path)):
-            raise LedgerUnavailable(f"{str(path)!r}: a path with control characters cannot be written to")
+            raise LedgerUnavailable(f"{str(path)!r}: the path has control characters: choose another path")
         literal = str(path).replace("'", "''")
         self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
 
@@ -184,8 +184,9 @@ class Database:
     """Opens, locks and migrates the database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the
     place and the reason.
 
-    threads: the number of the engine's threads. With 1, each query runs in the calling thread. Readers still run in
-    parallel, and a small commit takes half the CPU time that it takes with a thread pool."""
+    threads: the number of DuckDB's threads; None: as many as DuckDB chooses. With 1, each query runs in the calling
+    thread. Readers still run in parallel, and a small commit takes half the CPU time that it takes with a thread
+    pool."""
 
     def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
         self.path = path
@@ -215,7 +216,7 @@ class Database:
         self._migrate()
 
     def reach(self, files: AbstractFileSystem | None) -> None:
-        """Let statements name files of an object store by their URLs, if such a store is configured."""
+        """Let statements name the files of an object store by their URLs. files: None if there is no object store."""
         if files is not None:
             self._connection.register_filesystem(files)
 
@@ -260,7 +261,7 @@ class Database:
         try:
             cursor = Cursor(self._connection.cursor())
         except duckdb.Error as error:
-            raise LedgerUnavailable(f"{self.path}: closed") from error
+            raise LedgerUnavailable(f"{self.path}: the ledger is closed") from error
         try:
             yield cursor
         finally:
@@ -279,10 +280,10 @@ class Database:
         return space.f_bavail * space.f_frsize
 
     def duplicate(self, cursor: Cursor) -> dict[str, tuple[int, int]]:
-        """Copy everything in the snapshot of `cursor` to the attached new file, and return the fingerprint of every
-        table.
+        """Copy everything in the snapshot of `cursor` to the file that `duplicating` attached, end the snapshot, and
+        return the fingerprint of every table.
 
-        Writers continue meanwhile. The file itself must not be copied, because closing it would release the engine's
+        Writers continue meanwhile. The file itself must not be copied, because closing it would release DuckDB's
         lock."""
         source = cursor.run("SELECT current_database()")[0][0]
         cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
@@ -294,7 +295,7 @@ class Database:
     def duplicating(self, path: Path) -> Iterator[None]:
         """Attach a new, empty file for `duplicate` while the block runs. Only one file can be attached at a time."""
         if path.exists():
-            raise LedgerUnavailable(f"{path}: exists already")
+            raise LedgerUnavailable(f"{path}: the file exists already and is not overwritten: choose another name")
         with self.cursor() as cursor:
             cursor.attach(path)
             try:
@@ -339,5 +340,7 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise LedgerLocked(f"{path}: another process has this ledger open; only one may") from error
+        raise LedgerLocked(
+            f"{path}: another process has this ledger open, and only one may: stop that process first"
+        ) from error
     return lock

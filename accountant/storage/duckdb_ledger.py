@@ -82,12 +82,12 @@ _HEALING: Mapping[MisdatedKind, str] = {
 
 
 def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
-    """Return the misdated items by kind, without kinds that have none."""
+    """Return the items dated more than SKEW_MS after `now_ms`, by kind, without kinds that have none."""
+    rows = {row[0]: row[1:] for row in cursor.rows("misdated", {"limit": now_ms + SKEW_MS})}
     misdated = []
     for kind, healing in _HEALING.items():
-        rows = cursor.run(statement(f"misdated_{kind}"), {"limit": now_ms + SKEW_MS})
-        count, first, last, named = rows[0]
-        if count:
+        if kind in rows:
+            count, first, last, named = rows[kind]
             names = tuple(sorted(named)[:_NAMED])
             misdated.append(
                 MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
@@ -96,12 +96,15 @@ def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
 
 
 def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
-    """Correct misdated items in the current transaction. Raises CannotRedate if misdated records are only in the
-    archive."""
+    """Correct misdated items in the current transaction. days: the days that have sums. Raises CannotRedate if misdated
+    records are only in the archive."""
     limit = {"limit": now_ms + SKEW_MS}
     frozen = cursor.run("SELECT count(*) FROM frozen WHERE at_ms >= $limit", limit)[0][0]
     if frozen:
-        raise CannotRedate(f"{frozen} hours after now are only in the archive: restore a backup from before that time")
+        raise CannotRedate(
+            f"the records of {frozen} hours after now are only in the archive, which cannot be corrected: restore a "
+            "backup that was made before they arrived"
+        )
     _quarantine(cursor, now_ms, days)
     _redate_policies(cursor, now_ms)
     for name in ("redate_pods", "redate_decisions", "redate_registers"):
@@ -190,7 +193,8 @@ class Offsite(Transactions):
         """Write the records since the last part into a new part. Returns None if there are no new records or there is
         no archive.
 
-        Raises LedgerUnavailable. The archive is then unchanged."""
+        Raises LedgerUnavailable. If the part was written before the failure, the next call records it in the
+        ledger."""
         if self._archive is None:
             return None
         with self._copying:
@@ -381,7 +385,6 @@ class DuckLedger(Offsite):
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
-        """Store reports of epochs, and return how many were new or earlier than the stored report of the epoch."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -390,9 +393,8 @@ class DuckLedger(Offsite):
             return new
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """Return the job of a pod, None if the pod is unknown."""
-        with self._snapshot() as (cursor, state):
-            return Snapshot(cursor, state).job_of(cluster, uid)
+        with self.moment() as snapshot:
+            return snapshot.job_of(cluster, uid)
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing:
@@ -477,7 +479,7 @@ class DuckLedger(Offsite):
             return misdated_items(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Correct the `misdated` items and record the correction as an act. Raises CannotRedate."""
+        """Correct the `misdated` items, record the correction as an act, and return the items. Raises CannotRedate."""
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
@@ -493,7 +495,7 @@ class DuckLedger(Offsite):
     # --- reading ------------------------------------------------------------------------------
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        """Return the acknowledgement of every outbox that the node ever had, by epoch."""
+        """Return the acknowledgements of all outboxes that the node ever had, by epoch."""
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
@@ -524,8 +526,8 @@ class DuckLedger(Offsite):
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
+        with self.moment(start_ms, end_ms) as snapshot:
+            return snapshot.usage(start_ms, end_ms, by, where, timezone)
 
     def clusters(self) -> frozenset[str]:
         """Return the clusters with booked records."""
@@ -545,8 +547,8 @@ class DuckLedger(Offsite):
         placed: bool = False,
     ) -> list[KnownPod]:
         """Return the pods that existed in the span, see `Snapshot.pods`."""
-        with self._snapshot() as (cursor, state):
-            return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
+        with self.moment() as snapshot:
+            return snapshot.pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def teams(self) -> frozenset[str]:
         """Return every team that a queue or a namespace names at present."""
@@ -558,18 +560,18 @@ class DuckLedger(Offsite):
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
     ) -> list[UsageColumns]:
-        with self._snapshot(edges[0], edges[-1]) as (cursor, state):
-            return Snapshot(cursor, state).usage_columns(edges, cuts, timezone)
+        with self.moment(edges[0], edges[-1]) as snapshot:
+            return snapshot.usage_columns(edges, cuts, timezone)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
     ) -> list[IdlePhases]:
-        with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return Snapshot(cursor, state).idle_phases(start_ms, end_ms, by, timezone)
+        with self.moment(start_ms, end_ms) as snapshot:
+            return snapshot.idle_phases(start_ms, end_ms, by, timezone)
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return Snapshot(cursor, state).lent(start_ms, end_ms, by, timezone)
+        with self.moment(start_ms, end_ms) as snapshot:
+            return snapshot.lent(start_ms, end_ms, by, timezone)
 
     def window(
         self,
@@ -653,7 +655,7 @@ class DuckLedger(Offsite):
         return self.examine(start_ms, end_ms).total_us
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
-        """Return the same as `imbalance`, with a description of every difference."""
+        """Return the sum that `imbalance` returns, with a description of every difference."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return imbalance(cursor, state, start_ms, end_ms)
 

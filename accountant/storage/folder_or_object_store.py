@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as arrow_files
 
 from accountant.core.errors import LedgerUnavailable
-from accountant.core.settings import ObjectStorage
+from accountant.core.settings import ObjectStorage, secret_properties
 from gputally.base import atomic_file
 
 if TYPE_CHECKING:
@@ -73,18 +73,22 @@ class FileStore:
         return digest.hexdigest()
 
     def url(self, name: str) -> str:
-        """Return the name by which the engine opens a file."""
+        """Return the name by which DuckDB opens a file."""
         return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)
 
     def engine_files(self) -> AbstractFileSystem | None:
-        """Return the file system through which the engine opens a `url`; None if the engine opens files directly."""
+        """Return the file system through which DuckDB opens a `url`; None if DuckDB opens the files itself, which it
+        does in a folder."""
         return None if self.folder is not None else _engine_files(self._files)
 
     def create(self, name: str, content: bytes) -> None:
-        """Write a small file, completely or not at all. Raises LedgerUnavailable if the file exists. An object store
-        does not detect two writers at the same moment; a lease must prevent them."""
+        """Write a small file, completely or not at all. Raises LedgerUnavailable if the file exists. In an object
+        store, two writers at the same moment are not detected, so a lease must prevent them."""
         if self.exists(name):
-            raise LedgerUnavailable(f"{self.address}/{name}: the file exists already and is not overwritten")
+            raise LedgerUnavailable(
+                f"{self.address}/{name}: the file exists already and is not overwritten: give every accountant a "
+                "folder or prefix of its own"
+            )
         with self._reachable():
             if self.folder is not None:
                 place = self.folder / name
@@ -102,7 +106,8 @@ class FileStore:
 
     @contextmanager
     def staged(self, name: str) -> Iterator[Path]:
-        """Create an empty local folder for files that are then `put`, and remove it after the block."""
+        """Create an empty local folder, from which files are then moved into the store with `put`, and remove it after
+        the block."""
         with self._reachable():
             fresh = (self.folder or self._staging) / f".{name}"
             shutil.rmtree(fresh, ignore_errors=True)
@@ -167,7 +172,7 @@ def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     try:
-        io = PyArrowFileIO({**storage.properties, **storage.secret_properties()})
+        io = PyArrowFileIO({**storage.properties, **secret_properties(storage.secrets)})
         scheme, host, root = io.parse_location(address.rstrip("/"), io.properties)
         files = io.fs_by_scheme(scheme, host)
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -199,7 +199,7 @@ class Tenure(NamedTuple):
     last_ms: int
 
     def with_(self, other: Tenure | None) -> Tenure:
-        """Return the span that covers both."""
+        """Return the shortest tenure that covers both; this one if `other` is None."""
         if other is None:
             return self
         return Tenure(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
@@ -217,7 +217,7 @@ class Fleet:
     """All GPUs, nodes and namespaces of the ledger.
 
     gpus, tenures: by GPU id; the tenures of a GPU are by node.
-    own: for GPUs that an import named, their tenures according to the agents' records only.
+    own: for GPUs that an import named, the tenures that the agents' records alone show.
     retired: by GPU id, the instant until which the GPU is capacity.
     placed, charged: the histories of nodes and namespaces whose facts changed."""
 
@@ -368,7 +368,7 @@ class Fleet:
         """Return the fleet after a transaction.
 
         changes: by id, the GPUs of the transaction with their names and all their tenures.
-        own: as in the class."""
+        own: the changed entries of `Fleet.own`."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -411,7 +411,7 @@ def _advance(newest: dict[NodeKey, int], cluster: str, nodes: Mapping[str, Tenur
 
 
 def blank(node: NodeFacts) -> NodeFacts:
-    """Return the same node without any facts."""
+    """Return a node of this name about which nothing is known."""
     return NodeFacts(node.cluster, node.name)
 
 
@@ -432,9 +432,11 @@ def retirement_ends(fleet: Fleet, retirement: Retirement, at_ms: int, now_ms: in
 
     Capacity before `closed_ms` does not change. Raises CannotRetire if one of the GPUs cannot retire."""
     if at_ms > now_ms:
-        raise CannotRetire(f"{utc(at_ms)} is in the future")
+        raise CannotRetire(f"{utc(at_ms)} is in the future: retire the GPUs from now on, or from an earlier time on")
     if at_ms < closed_ms:
-        raise CannotRetire(f"the months before {utc(closed_ms)} are closed: retire from then on, or later")
+        raise CannotRetire(
+            f"the months before {utc(closed_ms)} are closed: retire the GPUs from then on, or from a later time on"
+        )
     chosen = _retiring_gpus(fleet, retirement)
     ends = {gpu: max(at_ms, fleet.last_ms(gpu)) for gpu in chosen if fleet.life(gpu).end_ms > at_ms}
     for gpu in sorted(ends, key=lambda one: fleet.gpus[one].uuid):
@@ -444,7 +446,7 @@ def retirement_ends(fleet: Fleet, retirement: Retirement, at_ms: int, now_ms: in
         if fleet.retired.get(gpu, -1) >= last - LINGER_MS:
             raise CannotRetire(f"{name} is already retired, from {utc(fleet.life(gpu).end_ms)} on")
     if not ends:
-        raise CannotRetire(f"none of these GPUs counts as capacity at {utc(at_ms)}")
+        raise CannotRetire(f"none of these GPUs counts as capacity at {utc(at_ms)}, so none needs to be retired")
     return ends
 
 
@@ -464,8 +466,10 @@ def _retiring_gpus(fleet: Fleet, retirement: Retirement) -> Sequence[int]:
 
 def _only_cluster(clusters: Collection[str], error: type[CannotMove] | type[CannotRetire]) -> str:
     """Return the only cluster. Raises the error if there is not exactly one."""
-    if len(clusters) != 1:
-        raise error(f"name the cluster; the ledger knows {', '.join(map(repr, sorted(clusters))) or 'none'}")
+    if not clusters:
+        raise error("the ledger has no cluster, because no record is booked")
+    if len(clusters) > 1:
+        raise error(f"the ledger has several clusters, {', '.join(map(repr, sorted(clusters)))}: name one")
     return next(iter(clusters))
 
 
@@ -638,7 +642,7 @@ def movable_gpus(
                 "or later"
             )
     if move.from_ms is not None and move.from_ms > now_ms:
-        raise CannotMove(f"{utc(move.from_ms)} is in the future")
+        raise CannotMove(f"{utc(move.from_ms)} is in the future: move the GPUs from now on, or from an earlier time on")
     return chosen
 
 

@@ -95,7 +95,7 @@ def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
     except duckdb.Error as error:
         raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
     if any(not currency for _, _, _, currency, amount in rows if amount):
-        raise InvoiceUnreadable(f"{path}: charges without a currency")
+        raise InvoiceUnreadable(f"{path}: charges without a currency: get an export in which every charge has one")
     return [
         InvoiceItem(instance or "", region or "", _CAPACITY.get(kind or "", ""), currency or "", amount)
         for instance, region, kind, currency, amount in rows
@@ -109,7 +109,8 @@ def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
             break
     else:
         raise InvoiceUnreadable(
-            f"{path}: neither FOCUS (BilledCost) nor a Cost and Usage Report (line_item_unblended_cost)"
+            f"{path}: neither FOCUS (columns BilledCost and ChargePeriodStart) nor an AWS Cost and Usage Report "
+            "(columns line_item_unblended_cost and line_item_usage_start_date)"
         )
     said = {name: _filled(text, columns) for name, text in fields.items()}
     start, end = (f"epoch(CAST({said[edge]} AS TIMESTAMPTZ))" for edge in ("start", "end"))

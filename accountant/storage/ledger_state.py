@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -37,41 +38,35 @@ Shown = tuple[int, DeviceName]
 """A GPU and a device that represent a group: their values of the queried dimensions are those of all its members."""
 
 
-@dataclass(frozen=True, slots=True)
-class KindOfDevice:
-    """The kind of each device.
-
-    of: the kind by device id.
-    table: the same as an Arrow table for DuckDB; it is built once, because it has a row per device."""
-
-    of: Mapping[int, int]
-    table: pa.Table
-
-    @classmethod
-    def with_table(cls, of: Mapping[int, int]) -> KindOfDevice:
-        """Create the table."""
-        return cls(of, record_columns.column_table(record_columns.KIND, of.items()))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceKinds:
-    """How a query groups devices: all together, by kind, or by device (`by_device`).
+    """How a query groups devices: all as one kind with the number 0, in several numbered kinds, or each device as a
+    kind with the number of its id (`by_device`).
 
-    kind_of: the kind of each device, for the engine; None if it sums all or each.
-    shown, member: by the number that DuckDB returns as the device; a member is one GPU, or a group of equal GPUs.
+    kind_of: the kind of each device; None for one kind, and for a kind per device.
+    shown: the representative of each kind.
+    member: the member of each kind. A member is one GPU, given by its id, or a group of equal GPUs, given by another
+        number.
     of_gpu: the member of each GPU.
-    shared: the representative of members with several GPUs."""
+    shared: the representative of each member that is a group."""
 
     by_device: bool
-    kind_of: KindOfDevice | None
+    kind_of: Mapping[int, int] | None
     shown: Mapping[int, Shown]
     member: Mapping[int, int]
     of_gpu: Mapping[int, int]
     shared: Mapping[int, Shown]
 
+    @cached_property
+    def table(self) -> pa.Table | None:
+        """`kind_of` as an Arrow table. It is made once, because it has a row per device."""
+        if self.kind_of is None:
+            return None
+        return record_columns.column_table(record_columns.KIND, self.kind_of.items())
+
     def kind(self, device: int) -> int:
-        """Return the number that the engine returns for a device."""
-        return self.kind_of.of[device] if self.kind_of is not None else device * self.by_device
+        """Return the kind of a device."""
+        return self.kind_of[device] if self.kind_of is not None else device * self.by_device
 
 
 ONE_KIND = DeviceKinds(False, None, {}, {}, {}, {})
@@ -100,7 +95,8 @@ class DeviceKindsCache:
 
 
 def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]) -> DeviceKinds:
-    """Group the devices by the dimensions of devices in a query."""
+    """Return the kinds of devices for a query with these dimensions of devices. devices: those that the query reads, by
+    id; they are not used if there are no dimensions."""
     if not dimensions:
         every = {0: (EVERY_GPU, NO_DEVICE)}
         return DeviceKinds(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
@@ -139,11 +135,12 @@ def _grouped_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: 
         if not separate:
             shared[-kind] = shown[kind]
     members = {name.gpu: member[kinds[number]] for number, name in devices.items()}
-    return DeviceKinds(False, KindOfDevice.with_table(kinds), shown, member, members, shared)
+    return DeviceKinds(False, kinds, shown, member, members, shared)
 
 
 def _node_values(fleet: Fleet, key: tuple[str, str], dimensions: Collection[Dimension]) -> Hashable:
-    """Return the values of a node that the query uses. A node whose labels changed equals no other node."""
+    """Return the values of a node that the query uses. If the query uses labels, and those of the node changed, the
+    value is its name, so that it equals no other node."""
     if "node" in dimensions or (OF_NODES & set(dimensions) and key in fleet.placed):
         return key
     facts = fleet.nodes.get(key)
@@ -170,7 +167,7 @@ class Changes:
         return Changes({**self.days, **dict.fromkeys(touched, version)}, self.onward) if touched else self
 
     def since(self, at_ms: int, version: int) -> Changes:
-        """Return the changes after a commit that may change all time from this instant on, or everything if it is 0."""
+        """Return the changes after a commit that may have changed anything from this instant on (0: all time)."""
         day = at_ms // MS_PER_DAY
         later = {other: known for other, known in self.onward.items() if other < day}
         return Changes(self.days, {**later, day: version})
@@ -206,7 +203,7 @@ class State:
     frozen: starts of hours whose rows are only in the archive.
     archived: by outbox, the highest number up to which everything is archived.
     parts: the number of the newest archive part.
-    acts, decisions: the number of the last one.
+    acts, decisions: the numbers of the last act and of the last decision.
     archived_registers: by append-only table, the number up to which it is archived.
     version: counts the commits of this process.
     changes: which spans those commits changed.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from accountant.billing.queue_waits import KnownPod, merge_sources
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
+from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
@@ -28,6 +29,7 @@ from accountant.storage.write import inventory_and_journal_tables, record_column
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""
@@ -99,8 +101,10 @@ class Snapshot:
     ) -> list[KnownPod]:
         """Return the pods that existed in the span, by cluster and uid.
 
-        A pod whose creation was not seen is left out. With `placed` it counts from its placement or start. `of` limits
-        the result to pods of these jobs, `waiting` to pods without a known placement or end."""
+        of: only pods of these jobs; None: all.
+        waiting: only pods without a known placement, start or end.
+        placed: include pods whose creation is unknown, from their placement or start on. Otherwise they are left
+            out."""
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None:
@@ -142,7 +146,7 @@ class Snapshot:
         return JobKey.of_pod(cluster, namespace, workload, name)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """Return the number of GPUs of each node in any part of the span, by cluster and node."""
+        """Return the number of GPUs that each node had at some time in the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
@@ -200,8 +204,8 @@ class Snapshot:
         return self._state.fleet.newest_by_cluster
 
     def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """Return the span of exactly this length that ends at `until_ms`. Unlike a lake, the ledger can answer about
-        any span."""
+        """Return the span of exactly this length that ends at `until_ms`. (A lake returns whole hours, because it can
+        answer about these only.)"""
         return until_ms - length_ms, until_ms
 
     @property
@@ -230,32 +234,52 @@ class Hole:
     reason: str
 
 
+_WHOLE_INSIDE: Final = "at_ms >= $low AND at_ms + $width <= $high"
+_COMPARED_SUMS: Final = (
+    ("hour", _WHOLE_INSIDE, "rows_by_width", {"width": MS_PER_HOUR}),
+    ("quarter", _WHOLE_INSIDE, "rows_by_width", {"width": BUCKET_MS}),
+    (
+        "day",
+        "at_ms IN (SELECT start_ms FROM kept_day WHERE start_ms >= $low AND end_ms <= $high)",
+        "quarters_by_day",
+        dict[str, int](),
+    ),
+)
+"""The parts `table`, `condition` and `rows` of sql/sums_against_rows.sql, and further parameters, by table of sums."""
+
+
 def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:
-    """Return three kinds of differences: between accounts and the capacity of each GPU, negative accounts, and between
-    the sums of days, hours and quarter-hours inside the span and their rows."""
+    """Find three kinds of differences in the span: accounts that do not add up to the capacity of their GPU, negative
+    accounts, and sums of days, hours or quarter-hours that differ from their rows."""
     total = 0
     lines: list[str] = []
-    capacity: dict[tuple[str, str], int] = defaultdict(int)
+    capacity: dict[str, int] = defaultdict(int)
     for gpu in state.fleet.tenures:
         life = state.fleet.life(gpu)
         span = min(end_ms, life.end_ms) - max(start_ms, life.start_ms)
         if span > 0:
-            capacity[state.fleet.gpus[gpu].uuid, ""] += full_us(span)
+            capacity[state.fleet.gpus[gpu].uuid] += full_us(span)
     for line in usage(cursor, state, start_ms, end_ms, ("gpu",)):
         accounts = line.accounts_gpu_us
-        difference = accounts.total - capacity.pop((line.key["gpu"], ""), 0)
+        difference = accounts.total - capacity.pop(line.key["gpu"], 0)
         negative = sum(-value for value in accounts.model_dump().values() if value < 0)
         if difference or negative:
             total += abs(difference) + negative
-            lines.append(f"{line.key['gpu']}: accounts differ from capacity by {difference} µs, {negative} µs negative")
-    for (uuid, _), missing in capacity.items():
+            lines.append(
+                f"GPU {line.key['gpu']}: its accounts differ from its capacity by {difference} µs, and {negative} µs "
+                "are negative"
+            )
+    for uuid, missing in capacity.items():
         total += missing
-        lines.append(f"{uuid}: {missing} µs of capacity are in no account")
-    for table, at_ms, *differences in cursor.rows("sums_against_rows", {"low": start_ms, "high": end_ms}):
-        for name, value in zip(CELLS[:ACCOUNTS], differences, strict=True):
-            if value:
+        lines.append(f"GPU {uuid}: {missing} µs of its capacity are in no account")
+    for table, condition, rows, width in _COMPARED_SUMS:
+        sql = statement("sums_against_rows", table=table, condition=condition, rows=statement(rows))
+        for at_ms, *differences in cursor.run(sql, {"low": start_ms, "high": end_ms, **width}):
+            for name, value in zip(CELLS[:ACCOUNTS], differences, strict=True):
+                if not value:
+                    continue
                 total += abs(value)
-                lines.append(f"{table} of {at_ms}: {name} differs from its rows by {value}")
+                lines.append(f"stored sum of the {table} from {utc(at_ms)} on: {name} differs from its rows by {value}")
     return Imbalance(total, tuple(lines))
 
 
@@ -265,5 +289,5 @@ def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
 
 
 def holes(cursor: Cursor, limit: int) -> list[Hole]:
-    """Return missing sequence numbers by node, newest first."""
+    """Return the sequence numbers that will never arrive, by outbox, newest first."""
     return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

@@ -98,7 +98,9 @@ class Archive:
         try:
             return _part.decode(self.store.read(place))
         except msgspec.MsgspecError as error:
-            raise LedgerDamaged(f"{self.store}/{place}: cannot be read: {error}") from error
+            raise LedgerDamaged(
+                f"{self.store}/{place}: not the manifest of a part: {error}: restore the file"
+            ) from error
 
     def _numbers(self) -> list[int]:
         """Return the numbers of parts, ascending. The last part is left out if it has no manifest, because its writer
@@ -141,7 +143,10 @@ class Archive:
         registers: by append-only register, the number up to which it is archived."""
         before, place = self._before(number), _place(number)
         if self.store.exists(f"{place}/{MANIFEST}"):
-            raise LedgerUnavailable(f"{self.store}/{place}: the part exists already and is not overwritten")
+            raise LedgerUnavailable(
+                f"{self.store}/{place}: the part exists already and is not overwritten: give every accountant an "
+                "archive of its own"
+            )
         with self.store.staged(place) as fresh:
             part = self._written(cursor, fresh, number, at_ms, pods, registers, before)
             for name in part.files:
@@ -231,7 +236,8 @@ _WHOLE = ("node", "namespace", "past", "retired")
 def groups(
     cursor: Cursor, archive: Archive, part: ArchivePart, marks: Mapping[Stream, int], now_ms: int
 ) -> Iterator[GroupCommit]:
-    """Yield the rows of a part above `marks`, one group of outboxes per transaction, with their marks."""
+    """Yield the rows of a part that are above the `marks` of their outboxes, in groups that are each committed in one
+    transaction."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
     counts = cursor.run("SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [rows])
     sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
@@ -320,8 +326,8 @@ def _interval(row: Row) -> UsageInterval:
 
 
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
-    """Replay a part of the archive, except its rows. `behind` means that the ledger lacks records of the part, so that
-    the part's registers are newer and replace the ledger's."""
+    """Replay everything in a part of the archive except its rows. behind: whether the ledger is older than the part.
+    The part's registers of nodes, namespaces and retired GPUs then replace the ledger's."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (

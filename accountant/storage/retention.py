@@ -12,6 +12,7 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
+from accountant.core.periods import utc
 from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.record_archive import Archive, rows_of
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
@@ -39,8 +40,8 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
     there = cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours))
     if here != there:
         raise LedgerDamaged(
-            f"archive {archive.store}: its rows from {hours[0]} on differ from the ledger's, so the ledger keeps them: "
-            "restore the archive's files"
+            f"archive {archive.store}: its rows from {utc(hours[0])} on differ from the ledger's, so the ledger keeps "
+            "them: restore the archive's files"
         )
     cursor.run(f"DELETE FROM received WHERE {_inside(hours)}")  # noqa: S608
     cursor.run("INSERT INTO frozen SELECT unnest(?)", [hours])
@@ -48,7 +49,7 @@ def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[
 
 
 def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
-    """Return the frozen hours whose rows may overlap these rows."""
+    """Return the frozen hours whose rows may overlap these rows; none if there are no rows."""
     if incoming is None or not frozen:
         return frozenset()
     reach = 2 * MAX_INTERVAL_MS
@@ -79,7 +80,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 
 def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
-    """Return (seq, digest) of these numbers of an outbox, from all parts."""
+    """Return (number, digest) for each of these record numbers of an outbox that a part of the archive has."""
     files = archive_of(archive).files(_numbers(cursor, 0, 1 << 62))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
@@ -91,7 +92,9 @@ def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs
 def archive_of(archive: Archive | None) -> Archive:
     """Return the archive. Raises LedgerUnavailable if it is None."""
     if archive is None:
-        raise LedgerUnavailable("needed rows are only in the archive, and no archive is configured: set archive.to")
+        raise LedgerUnavailable(
+            "the rows of some hours are only in the archive, and no archive is configured: set archive.to"
+        )
     return archive
 
 

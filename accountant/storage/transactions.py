@@ -182,8 +182,9 @@ class Transactions:
     ) -> None:
         """Commit and publish the new state.
 
-        news: whether the archive now lacks something.
-        beside: whether no answer about usage can have changed."""
+        booked: what the commit changed in rows and pods; None: not known, so every answer may have changed.
+        news: whether the commit has something that the archive now lacks.
+        beside: whether the commit changed no answer about usage."""
         if why := self._fence():
             raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)

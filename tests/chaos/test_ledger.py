@@ -278,7 +278,7 @@ def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Acc
     second, accountant.pid = accountant.pid, first
     assert second is not None
     accountant.until(lambda: not is_running(second), "the second still lives")
-    assert "another process has this ledger open; only one may" in accountant.words()
+    assert "another process has this ledger open, and only one may" in accountant.words()
     assert accountant.ask("GET", "/readyz")[0] == 200
     accountant.end(signal.SIGTERM)
 

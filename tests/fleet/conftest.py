@@ -1,4 +1,4 @@
-"""Two ledgers in one lake."""
+"""Provides two ledgers that publish into one lake."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_each_cluster_s_report_lands_in_the_folder(
         (("report", "2026-10", "--to", "/nowhere"), "/nowhere: not a folder"),
         pytest.param(
             ("usage", "--engine", "trino"),
-            "trino is not installed here: pip install trino",
+            "the package trino is not installed: run pip install trino",
             marks=pytest.mark.skipif(find_spec("trino") is not None, reason="trino is installed"),
         ),
     ],

@@ -16,11 +16,12 @@ from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
+from accountant.ledger.usage_columns import sum_of_lines
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS, Form
 from accountant.wire.policy_models import Measure, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import SPAN, published
@@ -193,3 +194,14 @@ def test_a_span_beyond_what_is_published_says_up_to_when_figures_reach(two: TwoL
     found = two.fleet.usage(two.fleet.members(), FleetQuery(SPAN[0], later, ("team",)))
     assert found.note == "published until: north 2026-10-01T05:00:00Z, south 2026-10-01T05:00:00Z"
     assert found.lines == two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team",))).lines
+
+
+def test_memory_of_a_sum_is_unknown_if_no_ledger_knows_it() -> None:
+    """Unallocated time uses no memory, so adding it does not make the memory of held time known."""
+    held = UsageLine(
+        key={}, accounts_gpu_us=Accounts(allocated_idle=7), memory_mib_s=None, memory_unknown_us=7, energy_uj=2
+    )
+    unheld = UsageLine(key={}, accounts_gpu_us=Accounts(unallocated=9), memory_mib_s=0, energy_uj=1)
+    total = sum_of_lines({}, [held, unheld])
+    assert (total.memory_mib_s, total.memory_unknown_us, total.energy_uj) == (None, 7, 3)
+    assert total.accounts_gpu_us == Accounts(allocated_idle=7, unallocated=9)

@@ -90,7 +90,7 @@ def test_each_ledger_answers_as_its_own_accountant(two: TwoLedgers, client: Test
 
 
 def test_every_link_of_every_page_leads_somewhere(client: TestClient) -> None:
-    """The links of one ledger's pages stay with that ledger."""
+    """Links on the pages of a ledger lead to pages of the same ledger."""
     seen, waiting = set[str](), ["/fleet", *(f"/clusters/south/{entrance}" for entrance in ENTRANCES)]
     while waiting:
         page = waiting.pop()

@@ -187,9 +187,8 @@ def test_the_process_serves_refuses_a_second_one_and_ends_cleanly(tmp_path, run_
             assert answer.status == 200
         port = serving["url"].rpartition(":")[2]
         code, _, err = run_command("serve", "--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0")
-        assert (code, err) == (
-            1, f"gputally accountant: {data / 'ledger.duckdb'}: another process has this ledger open; only one may\n"
-        )  # fmt: skip
+        fault = "another process has this ledger open, and only one may: stop that process first"
+        assert (code, err) == (1, f"gputally accountant: {data / 'ledger.duckdb'}: {fault}\n")
         code, _, err = run_command(
             "serve", "--data", tmp_path / "other", "--tokens", tokens, "--listen", f"127.0.0.1:{port}"
         )

@@ -190,7 +190,7 @@ def test_of_a_subject_with_several_names_none_counts(subject, name):
     ("flags", "fault"),
     [
         ({"tls_cert": "a"}, "--tls-cert: tls_cert and tls_key go together"),
-        ({"tls_client_ca": "a"}, "--tls-client-ca: client certificates need tls_cert and tls_key"),
+        ({"tls_client_ca": "a"}, "--tls-client-ca: client certificates need HTTPS: set tls_cert and tls_key"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(flags, fault):

@@ -39,7 +39,7 @@ def write_side_by_side(lake: Lake, writers: int, commits: int, *, ledgers: int) 
 
 
 def write_once(lake: Lake, ledger: str, rows: int) -> None:
-    """Replace the ledger's rows by one control total."""
+    """Replace the rows of the ledger by one control total."""
     with closing(Catalogue.connect(lake)) as found:
         found.replace(DAYS, DAYS.of_rows([control_total(ledger, rows)]), {"ledger": ledger})
 

@@ -63,7 +63,7 @@ def test_any_ledger_has_the_answers_of_its_lake(rows, seed, timezone):
 )
 def test_part_of_an_hour_is_refused_with_the_hour(known, engine, span):
     with pytest.raises(
-        UnsupportedQuestion, match=r"2026-10-01T0\d:00:00Z to 2026-10-01T0\d:00:00Z: ask for whole hours"
+        UnsupportedQuestion, match=r"inside an hour between 2026-10-01T0\d:00:00Z and 2026-10-01T0\d:00:00Z: query"
     ):
         known.asked(engine).usage(*span, ("team",))
 

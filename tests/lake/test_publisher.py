@@ -122,7 +122,7 @@ def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other
 
 @pytest.mark.parametrize("table", [tables.REGISTERS, tables.ACTS, tables.LEDGERS], ids=lambda table: table.name)
 def test_registers_that_a_failed_run_left_are_written_by_the_next(unpublished, table):
-    """By the same process, and by another one."""
+    """The next run of the same process writes them, and so does another process."""
     broken = Unplugged(unpublished, refused=table.name)
     publisher = another_process(unpublished, broken)
     with pytest.raises(LakeUnavailable, match=f"{table.name} was not written"):
@@ -371,7 +371,7 @@ def test_a_day_that_left_the_lake_is_named_and_written_again_by_the_next_process
     before = rows(known, tables.USAGE_HOURLY)
     known.connect().open(tables.DAYS).delete("ledger = 'prod' and day = '2026-10-01'")
     found = known.publisher.compare()
-    assert found.differences == ("2026-10-01: missing in the table days, although it was published",)
+    assert found.differences == ("2026-10-01: the table days has no row of this published day",)
     known.publisher.publish()
     assert rows(known, tables.DAYS) == []
     restarted = another_process(known)

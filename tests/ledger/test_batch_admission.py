@@ -65,7 +65,7 @@ def test_numbers_that_nobody_has_any_more_are_lost_and_stay_unmetered(send, ledg
     # A lost number that turns up after all is set aside, not booked behind everybody's back.
     late = send(hand.row(3, 2, 3))
     assert (late.stored, late.quarantined) == (0, 1)
-    assert ledger.quarantined()[0].detail == "number 3 was declared lost"
+    assert ledger.quarantined()[0].detail == "the record with number 3 was declared lost before"
 
 
 def test_a_skipped_number_advances_the_mark(send, hand):
@@ -338,7 +338,7 @@ EPOCH = import_epoch("prometheus", START_MS)
 
 
 def imports(hand, *rows, seq=SEQ, **changes):
-    """A batch of imported rows, each given as (start, end, GPU)."""
+    """Return a batch of imported rows, each given as (start, end, GPU)."""
     made = [hand.row(seq + n, *row, method="imported", busy_us=None) for n, row in enumerate(rows)]
     return hand.batch(*made, epoch=EPOCH, oldest_seq=made[0].seq, **changes)
 

@@ -36,7 +36,7 @@ YESTERDAY, TODAY = (START_MS, START_MS + MS_PER_DAY), (START_MS + MS_PER_DAY, ST
 
 @pytest.fixture
 def now_ms(send: Send, hand: Hand) -> int:
-    """The end of two days, each with a row."""
+    """Books a row on each of two days, and returns the end of the second day."""
     send(hand.row(1, 0, 15), hand.row(2, DAY, DAY + 15), hand.fact(3), now_ms=TODAY[1])
     return TODAY[1]
 
@@ -119,7 +119,7 @@ def of_day(day: int) -> Decision:
 
 
 def test_a_lookup_of_known_decisions_reads_no_others_than_those_of_its_instants(ledger):
-    """The engine's count of the rows that it read from the table. It skips most row groups."""
+    """DuckDB counts the rows that it read from the table. It skips most groups of rows."""
     with ledger._transaction() as cursor:
         cursor.run(
             "INSERT INTO decision SELECT 'prod/v/' || i, $now + i, $now, '{}', i + 1 FROM range(500_000) t(i)",

@@ -183,7 +183,7 @@ def test_a_move_from_an_instant_on_leaves_the_former_owner_its_time_until_then(s
 
 
 def test_owners_that_only_records_tell_stay_known_after_a_move(opened, path, hand, two_nodes):
-    """A ledger of an earlier release: it has records, and its register is empty."""
+    """A ledger of an earlier release has records, but its register of owners is empty."""
     with closing(opened()) as ledger:
         ledger.append(two_nodes, hand.now_ms)
     with closing(Database(path)) as database, database.cursor() as cursor:

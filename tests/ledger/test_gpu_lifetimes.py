@@ -116,7 +116,7 @@ def gone(ledger: DuckLedger, send: Send, hand: Hand) -> DuckLedger:
 
 @pytest.fixture
 def total_us(accounts: Accounts) -> Callable[[str], int]:
-    """The time of a GPU since then."""
+    """The sum of the accounts of a GPU in the three days since its first record."""
     return lambda gpu: sum(accounts(0, 3 * DAY, gpu=gpu).values())
 
 
@@ -168,7 +168,7 @@ def test_one_that_reports_again_is_capacity_again(gone, send, hand, accounts, to
         ({"cluster": "lab"}, "none of these GPUs counts as capacity at 2026-"),
         ({"cluster": "lab", "gpus": ("a",)}, "cluster 'lab' has no GPU 'a'"),
         ({"node": "n1", "at_ms": NOW_MS + 1}, "is in the future"),
-        ({"node": "n1", "closed_ms": OFF_MS + 1}, "are closed: retire from then on, or later"),
+        ({"node": "n1", "closed_ms": OFF_MS + 1}, "are closed: retire the GPUs from then on"),
         ({"node": "n1", "now_ms": START_MS + 10 * MINUTE, "at_ms": START_MS}, "has records until"),
     ],
 )
@@ -190,6 +190,6 @@ def test_twice_is_told_from_once(gone):
 
 def test_with_several_clusters_one_has_to_be_named(gone, send, hand):
     send(hand.row(1, gpu="a"), cluster="lab")
-    with pytest.raises(CannotRetire, match="name the cluster; the ledger knows 'lab', 'prod'"):
+    with pytest.raises(CannotRetire, match="the ledger has several clusters, 'lab', 'prod': name one"):
         retire(gone, gpus=("a",))
     assert [(one.cluster, one.gpu_uuid) for one in retire(gone, cluster="lab")] == [("lab", "a")]

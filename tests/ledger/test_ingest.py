@@ -46,7 +46,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 def ingest_at(gate: Gate, clock: VirtualClock) -> Iterator[Callable[..., Ingest]]:
-    """An ingest on the gate with options of its own; each is closed after the test."""
+    """Starts an ingest on the gate with the given options. All are closed after the test."""
     with ExitStack() as closed_after:
         yield lambda **options: closed_after.enter_context(closing(Ingest(gate, clock, **options)))  # type: ignore[arg-type]
 

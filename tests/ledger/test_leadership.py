@@ -116,7 +116,9 @@ def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path
     ledger.close()
 
 
-@pytest.mark.parametrize(("without", "said"), [("archive", "needs an archive"), ("backups", "needs backups.to")])
+@pytest.mark.parametrize(
+    ("without", "said"), [("archive", "needs an archive"), ("backups", "needs backups .*: set backups.to")]
+)
 def test_volumes_of_their_own_need_a_place_that_all_reach(tmp_path, without, said):
     given = {
         "auth": "off", "archive": {"to": tmp_path}, "backups": {"to": tmp_path},

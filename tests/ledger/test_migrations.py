@@ -38,7 +38,7 @@ def packed(schema: int) -> Path:
 
 
 def unpacked(schema: int, folder: Path) -> Path:
-    """The ledger file of a schema, in the folder."""
+    """Unpacks the stored ledger file of a schema into the folder, and returns its path."""
     place = folder / "ledger.duckdb"
     place.write_bytes(gzip.decompress(packed(schema).read_bytes()))
     return place

@@ -53,7 +53,7 @@ def make(opened: Opener, store: FileStore) -> Make:
 
 
 def put_back(ledger: DuckLedger, copy: Path, path: Path) -> None:
-    """Replaces the ledger's file by an earlier copy of it."""
+    """Replaces the file of the ledger by an earlier copy."""
     ledger.close()
     path.unlink()
     shutil.copy(copy, path)
@@ -282,7 +282,8 @@ def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(make, h
 
 
 def without_columns(place: Path, *, keys: Collection[str] = (), **columns: str) -> None:
-    """Makes of a part what an earlier release wrote: tables without this column each, a manifest without these keys."""
+    """Changes a part to the form of an earlier release: without one column per table, and without some keys of the
+    manifest."""
     manifest = json.loads((place / "part.json").read_text())
     for name, column in columns.items():
         file = place / f"{name}.parquet"

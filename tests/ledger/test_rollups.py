@@ -49,7 +49,7 @@ def opened_in_zone(path: Path, zone: str) -> Iterator[DuckLedger]:
 
 
 def kept(path: Path) -> dict[tuple[int, int], int]:
-    """The days that have sums, and how many rows each has."""
+    """The days that have sums, each with the number of its rows."""
     with closing(Database(path)) as database, database.cursor() as cursor:
         found = cursor.run(
             "SELECT start_ms, end_ms, count(payer) FROM kept_day LEFT JOIN day ON at_ms = start_ms GROUP BY ALL"
@@ -58,7 +58,7 @@ def kept(path: Path) -> dict[tuple[int, int], int]:
 
 
 def put(ledger: DuckLedger, quarters: list[int], epoch: str = "0192-a", gpu: str = "gpu-1") -> None:
-    """A row for each of these quarter-hours."""
+    """Books a row in each of these quarter-hours."""
     rows = [
         HAND.row(seq, QUARTER * number, QUARTER * (number + 1), gpu, holder=Holder("pod", f"p{number % 3}", "a", "p"))
         for seq, number in enumerate(quarters, 1)

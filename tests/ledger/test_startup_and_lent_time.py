@@ -252,7 +252,8 @@ _edges = st.lists(
 
 
 def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path: Path) -> None:
-    """Each pod holds a GPU for up to two hours, with a row every `step` minutes. Some rows have no idle time."""
+    """Books pods that each hold a GPU for up to two hours, with a row every `step` minutes. Some rows have no idle
+    time."""
     hand, records, numbers, whole = Hand(), [], itertools.count(1), step * US
     for number, pod in enumerate(pods):
         name = f"p{number}"

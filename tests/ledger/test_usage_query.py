@@ -245,7 +245,8 @@ def test_windows_that_begin_at_the_month_or_at_a_multiple(send, ledger, hand):
 
 @pytest.fixture
 def two_clusters(ledger: DuckLedger, hand: Any) -> DuckLedger:
-    """Two containers of one pod and a Slurm job on two GPUs, a third GPU unheld; a GPU of a second cluster."""
+    """Books two containers of a pod and a Slurm job on two GPUs, a third GPU without holder, and a GPU of a second
+    cluster."""
     main, side = (Holder(kind="pod", uid="pod-1", namespace="vision", name="train-0", container=c) for c in ("a", "b"))
     job = Holder(kind="slurm", uid="101")
     half = {"capacity_us": MINUTE_US // 2, "allocated_us": MINUTE_US // 2, "busy_us": MINUTE_US // 4}

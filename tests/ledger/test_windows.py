@@ -143,7 +143,7 @@ def from_the_tables(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: s
 
 
 def more(hand: Any) -> Any:
-    """Later rows of a known pod and of another pod."""
+    """Later rows of a pod that has rows already, and of a new pod."""
     return hand.batch(hand.row(3, 10, 12), hand.fact(4, "pod-2", queue_ref="kai:b"), hand.row(5, 12, 14))
 
 

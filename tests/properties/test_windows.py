@@ -22,7 +22,7 @@ from msgspec import structs
 from accountant.billing.usage_pricing import ALLOCATED, charges
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, figures, part, sum_by_key
+from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, part, sum_by_key
 from accountant.core.window_decay import (
     age_weight,
     age_weights,
@@ -35,6 +35,7 @@ from accountant.core.window_decay import (
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.query.window_sums import figures
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Batch
@@ -78,7 +79,7 @@ NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(DOWN,)),))
 
 
 def piecemeal(found: list[Stream], size: int, order: Random) -> Iterator[Batch]:
-    """The batches of all streams, interleaved."""
+    """The batches of all streams in a random order that keeps the order of each stream."""
     queues = [batches(stream, size) for stream in found]
     while any(queues):
         yield order.choice([queue for queue in queues if queue]).pop(0)
@@ -414,7 +415,7 @@ def prices(tmp_path_factory: pytest.TempPathFactory) -> PriceBook:
 
 
 def modelled(found: list[Stream]) -> list[Stream]:
-    """Gives the second GPU another model."""
+    """Replaces the model of the second GPU."""
     return [
         Stream(
             stream.node,

@@ -92,8 +92,10 @@ OWN = {
     "accountant/storage/read_snapshot.py": {
         "_PLACED * placed",
         "_WAITING * waiting",
+        "condition",
         "named",
         "only",
+        "statement(rows)",
         "table",
         "tables",
     },

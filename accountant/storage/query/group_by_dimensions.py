@@ -22,13 +22,14 @@ from zoneinfo import ZoneInfo
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
+from accountant.ledger.usage_columns import sum_of_lines
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
 MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. DuckDB groups more than that."""
@@ -98,26 +99,9 @@ def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[U
         groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
     return [
         members[0].model_copy(update={"key": dict(zip(by, key, strict=True))}) if len(members) == 1
-        else _sum_of(dict(zip(by, key, strict=True)), members)
+        else sum_of_lines(dict(zip(by, key, strict=True)), members)
         for key, members in sorted(groups.items())
     ]  # fmt: skip
-
-
-def _sum_of(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
-    accounts = Accounts(
-        **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
-    )
-    memory_unknown_us = sum(line.memory_unknown_us for line in lines)
-    return UsageLine(
-        key=key,
-        accounts_gpu_us=accounts,
-        node_down_us=sum(line.node_down_us or 0 for line in lines),
-        borrowed_busy_us=sum(line.borrowed_busy_us for line in lines),
-        unattributed_busy_us=sum(line.unattributed_busy_us for line in lines),
-        memory_mib_s=known_memory(sum(line.memory_mib_s or 0 for line in lines), memory_unknown_us, accounts.allocated),
-        memory_unknown_us=memory_unknown_us,
-        energy_uj=sum(line.energy_uj for line in lines),
-    )
 
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
@@ -137,7 +121,7 @@ class HolderClasses:
     names: Mapping[int, HolderName]
 
     def only(self, condition: Callable[[HolderName], bool]) -> HolderClasses:
-        """Return only the classes for which the condition is true."""
+        """Return only the classes for whose names the condition is true."""
         names = {number: name for number, name in self.names.items() if condition(name)}
         return HolderClasses({holder: number for holder, number in self.of.items() if number in names}, names)
 
@@ -162,8 +146,8 @@ def classes(
 ) -> HolderClasses:
     """Return the classes of the holders in [start_ms, end_ms) by some dimensions.
 
-    `labels` are the pod labels that can name a team. `cache` is that of the snapshot: for a filter by job or pod, the
-    result contains holders of all times."""
+    `labels` are the pod labels that can name a team. `cache` is that of the snapshot. If it is given, a filter by job
+    or pod is answered from it, and the result can contain holders outside the span."""
     columns = _class_columns(dimensions)
     if cache is not None and OF_FEW & where.keys():
         candidates = cache.candidates(cursor, where.get("job", ()), where.get("pod", ()), labels)
@@ -324,7 +308,8 @@ def key_of(
     device: DeviceName,
     holder: HolderName | None,
 ) -> tuple[str, ...]:
-    """Return the values of the dimensions. `holder` is None for unheld time."""
+    """Return the values of the dimensions for time of a GPU, a device and a holder in a piece. `holder` is None for
+    unheld time."""
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in dimensions)
 
 
@@ -340,24 +325,18 @@ def _value(
                 return queue
             space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
             return piece.rules.team(queue, space, dict(holder.labels))
-        case "namespace":
-            return holder.namespace if holder is not None else ""
-        case "job":
-            return holder.job if holder is not None else ""
-        case "pod":
-            return holder.name if holder is not None else ""
-        case "container" | "user":
-            return getattr(holder, dimension) if holder is not None else ""
+        case "namespace" | "job" | "pod" | "container" | "user":
+            return str(getattr(holder, _NAMED[dimension])) if holder is not None else ""
         case "gpu_model":
             return device.gpu_model
-        case "gpu":
-            return fleet.gpus[gpu].uuid
         case "node":
             return device.node
-        case "cluster":
-            return fleet.gpus[gpu].cluster
         case "mig_profile":
             return device.profile
+        case "gpu":
+            return fleet.gpus[gpu].uuid
+        case "cluster":
+            return fleet.gpus[gpu].cluster
         case "day":
             return piece.day
         case "hour":

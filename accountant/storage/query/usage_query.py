@@ -31,6 +31,7 @@ from accountant.ledger.usage_columns import (
     Place,
     UsageColumns,
     repeated,
+    usage_line,
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
@@ -52,7 +53,7 @@ from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, UJ_PER_J,
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]
@@ -113,22 +114,10 @@ def usage_between(
     keys, _, at, figures = table.merged()
     lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
     for (span, key, _), row in zip(at.tolist(), figures.tolist(), strict=True):
-        lines[span].append(_line(dict(zip(by, keys[key], strict=True)), dict(zip(_FIGURES, row, strict=True))))
+        named = dict(zip(_FIGURES, row, strict=True))
+        named["energy_uj"] += named["energy_j"] * UJ_PER_J
+        lines[span].append(usage_line(dict(zip(by, keys[key], strict=True)), named))
     return lines
-
-
-def _line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
-    accounts = Accounts(**{name: figures[name] for name in Accounts.model_fields})
-    return UsageLine(
-        key=key,
-        accounts_gpu_us=accounts,
-        node_down_us=figures["node_down"],
-        borrowed_busy_us=figures["borrowed_busy"],
-        unattributed_busy_us=figures["unattributed_busy"],
-        memory_mib_s=known_memory(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
-        memory_unknown_us=figures["memory_unknown"],
-        energy_uj=figures["energy_j"] * UJ_PER_J + figures["energy_uj"],
-    )
 
 
 def usage_columns(
@@ -275,7 +264,7 @@ class _UsageTable:
         return figures
 
     def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
-        """Add start-up time. The pieces of `rows` are at least as fine as those of this table."""
+        """Add start-up time. finest: the pieces that `rows` refer to; each lies inside one piece of this table."""
         starts = [piece.start_ms for piece in self._pieces]
         piece_of = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
         tag = piece_of[np.array([row.piece for row in rows], dtype=np.int64)]
@@ -286,7 +275,7 @@ class _UsageTable:
         self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), figures)
 
     def columns(self) -> UsageColumns:
-        """Return the rows that are not zero."""
+        """Return the rows that have a figure other than 0."""
         keys, places, at, figures = self.merged()
         present = figures.any(axis=1)
         at, figures = at[present], figures[present]
@@ -300,8 +289,8 @@ class _UsageTable:
         )
 
     def merged(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], Int64Array, Int64Array]:
-        """Return the sorted keys and places, for each row the indices of its span, key and place, and its figures.
-        The rows ascend by span, key and place."""
+        """Return (keys, places, at, figures). Keys and places are sorted. `at` has for each row the indices of its
+        span, key and place, by which the rows ascend, and `figures` its figures."""
         keys, key = _ascending(self._keys)
         places, place = _ascending(self._places)
         if not self._rows:
@@ -385,7 +374,8 @@ def _ascending(numbers: Numbering[H]) -> tuple[list[H], Int64Array]:
 
 
 def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the distinct rows of some columns, and for each row the index of its distinct row."""
+    """Return the distinct rows of a table, given by its columns of numbers that are not negative, and for each row of
+    the table the index of the equal distinct row."""
     code = columns[0]
     for column in columns[1:]:
         code = code * (int(column.max(initial=0)) + 1) + column
@@ -394,7 +384,8 @@ def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int], H]) -> tuple[list[H], Int64Array]:
-    """Return the distinct results of `values_of` for the pairs, sorted, and for each row the index of its result."""
+    """Return the distinct results of `values_of` for the pairs of an era and a number, sorted, and for each row the
+    index of its result."""
     shift = int(numbers.min(initial=0))
     pairs, row = _distinct(eras, numbers - shift)
     numbering: Numbering[H] = Numbering()
@@ -406,7 +397,8 @@ def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int
 def _filtered_devices(
     cursor: Cursor, state: State, where: Where
 ) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
-    """Return the devices that a filter by node or GPU can match, and their GPUs. None means that all must be read.
+    """Return the devices that a filter by node or GPU can match, and their GPUs. If these are None, the filter is not
+    by node or GPU, or it matches more than MOST_GPUS, and all GPUs must be read.
 
     A GPU that moved is included with all its devices. The filter drops its time on other nodes later."""
     if "node" not in where and "gpu" not in where:
@@ -428,8 +420,8 @@ def _filtered_devices(
 
 @dataclass(frozen=True, slots=True)
 class _UnseenTime:
-    """Time of a piece that its rows lack (unmetered or down), or that its rows count as `unallocated` although the node
-    was down. The latter is subtracted from `unallocated` and added to `down`."""
+    """Time of a piece that has no rows (unmetered or down), or that rows count as `unallocated` although the node was
+    down. Such time of rows is subtracted from `unallocated` and added to `down`."""
 
     piece: int
     key: tuple[str, ...]
@@ -537,7 +529,7 @@ def hourly_peaks(
     timezone: str,
     cache: ResultCache | None = None,
 ) -> dict[JobName, Peak]:
-    """Return the maximum of any local hour for these jobs, by team, namespace, job and cluster."""
+    """Return the most that each job held and used in one local hour. jobs: the jobs as (namespace, job)."""
     if not jobs or start_ms >= end_ms:
         return {}
     fleet = state.fleet

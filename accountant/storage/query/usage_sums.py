@@ -121,11 +121,12 @@ def _cut_at(cursor: Cursor, edges: Sequence[TaggedSpan], grouping: _Grouping) ->
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A table with sums of whole buckets.
+    """A table from which whole buckets are summed.
 
-    width_ms: size of a bucket, None for days.
+    width_ms: length of a bucket; None for days, whose lengths differ.
     bucket: SQL for the start of a row's bucket.
-    instant: the column that is compared with the range. It lies at or after the bucket's start."""
+    instant: the column that is compared with the queried range. Its values are inside the bucket.
+    by_gpu: whether the table distinguishes GPUs."""
 
     table: str
     width_ms: int | None
@@ -188,16 +189,8 @@ class _Grouping:
             set_condition += f" AND (e.stream, e.set_seq) IN ({statement('sets_of', ids=few)})"
         return cls(figures, device, payer, joins, condition, set_condition, kinds, payers, gpus, by_payer)
 
-    @property
-    def kinds_table(self) -> pa.Table | None:
-        return None if self.kinds.kind_of is None else self.kinds.kind_of.table
-
-    @property
-    def payers_table(self) -> pa.Table | None:
-        return None if self.payers is None else record_columns.column_table(_PAYERS, self.payers.items())
-
     def matches(self, gpu: int, payers: Collection[int]) -> bool:
-        """Return whether a set of rows of a GPU matches the filter."""
+        """Return whether a set matches the filter. gpu: its GPU. payers: those of its rows."""
         with_payer = self.payers is None or any(payer in self.payers for payer in payers)
         return with_payer and (self.gpus is None or gpu in self.gpus)
 
@@ -219,9 +212,9 @@ def _of_buckets(
     grouping: _Grouping,
     kept: Sequence[tuple[int, int]],
 ) -> Whole:
-    """Return the sums of buckets.
+    """Return the sums of buckets. kept: the days with sums.
 
-    If the buckets form a contiguous range of every GPU with one tag, they are read as one range."""
+    Buckets of all GPUs with one tag that follow each other without a gap are read as one range."""
     low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
     if source.width_ms is None:
         high, count = last + 1, sum(low <= start <= last for start, _ in kept)
@@ -251,13 +244,9 @@ def _run(
         tag=tag, device=grouping.device, payer=grouping.payer, source=source, joins=grouping.joins, instant=instant,
         condition=grouping.condition, figures=grouping.figures,
     )  # fmt: skip
-    found = cursor.columns(
-        sql,
-        {"low": bounds[0], "high": bounds[1]},
-        streamed(incoming),
-        streamed(grouping.payers_table),
-        streamed(grouping.kinds_table),
-    )
+    payers = None if grouping.payers is None else record_columns.column_table(_PAYERS, grouping.payers.items())
+    tables = (streamed(table) for table in (incoming, payers, grouping.kinds.table))
+    found = cursor.columns(sql, {"low": bounds[0], "high": bounds[1]}, *tables)
     return np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
 
 
@@ -279,7 +268,7 @@ _EVERYTHING = _Grouping.of()
 def straddling_parts(
     cursor: Cursor, spans: Sequence[TaggedSpan], grouping: _Grouping = _EVERYTHING
 ) -> Iterator[StraddlingPart]:
-    """Yield the parts inside spans of sets that cross an edge, if the sets match the filter of `grouping`.
+    """Yield the parts inside the spans of sets that cross an edge of a span and match the filter of `grouping`.
 
     A set is cut as a whole. If its rows were cut one by one, their parts would not add up."""
     rows = cursor.run(

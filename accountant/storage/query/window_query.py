@@ -196,7 +196,10 @@ class Windows:
         if measure == "cost" and weighting.book is None:
             raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
         if measure in ("cost", "energy") and weighting.gpu_weights:
-            raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {measure}")
+            raise UnsupportedQuestion(
+                f"gpu_weights apply to GPU time only, and this window measures {measure}: leave them out, or ask for "
+                "allocated or busy"
+            )
         start, end = self.bounds(spec, at_ms)
         query = _Query.of(state, spec, (start, end), measure, weighting)
         reader = SumsReader(self.sums, cursor, state, CacheKey(query.half_life_s, weighting.grouping_key(state.fleet)))
@@ -255,7 +258,7 @@ class _Total:
         self.lost: list[TimeSlice] = []
 
     def add(self, piece: _Piece) -> None:
-        """Add the sums of the slices of a piece, and its GPUs."""
+        """Add the sums of the slices of a piece, and the time for which its GPUs were in service."""
         sums, weighting = self._sums, self._query.weighting
         numbers = np.unique(sums.keys[sums.lines_of(piece.tags), _GROUP]).tolist()
         number_of = {self._groups[number]: number for number in numbers}

@@ -24,8 +24,8 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accountant.core import gpu_time_accounts
 from accountant.core.claim_overlap import Span
+from accountant.core.gpu_time_accounts import CELLS, sum_by_key
 from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.gpu_lifetimes import down_in
@@ -63,6 +63,19 @@ class Figures(NamedTuple):
     plain_lost: int = 0
     plain_unknown: int = 0
     plain_blind: int = 0
+
+
+def figures(cells: npt.NDArray[np.int64], weights: Sequence[float]) -> Integers:
+    """The columns of `Figures` for each row of `cells`, an array of `AccountVector`s.
+
+    The first four columns are multiplied by the row's decay weight and rounded, as accountant.core.window_decay.term
+    does for one value."""
+    cell = dict(zip(CELLS, cells.T, strict=True))
+    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
+    decaying = np.stack([allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]], axis=1)
+    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
+    decayed = np.floor(decaying * np.asarray(weights)[:, None] + 0.5).astype(np.int64)
+    return np.column_stack([decayed, *plain])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +125,11 @@ def added_up(parts: Sequence[Sums]) -> Sums:
         return NO_SUMS
     keys = np.concatenate([part.keys for part in parts])
     values = exact(np.concatenate([part.values for part in parts]))
-    return Sums(*gpu_time_accounts.sum_by_key(keys, values))
+    return Sums(*sum_by_key(keys, values))
 
 
 def exact(values: Integers) -> Integers:
-    """Return the same numbers as a type in which adding them cannot overflow."""
+    """Return the same numbers, as Python integers if the sum of all of them could exceed 64 bits."""
     if values.dtype != object and int(values.max(initial=0)) * len(values) >= _EXACT:
         return values.astype(object)
     return values
@@ -176,9 +189,10 @@ class SumsCache:
             return {bucket: sums for bucket, sums in quarters.items() if self._changed_by.get(bucket, 0) <= version}
 
     def store(self, key: CacheKey, version: int, found: Iterable[tuple[int, RowSelection | None, Sums]]) -> None:
-        """Cache sums read from the snapshot of `version`, unless they have no selection or a later commit changed them.
+        """Cache sums that were read from the snapshot of `version`, unless a later commit changed their quarter-hour.
 
-        Sums by span are cached with their total for the whole quarter-hour."""
+        found: (start of the quarter-hour, selection, sums). Sums with the selection None are not cached. Sums by span
+        are cached together with their total for the whole quarter-hour."""
         with self._lock:
             quarters = self._sums.get(key)
             if quarters is None or self._cleared_by > version:
@@ -213,7 +227,7 @@ class SumsCache:
         """Return the sums of rows that are added to a quarter-hour."""
         spans = list(zip(rows.start_ms.tolist(), rows.end_ms.tolist(), strict=True))
         weight_of = {span: factor(*span, bucket + BUCKET_MS, key.half_life_s) for span in set(spans)}
-        values = gpu_time_accounts.figures(rows.cells, [weight_of[span] for span in spans])
+        values = figures(rows.cells, [weight_of[span] for span in spans])
         groups = np.array([self.groups[GpuGroup(cluster)] for cluster in rows.cluster.values], np.int64)
         queues = np.array([self.queues[queue] for queue in rows.queue.values], np.int64)
         queue = np.where(rows.paid, queues[rows.queue.of_row], NO_PAYER)
@@ -359,7 +373,8 @@ class SumsReader:
 
 
 def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
-    """Return the part of a quarter-hour's sums by span that lies inside a slice, and whether a row crosses an edge."""
+    """Return the sums, out of those of a quarter-hour by span, of the rows that lie inside a slice, and whether any row
+    crosses an edge of the slice."""
     starts, ends = sums.keys[:, 0], sums.keys[:, 1]
     inside = (starts >= within.start_ms) & (ends <= within.end_ms)
     crossing = (starts < within.end_ms) & (ends > within.start_ms) & ~inside
@@ -420,16 +435,14 @@ class _RowSums:
         weights = [
             factor(part.start_ms, part.end_ms, slices[part.tag].reference_ms, self._half_life_s) for part in parts
         ]
-        values = gpu_time_accounts.figures(np.array([part.cells for part in parts], np.int64), weights)
+        values = figures(np.array([part.cells for part in parts], np.int64), weights)
         tags = np.array([slices[part.tag].tag for part in parts])
         sums = Sums(np.array(keys, np.int64), values)
         return {tag: added_up([sums.select(tags == tag)]) for tag in set(tags.tolist())}
 
     def _run(self, name: str, bounds: Mapping[str, int], incoming: Any) -> dict[int, Sums]:
         found: dict[int, list[Row]] = defaultdict(list)
-        for tag, start, end, group, queue, *values in self._cursor.rows(
-            name, bounds, incoming, None, self._groups_table
-        ):
+        for tag, start, end, group, queue, *values in self._cursor.rows(name, bounds, incoming, self._groups_table):
             found[tag].append((start, end, group, self._queues[queue], *values))
         return {tag: _table(lines) for tag, lines in found.items()}
 

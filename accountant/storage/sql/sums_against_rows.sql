@@ -1,26 +1,21 @@
--- Where the stored sums of folded hours differ from their rows, and where the sums of days differ from their
--- quarter-hours. Empty if the ledger is consistent.
-SELECT 'hour', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
-FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM hour WHERE at_ms >= $low AND at_ms + 3600000 <= $high GROUP BY ALL) t
-FULL JOIN (SELECT start_ms - start_ms % 3600000 AS at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM entry
-           WHERE start_ms >= $low AND start_ms - start_ms % 3600000 + 3600000 <= $high AND start_ms - start_ms % 3600000 >= $low
-           AND start_ms - start_ms % 3600000 NOT IN (FROM unfolded)
-           GROUP BY ALL) e
-  ON e.at_ms = t.at_ms AND e.gpu = t.gpu AND e.device = t.device AND e.payer = t.payer
-WHERE coalesce(t.busy_us, 0) != coalesce(e.busy_us, 0) OR coalesce(t.idle_us, 0) != coalesce(e.idle_us, 0) OR coalesce(t.unknown_us, 0) != coalesce(e.unknown_us, 0) OR coalesce(t.unheld_us, 0) != coalesce(e.unheld_us, 0) OR coalesce(t.down_us, 0) != coalesce(e.down_us, 0)
-UNION ALL
-SELECT 'quarter', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
-FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM quarter WHERE at_ms >= $low AND at_ms + 900000 <= $high GROUP BY ALL) t
-FULL JOIN (SELECT start_ms - start_ms % 900000 AS at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM entry
-           WHERE start_ms >= $low AND start_ms - start_ms % 900000 + 900000 <= $high AND start_ms - start_ms % 900000 >= $low
-           AND start_ms - start_ms % 3600000 NOT IN (FROM unfolded)
-           GROUP BY ALL) e
-  ON e.at_ms = t.at_ms AND e.gpu = t.gpu AND e.device = t.device AND e.payer = t.payer
-WHERE coalesce(t.busy_us, 0) != coalesce(e.busy_us, 0) OR coalesce(t.idle_us, 0) != coalesce(e.idle_us, 0) OR coalesce(t.unknown_us, 0) != coalesce(e.unknown_us, 0) OR coalesce(t.unheld_us, 0) != coalesce(e.unheld_us, 0) OR coalesce(t.down_us, 0) != coalesce(e.down_us, 0)
-UNION ALL
-SELECT 'day', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
-FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM day WHERE at_ms IN (SELECT start_ms FROM kept_day WHERE start_ms >= $low AND end_ms <= $high) GROUP BY ALL) t
-FULL JOIN (SELECT k.start_ms AS at_ms, gpu, device, payer, sum(q.busy_us) AS busy_us, sum(q.idle_us) AS idle_us, sum(q.unknown_us) AS unknown_us, sum(q.unheld_us) AS unheld_us, sum(q.down_us) AS down_us FROM quarter q ASOF JOIN kept_day k ON q.at_ms >= k.start_ms
-           WHERE q.at_ms < k.end_ms AND k.start_ms >= $low AND k.end_ms <= $high AND q.at_ms >= $low AND q.at_ms < $high GROUP BY ALL) e
-  ON e.at_ms = t.at_ms AND e.gpu = t.gpu AND e.device = t.device AND e.payer = t.payer
-WHERE coalesce(t.busy_us, 0) != coalesce(e.busy_us, 0) OR coalesce(t.idle_us, 0) != coalesce(e.idle_us, 0) OR coalesce(t.unknown_us, 0) != coalesce(e.unknown_us, 0) OR coalesce(t.unheld_us, 0) != coalesce(e.unheld_us, 0) OR coalesce(t.down_us, 0) != coalesce(e.down_us, 0)
+-- Where stored sums differ from the sums of their rows, and by how much. {table}: the table of the stored sums.
+-- {condition}: which of them are compared. {rows}: a query for their rows, each with the at_ms of its sum.
+WITH stored AS (
+    SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us,
+           sum(unheld_us) AS unheld_us, sum(down_us) AS down_us
+    FROM {table} WHERE {condition} GROUP BY ALL
+),
+computed AS (
+    SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us,
+           sum(unheld_us) AS unheld_us, sum(down_us) AS down_us
+    FROM ({rows}) GROUP BY ALL
+)
+SELECT coalesce(s.at_ms, c.at_ms), coalesce(s.busy_us, 0) - coalesce(c.busy_us, 0) AS busy,
+       coalesce(s.idle_us, 0) - coalesce(c.idle_us, 0) AS idle,
+       coalesce(s.unknown_us, 0) - coalesce(c.unknown_us, 0) AS unknown,
+       coalesce(s.unheld_us, 0) - coalesce(c.unheld_us, 0) AS unheld,
+       coalesce(s.down_us, 0) - coalesce(c.down_us, 0) AS down
+FROM stored s FULL JOIN computed c
+  ON c.at_ms = s.at_ms AND c.gpu = s.gpu AND c.device = s.device AND c.payer = s.payer
+WHERE busy != 0 OR idle != 0 OR unknown != 0 OR unheld != 0 OR down != 0
+ORDER BY ALL

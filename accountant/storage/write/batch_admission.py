@@ -28,6 +28,7 @@ from msgspec import structs
 
 from accountant.core.errors import BadBatch, SequenceGap
 from accountant.core.gpu_time_accounts import full_us
+from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
@@ -68,8 +69,9 @@ class BatchRecords:
 
 
 def admit(batch: Batch, durable_seq: int) -> BatchRecords | None:
-    """Compare a batch with the outbox's mark. Returns None if numbers between the mark and the batch are missing and
-    may still arrive. Raises BadBatch unless the records are numbered from first_seq on without a gap."""
+    """Compare a batch with its outbox's mark, `durable_seq`. Returns None if records between the mark and the batch are
+    missing and may still arrive. Raises BadBatch if a name is invalid, or the records are not numbered from first_seq
+    on without a gap."""
     count = _numbering(batch)
     lost = None
     if batch.first_seq > durable_seq + 1:
@@ -78,8 +80,6 @@ def admit(batch: Batch, durable_seq: int) -> BatchRecords | None:
         lost = (durable_seq + 1, batch.first_seq - 1)
         durable_seq = batch.first_seq - 1
     last = batch.first_seq + count - 1
-    if batch.first_seq == durable_seq + 1:
-        return BatchRecords(batch.intervals, batch.facts, batch.skipped, (), lost, max(last, durable_seq))
     return BatchRecords(
         fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
         fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
@@ -94,7 +94,7 @@ def admit(batch: Batch, durable_seq: int) -> BatchRecords | None:
 
 
 def _numbering(batch: Batch) -> int:
-    """Return how many numbers the batch covers. Raises BadBatch for a gap."""
+    """Return the number of records in the batch. Raises BadBatch for an invalid name or numbering."""
     for name, text in (("cluster", batch.cluster), ("node", batch.node)):
         if not text or not is_name(text):
             raise BadBatch(
@@ -110,7 +110,8 @@ def _numbering(batch: Batch) -> int:
     if not 1 <= batch.first_seq <= LARGEST_SEQ or batch.oldest_seq > batch.first_seq:
         raise BadBatch(
             "invalid-batch",
-            f"first_seq {batch.first_seq} must be at least 1 and oldest_seq {batch.oldest_seq} not above it",
+            f"first_seq is {batch.first_seq} and oldest_seq {batch.oldest_seq}: first_seq must be from 1 to 2^53, and "
+            "oldest_seq not above it",
         )
     if len(set(numbers)) != len(numbers):
         raise BadBatch("invalid-batch", "a record number occurs twice in the batch")
@@ -165,7 +166,8 @@ _figures_of = attrgetter(*_FIGURES)
 
 
 def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
-    """Return for each set whether it is certainly valid. False does not mean that `record_fault` finds a fault."""
+    """Return for each set whether it is certainly valid. `record_fault` must check the other sets; it may find no fault
+    in them."""
     sets = incoming.sets
     span = sets.end_ms - sets.start_ms
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
@@ -225,16 +227,14 @@ def _small_slice(part: Slice | None) -> bool:
 def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
     """Return the first fault of a set, or None."""
     first = rows[0]
-    start, end = first.start_ms, first.end_ms
-    if not (EPOCH_2020_MS <= start < end <= now_ms + SKEW_MS and end - start <= MAX_INTERVAL_MS):
-        return _span_fault(first, now_ms)
-    capacity = 0
+    found = _span_fault(first, now_ms)
+    if found is not None:
+        return found
     for row in rows:
         found = _row_fault(row)
         if found is not None:
             return found
-        capacity += row.capacity_us
-    whole = full_us(end - start)
+    capacity, whole = sum(row.capacity_us for row in rows), full_us(first.end_ms - first.start_ms)
     if capacity > whole:
         return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
     if capacity < whole and any(row.method != "carried" for row in rows):
@@ -248,7 +248,7 @@ def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
     if row.end_ms > now_ms + SKEW_MS:
         return Fault("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
     if row.start_ms < EPOCH_2020_MS:
-        return Fault("before-2020", f"starts at {row.start_ms}: the node's clock was not set")
+        return Fault("before-2020", f"starts at {utc(row.start_ms)}: the clock of the node was not set")
     if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
         return Fault("too-long", f"{row.end_ms - row.start_ms} ms, the longest allowed is {MAX_INTERVAL_MS} ms")
     return None
@@ -271,7 +271,7 @@ def _row_fault(row: UsageInterval) -> Fault | None:
     if not named:
         return Fault("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
     if not (_small_slice(row.slice) and _small_sharing(row.sharing)):
-        return Fault("out-of-range", f"row {row.seq}: its slice or its sharing has an impossible size")
+        return Fault("out-of-range", f"row {row.seq}: a number of its slice or its sharing is out of range")
     return None
 
 
@@ -281,14 +281,14 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
-        return Fault("bad-name", f"fact {fact.seq}: a name is {_UNNAMED}")
+        return Fault("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
     if not in_range(fact):
         return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
     return None
 
 
 def in_range(fact: PodFacts) -> bool:
-    """Return whether all numbers of a fact fit into the columns in which they are compared."""
+    """Return whether all times of a fact, and its priority, fit into the columns in which they are compared."""
     numbers = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
     return all(number is None or abs(number) <= LARGEST for number in numbers)
 
@@ -308,7 +308,7 @@ class Rejected:
 
 @dataclass(slots=True)
 class IntervalCounts:
-    """The number of intervals of one batch by outcome. It is final after `sort_out`."""
+    """The numbers of intervals of one batch by outcome. They are final after `sort_out`."""
 
     stored: int
     duplicates: int
@@ -380,7 +380,7 @@ class GroupCommit:
         return tally
 
     def sort_out(self) -> None:
-        """Reject invalid sets, and then those that their node may not report."""
+        """Reject invalid sets, and then sets and facts that their node may not report. Sets `incoming`."""
         left = list(enumerate(self.sections))
         if left:
             left = self._without(left, self._invalid_sets(Incoming(self.sections)))
@@ -489,7 +489,8 @@ class GroupCommit:
             self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
 
     def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
-        """Return the number of intervals that are already stored, and of those that contradict the stored ones."""
+        """Return the number of intervals that are already stored, and the number of those that contradict the stored
+        ones. Contradicting records are rejected."""
         if not records:
             return 0, 0
         self._index()
@@ -505,7 +506,9 @@ class GroupCommit:
                 duplicates += interval
                 continue
             fault = Fault(
-                "contradicts", f"number {record.seq} was {'stored with other content' if known else 'declared lost'}"
+                "contradicts",
+                f"the record with number {record.seq} was {'stored with other content' if known else 'declared lost'} "
+                "before",
             )
             known.add(mark)
             self.rejected.append(Rejected(stream, record.seq, mark, fault, content(record)))
@@ -540,5 +543,4 @@ def _uncertain_sets(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequ
         return
     for doubted in np.flatnonzero(~sure).tolist():
         members = [incoming.records[place] for place in incoming.sets.members(doubted)]
-        for rows in sets(members):
-            yield int(incoming.sets.section[doubted]), rows
+        yield int(incoming.sets.section[doubted]), sorted(members, key=attrgetter("seq"))

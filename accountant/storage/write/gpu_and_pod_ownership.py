@@ -77,7 +77,7 @@ class OwnedGpu(NamedTuple):
 
 
 class GpuOwners:
-    """The writer's copy of the register. For move_after_ms see MOVE_AFTER_MS."""
+    """The writer's copy of the register of GPUs. For move_after_ms see MOVE_AFTER_MS."""
 
     def __init__(self, move_after_ms: int = MOVE_AFTER_MS) -> None:
         self.move_after_ms = move_after_ms
@@ -95,7 +95,7 @@ class GpuOwners:
         self.known = loaded
 
     def claims(self, now_ms: int) -> GpuClaims:
-        """Start the checks of one transaction."""
+        """Return the checks for one transaction."""
         if self.listening_ms is None:
             self.listening_ms = now_ms
         return GpuClaims(self, now_ms)
@@ -156,8 +156,7 @@ class GpuClaims:
 
     def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
         """Assign the GPU to the node from `from_ms` on, but not before the end of its present owner's newest record.
-
-        The silence of the new owner counts from now."""
+        Return the GPU with its new owner, which counts as having reported now."""
         owned = self.register.known[gpu]
         begin = max(owned.last_ms, owned.owner.from_ms + 1, from_ms)
         self._change(gpu, owned, Ownership(node, begin, self.now_ms, who))
@@ -387,5 +386,9 @@ def _own(uid: str, node: str) -> str:
 
 
 def _foreign_pod(uid: str, owner: str, node: str) -> Fault:
-    whose = f"is bound to node {owner!r}" if owner else "is no pod"
-    return Fault("foreign-pod", f"{uid} {whose}, and node {node!r} reports it: only the pod's own node may report it")
+    if not owner:
+        return Fault("foreign-pod", f"{uid} is not a pod, so node {node!r} may not report facts about a pod {uid}")
+    return Fault(
+        "foreign-pod",
+        f"pod {uid} belongs to node {owner!r}, and node {node!r} reports it: only the node of a pod may report it",
+    )

@@ -73,7 +73,8 @@ class _NeighbourSet:
 
 
 def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
-    """Resolve the overlaps of all sets that touch these spans. Returns the starts of the quarter-hours that changed."""
+    """Resolve the overlaps of all sets that overlap these spans. Returns the starts of the quarter-hours that
+    changed."""
     regions_of = _merged(regions)
     neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
     kept: dict[SetId, list[Span]] = {}
@@ -97,7 +98,7 @@ def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
 
 
 def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
-    """Return the regions as disjoint spans per GPU."""
+    """Return the spans by GPU, merged so that they do not overlap."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for region in regions:
         spans[region.gpu].append((region.start_ms, region.end_ms))
@@ -164,7 +165,7 @@ def _ids(sets: Iterable[SetId]) -> pa.Table:
 
 
 def _bounds(regions: Iterable[TouchedSpan], reach_ms: int) -> dict[str, int]:
-    """Return the range of start_ms that can matter, to limit the scan."""
+    """Return the range of start_ms of rows up to `reach_ms` away from the regions, to limit a scan."""
     spans = [(r.start_ms, r.end_ms) for r in regions]
     return {"low": min(s for s, _ in spans) - reach_ms, "high": max(e for _, e in spans) + reach_ms}
 

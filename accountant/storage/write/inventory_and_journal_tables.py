@@ -102,7 +102,11 @@ def read_acts(
     after: int = 0,
     limit: int | None = None,
 ) -> list[Act]:
-    """Return the acts with a number above `after`, ascending, of these kinds, or of all kinds if none are given."""
+    """Return the acts with a number above `after`, in their order.
+
+    kinds: only these; all if it is empty.
+    subject: only acts with this subject; None: all.
+    limit: the largest number of acts; None: any number."""
     rows = cursor.run(
         "SELECT at_ms, kind, subject, who, reason, content, number, digest FROM act "
         "WHERE (len($kinds) = 0 OR list_contains($kinds, kind)) AND ($subject IS NULL OR subject = $subject) "
@@ -134,8 +138,8 @@ _PROGRESS = pa.schema(
 
 
 def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, most: int = MOST_EPOCHS) -> int:
-    """Store the epoch reports that are new or earlier than the stored report of the epoch, and return how many these
-    are. New epochs beyond `most` per job are dropped, and instants after now_ms become now_ms."""
+    """Store the reports that are of a new epoch, or earlier than the stored report of their epoch, and return their
+    number. New epochs beyond `most` per job are dropped. An instant after now_ms is stored as now_ms."""
     earliest: dict[tuple[JobKey, int], EpochReport] = {}
     for report in reports:
         at = report.key, report.epoch

@@ -114,8 +114,9 @@ class Dictionary(_WriterCache[Name, int]):
 
 
 class PodQueues(_WriterCache[PodKey, str]):
-    """Caches the queue_ref of each pod; "" for a pod without a fact. `_unsure` are pods whose observations contradict
-    each other. `_complete` means that every pod of the tables is cached or in `_unsure`."""
+    """Caches the queue_ref of each pod; "" for a pod without a fact.
+
+    `_unsure` are pods whose queue is read from the tables when it is needed next."""
 
     def __init__(self, keep: int = KEEP) -> None:
         super().__init__(keep)
@@ -227,8 +228,9 @@ class Dictionaries:
 
 
 class HolderColumns:
-    """The devices, holders, payers and queues of a group's rows, in the order of the rows. `gpus` are the ids of all
-    GPUs of these rows."""
+    """The devices, holders, payers and queues of the rows of a group, in the order of the rows.
+
+    gpus: the ids of the GPUs of these rows."""
 
     def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
@@ -291,9 +293,9 @@ NO_DEVICE = DeviceName("", "", "")
 class HolderName:
     """The names of a holder.
 
-    job: the workload of the pod, or `Pod/<name>` without a workload.
-    labels: the requested labels of the pod when it was first seen.
-    user: the user of the pod, if requested and known."""
+    job: the workload of the pod, or `Kind/name` of the holder itself if it has none.
+    labels: the requested labels of the pod, as they were when the pod was first seen.
+    user: the user of the pod; "" if it was not requested or is unknown."""
 
     cluster: str
     namespace: str
@@ -306,9 +308,10 @@ class HolderName:
 
 
 class Devices:
-    """Caches the names of devices; a committed id never changes its meaning. Thread-safe.
+    """Caches the names of devices, because a committed id never changes its meaning. Thread-safe.
 
-    Only for snapshots, since uncommitted ids may be rolled back."""
+    It must only read committed snapshots, because an uncommitted id can be rolled back and then stand for another
+    device."""
 
     def __init__(self) -> None:
         self._known: Mapping[int, DeviceName] = {}
@@ -327,7 +330,7 @@ class Devices:
         return devices
 
     def on(self, nodes: Collection[str], devices: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
-        """Return those of `devices`, a result of `read`, that are on nodes of these names."""
+        """Return the devices on nodes of these names. devices: a result of `read`."""
         cached_for, ids = self._on_nodes
         if cached_for is not devices:
             by_node: dict[str, list[int]] = {}

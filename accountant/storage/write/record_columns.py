@@ -55,8 +55,8 @@ def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
 
 
 def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
-    """Return the `digest` of intervals, given by their `contents`. All are encoded at once and split at line breaks,
-    which JSON text does not contain."""
+    """Return the digests, as `digest` computes them, of intervals given by their `contents`. All are encoded at once
+    and then split at line breaks, which encoded JSON does not contain."""
     texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
     return np.frombuffer(b"".join(map(_hash, texts)), ">u8").astype(np.uint64)
 
@@ -151,7 +151,7 @@ class IntervalSets(NamedTuple):
     seq: Whole
 
     def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Convert a value per set into a value per row."""
+        """Return for each row the value of its set. values: one per set."""
         spread = np.empty(len(self.places), values.dtype)
         spread[self.places] = np.repeat(values, np.diff(self.first, append=len(self.places)))
         return spread
@@ -191,7 +191,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class Incoming:
-    """All rows of `sections`, at least one. Raises OverflowError for a figure that does not fit 64 bits."""
+    """All rows of `sections`, at least one. Properties raise OverflowError for a figure that does not fit 64 bits."""
 
     sections: Sequence[Section]
 
@@ -219,7 +219,7 @@ class Incoming:
         return np.repeat(np.arange(len(self.sections)), [len(section.rows) for section in self.sections])
 
     def by_section(self, values: Sequence[K]) -> DistinctColumn[K]:
-        """Convert a value per section into a column."""
+        """Return a column in which each row has the value of its section. values: one per section."""
         of_section = distinct(values)
         return DistinctColumn(of_section.values, of_section.of_row[self.section])
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from zoneinfo import ZoneInfo
 
 from accountant.core.claim_overlap import Span
-from accountant.core.periods import local_date, midnight_ms
+from accountant.core.periods import day_span, local_date
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.write import record_columns
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
@@ -60,7 +59,8 @@ class DailySums:
         return DailySums(left, self.loose.union(freed).difference(hours))
 
     def seen_from(self, zone: ZoneInfo) -> DailySums:
-        """Return the state for a time zone: days that are not days of this zone will be computed again."""
+        """Return the state for a time zone: the hours of days that are not days of this zone count as loose too, so
+        that days of this zone are computed."""
         foreign = (day for day in self.kept if local_day(day[0], zone) != day)
         hours = {hour for start, end in foreign for hour in _hours(start, end)}
         return DailySums(self.kept, self.loose | hours) if hours else self
@@ -68,8 +68,7 @@ class DailySums:
 
 def local_day(at_ms: int, zone: ZoneInfo) -> Span:
     """Return the local day of an instant."""
-    day = local_date(at_ms, zone)
-    return midnight_ms(day, zone), midnight_ms(day + timedelta(days=1), zone)
+    return day_span(local_date(at_ms, zone), zone)
 
 
 def load(cursor: Cursor) -> DailySums:
@@ -155,15 +154,15 @@ def hours_of(quarters: Iterable[int]) -> frozenset[int]:
 
 
 def row_range(hours: Collection[int]) -> dict[str, int]:
-    """Return the range of start_ms of rows of these hours; empty if there are no hours."""
+    """Return the range of start_ms of the rows of these hours as SQL parameters; an empty range if there are none."""
     return {"low": min(hours, default=0), "high": max(hours, default=-MS_PER_HOUR) + MS_PER_HOUR}
 
 
 def unfold_hours(cursor: Cursor, hours: Collection[int], newest_ms: int, days: DailySums) -> None:
-    """Delete the sums of these hours and mark the hours as unfolded. They are new, or were folded before.
+    """Mark hours as unfolded, and delete their sums and those of their days. The hours are new, or were folded before.
 
-    newest_ms: the end of the newest row booked before. Hours after it cannot have been folded.
-    days: the state before."""
+    newest_ms: the end of the newest row booked before. Hours that begin after it cannot have sums.
+    days: the days that have sums."""
     late = [(hour,) for hour in hours if hour < newest_ms]
     if late:
         cursor.rows("drop_sums", incoming=record_columns.column_table(record_columns.HOUR, late))
