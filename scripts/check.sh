@@ -1,5 +1,5 @@
 #!/bin/sh
-# Everything that can be said about the code without running it. Stops at the first fault.
+# Runs all checks that do not run the programs. Stops at the first fault.
 set -eu
 step() { printf '\033[1m[check]\033[0m %s\n' "$*"; }
 step "format";           "$BIN/ruff" format --check --quiet .

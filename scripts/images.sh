@@ -1,7 +1,7 @@
 #!/bin/sh
-# Build the three images without a container engine: Debian's buildah in a chroot, on a base of debootstrap's, with wheels
-# fetched once from the lock file. What they are made of is kept in a cache outside the checkout. Prints, for each image,
-# its name and its reference in the store; $1 (optional) is one image.
+# Build the three images without a container engine: with Debian's buildah in a chroot, on a base image from debootstrap,
+# with the wheels of the lock file. Base image, wheels and layers are in a cache outside the checkout. For each image, print
+# its name and its reference in the store. $1 (optional): the only image to build.
 set -eu
 say() { printf '\033[2m[images]\033[0m %s\n' "$*" >&2; }
 fail() { echo "images: $*" >&2; exit 1; }
@@ -21,7 +21,7 @@ flock 9
 driver=$(cat "$cache/driver" 2>/dev/null || true)
 store() { buildah --root "$cache/store-$driver" --runroot /run/gputally-images --storage-driver "$driver" "$@"; }
 if [ -z "$driver" ]; then
-    # Layers on top of each other where the file system can, copies where it cannot.
+    # Use overlay layers if the file system supports them, otherwise copies.
     driver=overlay
     if probe=$(store from scratch 2>/dev/null) && store mount "$probe" >/dev/null 2>&1; then store rm "$probe" >/dev/null; else driver=vfs; fi
     echo $driver > "$cache/driver"
@@ -39,7 +39,7 @@ if ! store inspect --type image "$base" >/dev/null 2>&1; then
     store commit --quiet --rm "$container" "$base" >/dev/null
 fi
 
-# The base's Python decides which wheels there have to be: 3.11 in bookworm.
+# The wheels must fit the base image's Python: 3.11 in bookworm.
 if command -v uv >/dev/null 2>&1; then uv=uv; else uv="${VENV:-.venv}/bin/uv"; fi
 wheels="$cache/wheels-$(sha256sum uv.lock | cut -c1-16)"
 if [ ! -d "$wheels" ]; then

@@ -99,7 +99,8 @@ REFUSED = frozenset(
         "wholefile",
     ]
 )
-"""Participles without an object, metaphors, and everyday words that mean something else to an engineer."""
+"""Words that a module's path may not contain: participles without an object, metaphors, and everyday words that mean
+something else to an engineer."""
 
 
 PRODUCTION = ("agent", "accountant", "fairshare", "gputally", "dashboards")
@@ -116,7 +117,7 @@ REFUSED_DEFINITIONS = frozenset(
         "unheard", "unsettled", "unsure", "vetting", "visit", "waited", "waysin", "whose", "wish", "zoned",
     ]
 )  # fmt: skip
-"""Of classes and functions of a module, in lower case and without underscores before them."""
+"""Names that a class or function of a module may not have, in lower case and without leading underscores."""
 
 
 TEXTS = (*PRODUCTION, "scripts", "helm", "docs", "README.md", "CONTRIBUTING.md", "SECURITY.md", "SUPPORT.md")
@@ -128,19 +129,19 @@ VAGUE = re.compile(
     r'|"""(?:Whom|Whose|Whatever)\b',
     re.IGNORECASE,
 )
-"""Actors without a name, and words that need a second reading."""
+"""Words for actors without a name, and phrases that readers have to read twice."""
 
 
 def vague(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the words of each match of `VAGUE`."""
+    """Yield (line number, words) of each match of `VAGUE`."""
     for number, line in enumerate(text.splitlines(), 1):
         for word in VAGUE.findall(line):
             yield number, word
 
 
 def texts(root: Path) -> Iterator[Path]:
-    """Yield the paths, relative to `root`, of all files whose text people read, except this module, which contains the
-    refused words itself."""
+    """Yield the paths, relative to `root`, of all files whose text people read. This module is left out, because it
+    contains the refused words."""
     for place in TEXTS:
         top = root / place
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
@@ -156,7 +157,7 @@ def riddles(source: str) -> list[str]:
 
 
 def refused(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths with a part that is in `REFUSED`, with or without `test_` before it."""
+    """Return the paths that have a part in `REFUSED`, apart from a leading `test_`."""
     return [
         path
         for path in paths
@@ -172,7 +173,7 @@ def modules(root: Path) -> list[Path]:
 def main() -> int:
     found = refused(modules(ROOT))
     for path in found:
-        print(f"{path}: choose a noun of the field instead (CONTRIBUTING.md, The rules)")
+        print(f"{path}: name the module by a noun of the field (CONTRIBUTING.md, The rules)")
     named = [
         (path, name)
         for path in modules(ROOT)
@@ -180,10 +181,10 @@ def main() -> int:
         for name in riddles((ROOT / path).read_text(encoding="utf-8"))
     ]
     for path, name in named:
-        print(f"{path}: {name}: choose a word of the field instead (CONTRIBUTING.md, The rules)")
+        print(f"{path}: {name}: choose a word of the field (CONTRIBUTING.md, The rules)")
     worded = [(path, *each) for path in texts(ROOT) for each in vague((ROOT / path).read_text(encoding="utf-8"))]
     for path, line, word in worded:
-        print(f"{path}:{line}: {word}: say it in plain words, and name who or what acts (CONTRIBUTING.md, The rules)")
+        print(f"{path}:{line}: {word}: use plain words, and name who or what acts (CONTRIBUTING.md, The rules)")
     return 1 if found or named or worded else 0
 
 

@@ -60,7 +60,7 @@ TITLES = {
     "operation": "Operation",
 }  # fmt: skip
 EVERYWHERE = ("unauthenticated", "forbidden", "too-many-requests", "ledger-unavailable", "authority-unavailable")
-"""Refusals that any question may meet: named once, at the top."""
+"""Refusals of all routes, which the page names only once, at its top."""
 
 API_INTRO = """\
 # HTTP API
@@ -88,7 +88,7 @@ In Python: `gputally.connect(url, token)` gives the same as DataFrames ([the boo
 
 
 def api_page(document: Node) -> str:
-    """The whole page."""
+    """Return the page docs/api.md."""
     by_tag: dict[str, list[str]] = {tag: [] for tag in TITLES}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -140,7 +140,7 @@ def _meaning(field: Node) -> str:
 
 
 def said_inside(schema: Node) -> str:
-    """The description of an alternative that the whole does not have."""
+    """Return the description of the first alternative of a schema that has one; "" if none has."""
     return next((str(one["description"]) for one in schema.get("anyOf", ()) if "description" in one), "")
 
 
@@ -161,7 +161,7 @@ def _content(content: Node) -> str:
 
 
 def _type(schema: Node) -> str:
-    """A type in words; shapes are links."""
+    """Return a type in words. A named schema becomes a link to its section."""
     if ref := schema.get("$ref"):
         name = ref.rsplit("/", 1)[-1]
         return f"[{name}](#{name.lower()})"
@@ -201,7 +201,7 @@ def _shape(name: str, schema: Node) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """One line that a table can hold."""
+    """Return the text as one line that can be a cell of a table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
 
 
@@ -252,7 +252,7 @@ metrics are for people and alerts. Bills and weights are computed from the ledge
 
 
 class Family(NamedTuple):
-    """One metric as the page shows it."""
+    """A metric as the page shows it. name: the name in the source code, which can lack the suffix of its type."""
 
     name: str
     kind: str
@@ -261,7 +261,7 @@ class Family(NamedTuple):
 
     @property
     def series(self) -> str:
-        """The name of the series as it is scraped."""
+        """The name of the series in a scrape."""
         return self.name.removesuffix("_total") + _SUFFIX.get(self.kind, "")
 
 
@@ -273,7 +273,8 @@ def agent_families() -> Iterator[Family]:
 
 
 def families_in(module: str) -> Iterator[Family]:
-    """The families a module makes, by the calls in its text; other expressions than text are evaluated there."""
+    """Yield the families that a module creates, from the calls in its source code. Arguments that are expressions are
+    evaluated in the module."""
     loaded = importlib.import_module(module)
     tree = ast.parse(Path(str(loaded.__file__)).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -302,7 +303,7 @@ def _evaluated(expression: ast.expr, module: str, names: dict[str, Any]) -> Any:
 
 
 def families_by_program() -> dict[str, list[Family]]:
-    """Program -> its families, sorted."""
+    """Return the families of each program, sorted, by the program's name."""
     return {
         title: sorted(family for module in modules for family in families_in(module))
         for title, modules in MODULES.items()
@@ -310,7 +311,8 @@ def families_by_program() -> dict[str, list[Family]]:
 
 
 def published() -> dict[str, frozenset[str]]:
-    """Every series name that our programs can show -> the labels that they set themselves. A histogram has three."""
+    """Return the labels that the programs set, for every name of a series that they export. A histogram has three
+    names."""
     found: dict[str, frozenset[str]] = {}
     for family in [*agent_families(), *(each for several in families_by_program().values() for each in several)]:
         labels = frozenset(family.labels)
@@ -334,7 +336,7 @@ def _metrics_table(families: Iterable[Family]) -> str:
 
 
 def metrics_page() -> str:
-    """The whole page; the same text every time."""
+    """Return the page docs/metrics.md."""
     agent = list(agent_families())
     devices = [f for f in agent if f.name.startswith("gputally_gpu_")]
     holders = [f for f in agent if f.name.startswith("gputally_pod_")]
@@ -373,7 +375,7 @@ and how a shell completes them: [the command line](cli.md).
 
 
 def commands_page() -> str:
-    """The page's text."""
+    """Return the page docs/commands.md."""
     found = list(all_commands())
     rows = [f"| [`gputally {name}`](#gputally-{name}) | {command.help} |" for name, command in COMMANDS.items()]
     index = "\n".join(["| command | what it does |", "|---|---|", *rows]) + "\n"
@@ -423,7 +425,7 @@ def _command_row(names: str, parameter: Any) -> str:
 
 
 def _value_of(parameter: Any) -> str:
-    """The type of the value, from its annotation."""
+    """Return the type of a parameter's value in words; "" for a flag."""
     if getattr(parameter, "is_flag", False):
         return ""
     kind: Any = parameter.type_descriptor.annotation
@@ -450,7 +452,7 @@ _LONGEST_DEFAULT = 60
 
 
 class Value(NamedTuple):
-    """One line of a table. default: as YAML in one line."""
+    """A value of the chart. default: the default as it is shown, one line of JSON or `see values.yaml`."""
 
     path: str
     default: str
@@ -458,7 +460,7 @@ class Value(NamedTuple):
 
 
 def chart_values(text: str) -> Iterator[Value]:
-    """Every value of a values.yaml, in its order. Raises ValueError for one without a meaning."""
+    """Yield every value in the text of a values.yaml, in its order. Raises ValueError for a value without a comment."""
     lines = text.splitlines()
 
     def leaves(node: yaml.MappingNode, data: dict[str, Any], path: str) -> Iterator[Value]:
@@ -470,7 +472,9 @@ def chart_values(text: str) -> Iterator[Value]:
             elif isinstance(value, yaml.MappingNode):
                 yield from leaves(value, data[key.value], inner)
             else:
-                raise ValueError(f"values.yaml:{key.start_mark.line + 1}: {inner} has no meaning (# -- …) above it")
+                raise ValueError(
+                    f"values.yaml:{key.start_mark.line + 1}: {inner} has no comment that explains it (`# -- …`)"
+                )
 
     root = yaml.compose(text)
     assert isinstance(root, yaml.MappingNode)
@@ -495,13 +499,13 @@ def _shown_default(data: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escaped for a table; what stands in backquotes is code and needs it for the column's bar alone."""
+    """Escape a text for a cell of a table. In code between backquotes, only the bar needs an escape."""
     words = text.split("`")
     return "`".join(re.sub(r"[|]" if at % 2 else r"[|<>]", r"\\\g<0>", part) for at, part in enumerate(words))
 
 
 def values_tables(text: str) -> str:
-    """One table for each group of values."""
+    """Return a table for each group of the values in the text of a values.yaml."""
     groups: dict[str, list[Value]] = {}
     for value in chart_values(text):
         head, dot, _ = value.path.partition(".")
@@ -515,7 +519,10 @@ def values_tables(text: str) -> str:
 
 
 def values_page(current: str, text: str) -> str:
-    """The page with its tables generated again and the rest unchanged."""
+    """Return the chart's README with new tables of values.
+
+    current: the present page.
+    text: the content of values.yaml."""
     before, _, rest = current.partition(VALUES_BEGIN)
     _, _, after = rest.partition(VALUES_END)
     return f"{before}{VALUES_BEGIN}\n{values_tables(text)}\n{VALUES_END}{after}"
@@ -532,9 +539,12 @@ MINUTES_OF_OUTAGE = 60
 
 @dataclass(frozen=True)
 class Measured:
-    """bytes_per_row: of the ledger file with its sums. ingest_us: processor time of the accountant per row. rows_per_s:
-    acknowledged by a quiet machine with two cores, on which the senders run too. wire_bytes: of a batch of eight rows,
-    gzip."""
+    """Measured figures of one accountant.
+
+    bytes_per_row: size of the ledger file, rollups included, per row.
+    ingest_us: processor time per row in microseconds.
+    rows_per_s: rows that a machine with two cores acknowledges, with the senders on the same machine.
+    wire_bytes: size of a compressed batch of eight rows."""
 
     bytes_per_row: float = 27
     ingest_us: float = 27.5
@@ -547,7 +557,7 @@ MEASURED = Measured()
 
 @dataclass(frozen=True)
 class Load:
-    """The needs of the accountant for `gpus` whole GPUs, with an interval of a minute."""
+    """What the accountant needs for `gpus` whole GPUs with intervals of a minute."""
 
     gpus: int
     rows_per_day: int
@@ -572,7 +582,7 @@ def load(gpus: int, of: Measured = MEASURED) -> Load:
 
 
 def sizing_table(fleets: tuple[int, ...] = FLEETS) -> str:
-    """One line per size of a fleet."""
+    """Return the table of sizes, with one line per number of GPUs."""
     heads = ("GPUs", "Rows a day", "Ledger file a day", "in a year", "Processor for ingest", "Arrives")
     heads += ("After an hour's outage",)
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -604,9 +614,13 @@ HOURS_PER_YEAR = 365 * 24
 
 @dataclass(frozen=True)
 class MeasuredLake:
-    """bytes_per_gpu_hour: of the table usage_hourly. gpus: of the measured fleet, in clusters of GPUS_PER_CLUSTER.
-    stated_s, rows_s, window_s: its month from statements and from rows, and 30 days by queue, wall, two cores.
-    publish_s: a day of 10,000 GPUs."""
+    """Measured figures of the lake, in seconds of a machine with two cores.
+
+    bytes_per_gpu_hour: size of the table usage_hourly.
+    gpus: number of GPUs of the measured fleet, in clusters of `GPUS_PER_CLUSTER`.
+    stated_s, rows_s: time to query the cost of a month from statements, and from rows.
+    window_s: time to query the usage of 30 days by queue.
+    publish_s: time to publish a day of 10,000 GPUs."""
 
     bytes_per_gpu_hour: float = 25.7
     gpus: int = 100_000
@@ -620,7 +634,8 @@ MEASURED_LAKE = MeasuredLake()
 
 
 def lake_sizing_table(fleets: tuple[int, ...] = LAKE_FLEETS, of: MeasuredLake = MEASURED_LAKE) -> str:
-    """One line per size of a fleet whose clusters publish in one lake."""
+    """Return the table of sizes of a lake in which all clusters of a fleet publish, with one line per number of
+    GPUs."""
     heads = ("GPUs", "Clusters", "Lake a year", "Month, as stated", "Month, from its rows", "30 days by queue")
     heads += ("Publishing a day, each cluster",)
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -637,7 +652,7 @@ def lake_sizing_table(fleets: tuple[int, ...] = LAKE_FLEETS, of: MeasuredLake = 
 
 
 def sizing_page(text: str) -> str:
-    """The page with its tables computed again."""
+    """Return the page docs/sizing.md with new tables. text: the present page."""
     parts = text.split(SIZING_BEGIN)
     for at, table in enumerate((sizing_table(), lake_sizing_table()), 1):
         parts[at] = f"\n\n{table}\n\n{SIZING_END}{parts[at].partition(SIZING_END)[2]}"
@@ -650,7 +665,7 @@ LAKE_BEGIN, LAKE_END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
 
 
 def lake_tables() -> str:
-    """A section for each table of the lake, with its columns."""
+    """Return a section for each table of the lake, with its columns."""
     return "\n\n".join(map(_lake_table, TABLES))
 
 
@@ -662,7 +677,7 @@ def _lake_table(table: LakeTable) -> str:
 
 
 def lake_page(current: str) -> str:
-    """The page with its tables generated again."""
+    """Return the page docs/lake.md with new tables. current: the present page."""
     before, _, rest = current.partition(LAKE_BEGIN)
     _, _, after = rest.partition(LAKE_END)
     return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"
@@ -678,7 +693,7 @@ PAGES: Mapping[Path, Callable[[], str]] = {
         VALUES_PAGE.read_text(encoding="utf-8"), (CHART / "values.yaml").read_text(encoding="utf-8")
     ),
 }
-"""The pages, and what writes each."""
+"""The function that returns the content of each page, by the page's path."""
 
 
 def main() -> None:

@@ -32,11 +32,13 @@ BIN = Path(sys.executable).parent
 
 
 class Refused(Exception):
-    """The reason why this state cannot be released."""
+    """This state cannot be released. The message is the reason."""
 
 
 def run(*words: object, cwd: Path = ROOT, **more: str) -> str:
-    """Return a command's standard output. Raises Refused with the end of its output."""
+    """Run a command and return its standard output. Raises Refused with the end of its output if it fails.
+
+    more: further environment variables."""
     command = [str(word) for word in words]
     done = subprocess.run(  # noqa: S603 - our own programs
         command, cwd=cwd, env={**os.environ, **more}, capture_output=True, text=True, check=False
@@ -48,29 +50,31 @@ def run(*words: object, cwd: Path = ROOT, **more: str) -> str:
 
 
 def version() -> str:
-    """The version in pyproject.toml."""
+    """Return the version in pyproject.toml."""
     found: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     return found
 
 
 def notes(changelog: str, of: str) -> str:
-    """The section of one version, without its heading. Raises Refused where there is none, or an empty one."""
+    """Return a version's section of the changelog, without its heading. Raises Refused if it is missing or empty."""
     found = re.search(rf"^## \[{re.escape(of)}\][^\n]*\n(.*?)(?=^## \[|\Z)", changelog, re.MULTILINE | re.DOTALL)
     if found is None or not found[1].strip():
-        raise Refused(f"CHANGELOG.md: no section `## [{of}]` with anything in it")
+        raise Refused(f"CHANGELOG.md: the section `## [{of}]` is missing or empty")
     return found[1].strip() + "\n"
 
 
 def agreed(tag: str | None) -> str:
-    """The one version of package, chart, changelog and tag. Raises Refused."""
+    """Return the version. Raises Refused if package, chart, changelog and tag do not have the same one.
+
+    tag: the tag of the release; None checks neither the tag nor the date in the changelog."""
     here = version()
     chart = yaml.safe_load((ROOT / "helm/gputally/Chart.yaml").read_text("utf-8"))
     for name, found in (("Chart.yaml: version", chart["version"]), ("Chart.yaml: appVersion", chart["appVersion"])):
         if found != here:
-            raise Refused(f"{name} is {found}, pyproject.toml says {here}")
+            raise Refused(f"{name} is {found}, but the version in pyproject.toml is {here}")
     if tag is not None:
         if tag != f"v{here}":
-            raise Refused(f"the tag is {tag}, pyproject.toml says {here}: expected v{here}")
+            raise Refused(f"the tag is {tag}, but the version in pyproject.toml is {here}: expected v{here}")
         changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
         if re.search(rf"^## \[{re.escape(here)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE) is None:
             raise Refused(f"CHANGELOG.md: `## [{here}]` has no date")
@@ -83,52 +87,36 @@ def write_notes() -> None:
 
 
 def build_package() -> None:
-    """Wheel and source, with descriptions that PyPI can show."""
+    """Build wheel and source, and check that PyPI can show their descriptions."""
     run(BIN / "uv", "build", "--quiet", "--out-dir", DIST)
     twine = (BIN / "uv", "run", "--quiet", "--isolated", "--frozen", "--only-group", "release", "twine")
     run(*twine, "check", "--strict", *sorted(DIST.glob("*.whl")), *sorted(DIST.glob("*.tar.gz")))
 
 
 def write_libraries() -> None:
-    """For machines without a container engine: the libraries of each image, with hashes."""
+    """Write the list of each image's libraries, with hashes, for machines without a container engine."""
     for image in IMAGES:
-        target = DIST / f"{image}-requirements.txt"
-        run(
-            BIN / "uv",
-            "export",
-            "--quiet",
-            "--frozen",
-            "--no-emit-project",
-            "--only-group",
-            image,
-            "--output-file",
-            target,
-        )
+        _export_lock(DIST / f"{image}-requirements.txt", "--only-group", image)
+
+
+def _export_lock(target: Path, *options: str) -> None:
+    """Write the locked libraries that the options of `uv export` select as a requirements file."""
+    run(BIN / "uv", "export", "--quiet", "--frozen", "--no-emit-project", *options, "--output-file", target)
 
 
 def run_the_demo() -> None:
-    """The wheel alone in an empty environment, away from the checkout."""
+    """Install the wheel in an empty environment outside the checkout, and run the demo there."""
     (wheel,) = DIST.glob("*.whl")
     with tempfile.TemporaryDirectory() as folder:
         locked = Path(folder) / "locked.txt"
-        run(
-            BIN / "uv",
-            "export",
-            "--quiet",
-            "--frozen",
-            "--no-dev",
-            "--no-emit-project",
-            "--no-hashes",
-            "--output-file",
-            locked,
-        )
+        _export_lock(locked, "--no-dev", "--no-hashes")
         run(BIN / "uv", "venv", "--quiet", f"{folder}/venv")
         python = f"{folder}/venv/bin/python"
         run(BIN / "uv", "pip", "install", "--quiet", "--python", python, "--constraints", locked, wheel)
         clean = dict.fromkeys(("PYTHONPATH", "VIRTUAL_ENV"), "")
         said = run(f"{folder}/venv/bin/gputally", "demo", "--once", "--days", "1", cwd=Path(folder), **clean)
         if "ledger equals truth" not in said:
-            raise Refused(f"the demo of the wheel ended without its checks:\n{said[-1000:]}")
+            raise Refused(f"the demo from the wheel ended without `ledger equals truth`:\n{said[-1000:]}")
 
 
 def build_images() -> None:
@@ -136,12 +124,12 @@ def build_images() -> None:
 
 
 def write_bills() -> None:
-    """Bills of materials of the images."""
+    """Write a bill of materials for each image."""
     run("sh", "scripts/sbom.sh", DIST, VENV=os.path.relpath(BIN.parent, ROOT))
 
 
 def package_chart() -> None:
-    """Lint the chart, package it, and render the package as it is."""
+    """Lint the chart, package it, and render the package."""
     helm = Path(run("sh", "scripts/clients.sh").strip()) / "helm"
     chart = ROOT / "helm/gputally"
     values = ("--set", "image.registry=registry.example/gputally")
@@ -179,16 +167,16 @@ STEPS: dict[str, tuple[str, Callable[[], None]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 1 names what keeps this state from being released."""
+    """Build and check everything. Return 1, and print the reason, if this state cannot be released."""
     parser = argparse.ArgumentParser(prog="python -m scripts.release", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--tag", help="the tag that is released: it has to be v and the version, and the changelog dated"
+        "--tag", help="Tag of the release; must be v and the version, and the changelog must have a date."
     )
-    parser.add_argument("--without", default="", help=f"steps to leave out, separated by commas: {', '.join(STEPS)}")
+    parser.add_argument("--without", default="", help=f"Steps to leave out, separated by commas: {', '.join(STEPS)}.")
     asked = parser.parse_args(argv)
     without = {name for name in asked.without.split(",") if name}
     if unknown := without - STEPS.keys():
-        parser.error(f"--without: no step {', '.join(sorted(unknown))}; one of {', '.join(STEPS)}")
+        parser.error(f"--without: there is no step {', '.join(sorted(unknown))}; the steps are {', '.join(STEPS)}")
     console = Console(highlight=False, soft_wrap=True)
     try:
         console.print(f"gputally {agreed(asked.tag)}", style="bold")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A bill of materials (CycloneDX 1.5) of what each image holds, from the lock file: sbom.sh FOLDER [IMAGE...]
+# Write a bill of materials (CycloneDX 1.5) of each image from the lock file: sbom.sh FOLDER [IMAGE...]
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 folder=$1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm, Pango (for PDF), PostgreSQL, Java (for Spark) and
-# buildah (for images), from the distribution's own packages.
+# Install what `make test-real` needs beyond PyPI from the distribution's packages: Chromium, openssl, npm, Pango (for PDF),
+# PostgreSQL, Java (for Spark) and buildah (for images).
 set -eu
 say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
@@ -14,10 +14,10 @@ command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
 command -v curl >/dev/null 2>&1 || packages="$packages curl ca-certificates"
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || packages="$packages postgresql"
-# Spark runs on Java 17 or 21; Trino brings a later one from PyPI.
+# Spark runs on Java 17 or 21. Trino uses a later Java from PyPI.
 ls -d /usr/lib/jvm/java-17-* /usr/lib/jvm/java-21-* >/dev/null 2>&1 || packages="$packages openjdk-17-jre-headless"
 "$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0 libharfbuzz-subset0"
-# Images are built by root; elsewhere their suite says that it is left out.
+# Only root can build the images. For other users, their tests are skipped.
 if [ "$(id -u)" = 0 ]; then
     for tool in buildah debootstrap; do command -v $tool >/dev/null 2>&1 || packages="$packages $tool"; done
 fi

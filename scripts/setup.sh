@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make $VENV match uv.lock. Uses uv where it is installed, else brings it into the venv with pip.
-# COMPILE: how; empty leaves it to Python to compile what it loads.
+# Make $VENV match uv.lock. Uses uv from PATH, or else installs it into the venv with pip.
+# COMPILE: the option of `uv sync` that compiles bytecode; empty: Python compiles the modules that it loads.
 set -eu
 say() { printf '\033[2m[setup]\033[0m %s\n' "$*"; }
 
@@ -14,7 +14,7 @@ if command -v uv >/dev/null 2>&1; then
 else
     if [ ! -x "$VENV/bin/uv" ]; then
         say "creating $VENV with $("$PYTHON" --version) and installing uv into it"
-        # With the pip outside, where it can: one inside takes longer to install than all packages.
+        # Use the pip outside the venv if possible: installing pip into the venv takes longer than all packages.
         "$PYTHON" -m venv --without-pip "$VENV" && "$PYTHON" -m pip --python "$VENV/bin/python" install \
             --quiet --disable-pip-version-check 'uv>=0.13' 2>/dev/null || {
             "$PYTHON" -m venv "$VENV" || {

@@ -109,7 +109,7 @@ def test_every_metric_has_our_prefix_a_meaning_and_a_unit() -> None:
 
 
 def test_a_value_of_the_chart_without_a_meaning_is_named_with_its_place() -> None:
-    with pytest.raises(ValueError, match=r"values\.yaml:4: a\.c has no meaning"):
+    with pytest.raises(ValueError, match=r"values\.yaml:4: a\.c has no comment"):
         list(chart_values("a:\n  # -- A meaning.\n  b: 1\n  c: 2\n"))
     assert [tuple(v) for v in chart_values("# -- It goes | on\n# and on.\na: {x: 1}\n")] == [
         ("a", '`{"x": 1}`', "It goes | on and on.")

@@ -33,7 +33,7 @@ def test_the_notes_of_a_version_are_its_section() -> None:
     assert release.notes(CHANGELOG, "0.2.0") == "### Added\n\n- Two.\n"
     assert release.notes(CHANGELOG, "0.1.0") == "- One.\n"
     for absent in ("0.3.0", "0.1"):
-        with pytest.raises(Refused, match=re.escape(f"no section `## [{absent}]`")):
+        with pytest.raises(Refused, match=re.escape(f"the section `## [{absent}]` is missing")):
             release.notes(CHANGELOG, absent)
 
 
@@ -44,7 +44,7 @@ def test_package_chart_and_lock_file_have_one_version() -> None:
 
 
 def test_a_tag_of_another_version_is_refused() -> None:
-    with pytest.raises(Refused, match=r"the tag is v9\.9\.9, pyproject\.toml says"):
+    with pytest.raises(Refused, match=r"the tag is v9\.9\.9, but the version in pyproject\.toml is"):
         release.agreed("v9.9.9")
 
 
@@ -52,7 +52,7 @@ def test_a_step_that_is_not_there_is_a_wrong_call(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as wrong:
         release.main(["--without", "imgaes"])
     assert wrong.value.code == 2
-    assert "no step imgaes; one of notes, package" in capsys.readouterr().err
+    assert "there is no step imgaes; the steps are notes, package" in capsys.readouterr().err
 
 
 def _jobs() -> list[tuple[str, dict[str, Any]]]:
