@@ -51,7 +51,7 @@ Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of
 
 @dataclass(frozen=True, kw_only=True)
 class AccountantOptions:
-    """The options for a running accountant, and for this cluster's name in its ledger."""
+    """The options that name a running accountant, and this cluster as the accountant's ledger names it."""
 
     accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
         "http://127.0.0.1:8080"
@@ -92,13 +92,14 @@ class FleetOptions(AccountantOptions):
     ] = None
 
     def others(self) -> OtherClusters:
-        """Return the accountants of the other clusters. Raises FileFault."""
+        """Return the accountants of the other clusters, none without the option. Raises FileFault for an invalid
+        file."""
         return other_clusters(self.accountants, self.cluster_name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The options for a cluster, and for the controller's ConfigMap in it."""
+    """The options that name a cluster, and the controller's ConfigMap in the cluster."""
 
     cluster: Annotated[
         str, typer.Option("--cluster", help="kubernetes (the API server), or a YAML file with a cluster's objects.")

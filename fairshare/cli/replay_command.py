@@ -59,9 +59,11 @@ class CycleReplay:
 
 
 def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[CycleReplay, ...]:
-    """Recompute every cycle whose record is among `decisions`, oldest first, with the decisions that refer to it.
+    """Return the replay of every cycle whose record is among `decisions`, oldest first. A replay also compares the
+    decisions that refer to the cycle.
 
-    policies: by version. release: the running version of gputally."""
+    policies: the policies by version.
+    release: the running version of gputally."""
     of_cycle: dict[str, list[Decision]] = {}
     for decision in decisions:
         if isinstance(cycle := decision.inputs.get("cycle"), str):
@@ -204,7 +206,9 @@ def replay(
 
 
 def _span(when: str) -> tuple[int, int, str | None]:
-    """Return the start, the end, and the decision's id if the argument is one. Raises FairshareError."""
+    """Return the start and the end of the time that `when` names, and `when` itself for a decision's id, else None.
+
+    Raises FairshareError for text that is neither a date nor a decision's id."""
     if match := _DECISION.fullmatch(when):
         at_ms = int(match[1])
         return at_ms, at_ms + 1, when

@@ -276,7 +276,7 @@ def plan_document(report: CycleReport) -> dict[str, Any]:
 
 
 def plan_records(report: CycleReport) -> Iterator[dict[str, Any]]:
-    """Yield one record per weight."""
+    """Yield a record for each weight of each target."""
     for target in report.targets:
         for each in _weights(target):
             yield {"target": target.target, "mode": target.mode, **each}
@@ -303,7 +303,7 @@ def _weights(target: TargetReport) -> Iterator[dict[str, Any]]:
 
 
 def outcome_record(outcome: Outcome) -> dict[str, Any]:
-    """Return one write, without its patch."""
+    """Return a write of a weight as a record, without the patch that was sent."""
     apply = outcome.apply
     return {
         "target": apply.target, "queue": apply.queue, "object": apply.name, "previous": apply.previous,
@@ -312,7 +312,7 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def adoption_record(adoption: Adoption) -> dict[str, Any]:
-    """Return one field that was taken over."""
+    """Return a field that was taken over from another manager as a record."""
     return {
         "target": adoption.target, "queue": adoption.queue, "kind": adoption.kind, "object": adoption.name,
         "field": adoption.field, "owners": list(adoption.owners), "result": adoption.result, "detail": adoption.detail,
@@ -320,14 +320,14 @@ def adoption_record(adoption: Adoption) -> dict[str, Any]:
 
 
 def shares(divided: Sequence[tuple[DivisionProblem, Division]]) -> Iterator[dict[str, Any]]:
-    """Yield one record per queue of a case."""
+    """Yield a record for each queue of each case."""
     for case, division in divided:
         for name, share in division.shares.items():
             yield {"case": case.name, "queue": name, "share": share}
 
 
 def preemption(report: PreemptionReport) -> list[dict[str, Any]]:
-    """Return one record per verdict, with victims and spared workloads."""
+    """Return a record for each verdict, with its victims and the spared workloads."""
     return [
         {
             "claimant": verdict.claimant,
@@ -342,7 +342,7 @@ def preemption(report: PreemptionReport) -> list[dict[str, Any]]:
 
 
 def stops(report: PreemptionReport) -> Iterator[dict[str, Any]]:
-    """Yield one record per victim."""
+    """Yield a record for each victim."""
     for stop in report.stops:
         gang = stop.victim.gang
         yield {

@@ -154,7 +154,7 @@ def budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
 
 
 def _until(budget: BudgetState) -> str:
-    """Describe how long the budget lasts, if it ends within the month."""
+    """Describe when the budget will be used up; "" if it is expected to last for the month."""
     if budget.exhausted_ms is None:
         return ""
     bounds = [
@@ -240,8 +240,12 @@ class QueueAccount:
 class PodAccount:
     """The explanation of a pod.
 
-    pod: None if it is gone and only decisions mention it.
-    queue: the explanation of its queue, if the policy has one."""
+    pod: None if the pod does not exist any more and only decisions mention it.
+    gang: the gang with which the pod starts; None if the cycle does not know one.
+    queue: the explanation of the pod's queue; None if the policy has no such queue.
+    sentences: why the pod runs or waits.
+    cures: what would have to change so that the pod starts.
+    past: earlier preemptions that mention the pod, newest first."""
 
     name: str
     pod: Pod | None
@@ -334,7 +338,7 @@ def explain_pod(
 
 
 def mentions(decision: Decision, names: frozenset[str]) -> bool:
-    """Return whether one of these names is the decision's subject or in its inputs."""
+    """Return True if one of these names is the decision's subject, or a text in the decision's inputs."""
     return decision.subject in names or any(text in names for text in _strings(decision.inputs))
 
 

@@ -164,10 +164,11 @@ class ReplayHistory:
 def history_from_ledger(
     client: AccountantApi, policy: Policy, span_s: int, given: int | None, now_ms: int
 ) -> ReplayHistory:
-    """Load the last `span_s` seconds in whole hours from the ledger, and the time that is replayed before them.
+    """Reconstruct the jobs of the last `span_s` seconds, in whole hours, and of the warm-up before, from the ledger.
 
-    given: the number of GPUs instead of the ledger's; None for the ledger's. Raises WhatIfError and
-    AccountantUnavailable."""
+    given: the number of GPUs to assume; None for the ledger's.
+
+    Raises WhatIfError if there is nothing to replay, and AccountantUnavailable."""
     end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
     hours = max(1, span_s // HOUR_S)
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
@@ -222,7 +223,9 @@ def history_from_ledger(
 
 
 def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
-    """Load a job trace in whole days. Raises WhatIfError, TraceError."""
+    """Return the jobs of a trace for a replay of whole days.
+
+    Raises TraceError for an invalid trace, WhatIfError if no job is of a leaf queue of the policy."""
     leaves = leaf_names(policy)
     workload = workload_of(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
@@ -236,7 +239,10 @@ def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
 
 @dataclass(frozen=True, slots=True)
 class ComparedQueue:
-    """One queue: its recorded GPU-hours, and its figures in the replays under the policy in force and the draft."""
+    """One queue in a comparison.
+
+    had: its GPU-hours in the ledger; None for a job trace.
+    now, then: its figures in the replays under the policy in force, and under the other policy."""
 
     queue: str
     had: float | None
@@ -271,7 +277,10 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
-    """Return one row per queue. names: the leaf queues of the policy of the second replay."""
+    """Return the comparison of each queue.
+
+    names: the leaf queues of the other policy.
+    before, after: the replays under the policy in force, and under the other policy."""
     now = {each.queue: each for each in replayed_queue(before, past.from_s)}
     nothing = ReplayedQueue("", 0.0, 0, 0.0, 0.0, 0)
     return [

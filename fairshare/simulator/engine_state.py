@@ -134,7 +134,7 @@ class QueueTree:
         return (q,) if parent is None else (q, *self._to_root(self.index[parent]))
 
     def path(self, q: int) -> tuple[int, ...]:
-        """Return the queues from this one to its root."""
+        """Return the indices of a queue, of its parent, and so on up to the root."""
         return self._path[q]
 
     def levels(self, asking: int, leaf: int) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ class QueueTree:
         return [held * now_ms - origin for held, origin in zip(self.held, self._origin_ms, strict=True)]
 
     def room(self, leaf: int) -> float:
-        """Return the GPUs that the limits of a leaf and its parents leave to it; inf without limits."""
+        """Return how many more GPUs a leaf can hold within its limit and those of its parents; inf without limits."""
         if not self._limited[leaf]:
             return inf
         return min(self.limits[q] - self.held[q] for q in self._path[leaf])
@@ -295,7 +295,7 @@ class NodePlacement:
         gang.slots = tuple(taken)
 
     def give(self, gang: Gang) -> None:
-        """Free the gang's slots, except those of a withdrawn GPU."""
+        """Free the gang's slots, except those of a GPU that is out of service."""
         for i in gang.slots:
             if self._withdrawn[self.slots[i].gpu] == 0:
                 self._insert(i)

@@ -222,7 +222,8 @@ def feasible_demand(
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return each queue's part of `total` by weight, up to its demand. The other queues get the time that one leaves.
+    """Return each queue's part of `total` by weight, but no more than its demand. The time that a queue cannot use goes
+    to the other queues.
 
     A queue of weight 0 gets only the time that all others leave."""
     names = sorted(weights)

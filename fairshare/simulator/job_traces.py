@@ -21,8 +21,9 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import median
 from typing import get_args
@@ -34,10 +35,12 @@ from gputally.base.units import MS_PER_SECOND
 REQUIRED = ("job_id", "submit_offset_s", "team", "gpus", "duration_s")
 UTILISATION = ("mean_gpu_util_pct", "synthetic_mean_gpu_util_pct")
 """The columns that can contain the utilisation in percent. In each row the first one with a value counts."""
+OPTIONAL = (*UTILISATION, "kind", "preemptible")
 DEFAULT_UTILISATION_PERMILLE = 500
 """The utilisation, in permille, of a job whose row has none. It affects busy and idle time, never shares."""
 _LARGEST_S = 10 * 366 * 86_400
 _LARGEST_GANG = 1_000_000
+_LARGEST_SHARE = 1e12
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -104,15 +107,15 @@ def _job(row: Mapping[str, object], start_ms: int) -> Job:
 
 
 def _has_value(row: Mapping[str, object], name: str) -> bool:
-    """Return True if the cell exists and is not empty. NaN is an empty number."""
+    """Return True if the cell exists and is neither blank nor NaN."""
     value = row.get(name)
-    return value is not None and value != "" and value == value
+    return value is not None and value == value and not (isinstance(value, str) and not value.strip())
 
 
 def _text(row: Mapping[str, object], name: str) -> str:
-    value = str(row.get(name, "") if _has_value(row, name) else "").strip()
-    if not value:
+    if not _has_value(row, name):
         raise _BadCell(f"{name}: is empty")
+    value = str(row[name]).strip()
     if len(value) > 200 or not value.isprintable():
         raise _BadCell(f"{name}: must be at most 200 printable characters")
     return value
@@ -180,13 +183,9 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
 
 def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[Fault]]:
     """Return the jobs of a trace file and the faults of its invalid rows. Raises TraceError if there is no job."""
-    try:
-        rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team)
+    with _readable(path):
+        rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team, REQUIRED)
         jobs, faults = parse_jobs(rows, start_ms)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: not a CSV file: {error}") from error
     if not jobs:
         raise TraceError(_fault_lines(path, faults) if faults else f"{path}: no jobs")
     return jobs, faults
@@ -200,11 +199,23 @@ def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
     return "\n".join(shown)
 
 
-def _csv(path: Path, team: str) -> Rows:
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raise TraceError if the block fails because the file cannot be read or is no CSV file."""
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: not a CSV file: {error}") from error
+
+
+def _csv(path: Path, team: str, required: Sequence[str]) -> Rows:
+    """Yield the rows of a CSV file with their places. The column `team` is returned under the name `team`."""
     with path.open("rb") as raw:
         stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         reader = csv.DictReader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
-        _check_columns(path, reader.fieldnames or (), team)
+        _check_columns(path, reader.fieldnames or (), team, required)
         for number, row in enumerate(reader):
             place = f"{path}:{reader.line_num}"
             if number >= MAX_ROWS:
@@ -221,9 +232,9 @@ def _parquet(path: Path, team: str) -> Rows:
     try:
         with path.open("rb") as raw:
             table = pyarrow.parquet.ParquetFile(raw)
-            wanted = [team, *REQUIRED, *UTILISATION, "kind", "preemptible"]
+            wanted = [team, *REQUIRED, *OPTIONAL]
             names = table.schema_arrow.names
-            _check_columns(path, names, team)
+            _check_columns(path, names, team, REQUIRED)
             if table.metadata.num_rows > MAX_ROWS:
                 raise TraceError(f"{path}: more than {MAX_ROWS:,} rows")
             number = 0
@@ -239,13 +250,12 @@ def _named(row: Mapping[str, object], team: str) -> Mapping[str, object]:
     return row if team == "team" else {**row, "team": row[team]}
 
 
-def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
-    read = {team, *REQUIRED, *UTILISATION, "kind", "preemptible"}
-    twice = next((name for number, name in enumerate(columns) if name in read and name in columns[:number]), None)
+def _check_columns(path: Path, columns: Sequence[str], team: str, required: Sequence[str]) -> None:
+    read = [team if name == "team" else name for name in required]
+    twice = next((name for name in (*read, *OPTIONAL) if columns.count(name) > 1), None)
     if twice is not None:
         raise TraceError(f"{path}:1: column {twice!r} occurs twice")
-    required = [team if name == "team" else name for name in REQUIRED]
-    missing = [name for name in required if name not in columns]
+    missing = [name for name in read if name not in columns]
     if missing:
         raise TraceError(f"{path}:1: no column {', '.join(missing)} (see docs/traces.md)")
 
@@ -255,27 +265,17 @@ def shares(path: Path, *, team: str = "team") -> dict[str, float]:
 
     A team with an empty share is left out. team: the name of the column with the team."""
     share_of: dict[str, float] = {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            missing = [name for name in (team, "share") if name not in (reader.fieldnames or ())]
-            if missing:
-                raise TraceError(f"{path}:1: no column {', '.join(missing)}")
-            for row in reader:
-                text, place = (row["share"] or "").strip(), f"{path}:{reader.line_num}"
-                if not text:
-                    continue
-                try:
-                    value = float(text)
-                except ValueError:
-                    raise TraceError(f"{place}: share: {text[:40]!r} is not a number") from None
-                if not 0 < value < inf or row[team] in share_of:
-                    raise TraceError(f"{place}: {row[team]!r} needs exactly one share, a number above 0")
-                share_of[row[team]] = value
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}: not a CSV file: {error}") from error
+    with _readable(path):
+        for place, row in _csv(path, team, ("team", "share")):
+            if not _has_value(row, "share"):
+                continue
+            try:
+                name, share = _text(row, "team"), _number(row, "share", 0, _LARGEST_SHARE)
+            except _BadCell as error:
+                raise TraceError(f"{place}: {error}") from error
+            if not share or name in share_of:
+                raise TraceError(f"{place}: {name!r} needs exactly one share, a number above 0")
+            share_of[name] = share
     if not share_of:
         raise TraceError(f"{path}: no team has a share; write a number above 0 into the column `share`")
     return share_of

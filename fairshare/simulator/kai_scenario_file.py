@@ -210,7 +210,8 @@ def run(scenario: Scenario, law: str) -> Record:
 
 
 def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, float, float]]:
-    """Yield (Time, QueueID, Allocation, FairShare) of every cycle and queue. A department has the sum of its leaves."""
+    """Yield (Time, QueueID, Allocation, FairShare) of every cycle and queue. A department's figures are the sums over
+    its leaf queues."""
     departments = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
     rows = [*departments, *((queue.name, [q]) for q, queue in enumerate(scenario.queues))]
     for cycle, (held, shares) in enumerate(zip(record.held, record.shares, strict=True)):
@@ -221,7 +222,8 @@ def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, flo
 
 
 def entitled(scenario: Scenario) -> dict[str, float]:
-    """Return the GPUs that every queue is due in the long run: by quota and weight, at most its pods' GPUs."""
+    """Return the GPUs that each leaf queue is due in the long run, by quota and weight, but no more than its pods
+    request."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
     if scenario.divided:
         shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)

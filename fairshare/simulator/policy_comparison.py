@@ -224,7 +224,9 @@ _runner: list[TaskRunner] = []
 
 @contextmanager
 def parallel_replays(runner: TaskRunner, processes: int | None = None) -> Iterator[Replays]:
-    """Yield a function that runs several tasks at once. processes: None: one for each core it may use."""
+    """Yield a function that runs several tasks at once, each in a worker process.
+
+    processes: the number of worker processes; None for one per core that this process may use."""
     count = len(os.sched_getaffinity(0)) if processes is None else processes
     if count < 2:
         yield runner

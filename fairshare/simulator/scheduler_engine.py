@@ -149,7 +149,9 @@ class Engine(ABC):
         """React to a gang that has got its GPUs."""
 
     def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:  # noqa: B027
-        """React to a gang that has lost its GPUs. for_queue: the queue for which they were reclaimed, else -1."""
+        """React to a gang that has lost its GPUs.
+
+        for_queue: the index of the queue for which the GPUs were reclaimed; -1 if the reason is another one."""
 
     def fail(self, outage: Outage) -> None:  # noqa: B027
         """React to the beginning of an outage."""
@@ -774,7 +776,8 @@ class _PoolReplay(Engine):
         return [0.0] * len(tree.claims)
 
     def _request(self, gang: Gang, gpus: int) -> None:
-        """Change the request of a queue. Its share changes only if the request limits the share, before or after."""
+        """Change the request of a queue. The shares are computed again only if the request limits the queue's share
+        before or after the change."""
         q, asked, shares = gang.queue, self.tree.asked, self._shares
         was_limiting = asked[q] <= shares[q]
         self.tree.request(q, gpus)

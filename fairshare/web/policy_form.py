@@ -63,7 +63,7 @@ def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
     wanted: dict[str, Any] = deepcopy(dict(data))
     for path, value in revision.values.items():
         _put(wanted, path, value)
-    before = data.get(LISTED) or []
+    before = _entries(data)
     entries = []
     for entry in revision.entries:
         after = deepcopy(before[entry.at]) if entry.at is not None else {}
@@ -77,8 +77,8 @@ def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
 def revise(text: str, revision: Revision) -> tuple[str, bool]:
     """Return the file's text after the revision, and True if the old text could be edited; False if the text had to be
     written from the data, which loses comments."""
-    data: Any = parse(text, "policy").data or {}
-    wanted = revised(data, revision)
+    data = parse(text, "policy").data
+    wanted = revised(data if isinstance(data, dict) else {}, revision)
     if wanted == data:
         return text, True
     try:
@@ -94,7 +94,7 @@ def policy_text(data: Mapping[str, Any], heading: str = "") -> str:
     """Return the data as the text of a policy file, one queue per line. heading: the lines before the data."""
     parts = [heading] if heading else []
     for key, value in data.items():
-        if key == LISTED:
+        if key == LISTED and value:
             parts.append(f"{LISTED}:\n" + "".join(f"  - {flow(entry)}\n" for entry in value))
         else:
             parts.append(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True))
@@ -110,11 +110,19 @@ def flow(value: Any) -> str:
 def _put(data: Any, path: Path, value: Any) -> None:
     *above, last = path
     for key in above:
-        data = data.setdefault(str(key), {})
+        if not isinstance(data.get(key), dict):
+            data[str(key)] = {}
+        data = data[key]
     if value is None:
         data.pop(str(last), None)
     else:
         data[str(last)] = value
+
+
+def _entries(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the queues of the data. An entry of a faulty file that is no mapping is returned as an empty one."""
+    entries = data.get(LISTED)
+    return [each if isinstance(each, dict) else {} for each in entries] if isinstance(entries, list) else []
 
 
 def _heading(text: str) -> str:
@@ -664,8 +672,7 @@ class PolicyText:
 
     @property
     def queues(self) -> list[dict[str, Any]]:
-        entries = self.data.get(LISTED)
-        return [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+        return _entries(self.data)
 
 
 def form_of(standing: PolicyText) -> Form:

@@ -164,7 +164,7 @@ class DemoAccountant:
         """Set the clock to `now_ms`, and record the nodes' outages.
 
         away: True to answer no agent until the next hour.
-        run_maintenance: True to run the due background tasks before."""
+        run_maintenance: True to run the background tasks that are due before the clock moves."""
         if run_maintenance:
             self.maintain()
         self._clock.advance_to(now_ms)

@@ -115,8 +115,10 @@ class FaultPlan:
 
 
 def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
-    """Plan about one lost acknowledgement per day, and each other fault once per run, at times off the interval grid
-    and apart from each other. nodes: at least two nodes without outages; the agent of the first one is killed."""
+    """Return the faults of a run: about one lost acknowledgement per day, one hour in which the accountant does not
+    answer, and one killed agent. Their times are apart from each other, and no multiples of the interval.
+
+    nodes: at least two nodes without outages; the agent of the first one is killed."""
     random = Random(f"{seed}/faults")  # noqa: S311 - the demo must be repeatable
     hours = days * 24
     away = int(hours * 0.83)

@@ -364,7 +364,7 @@ class AgentSite:
             pass
 
     def deliver_alone(self, name: str) -> int:
-        """Let one agent deliver its records. Return the number of intervals."""
+        """Let one agent deliver its records. Return the number of intervals that it had to deliver."""
         machine = self._machines[name]
         number = machine.unconfirmed
         machine.deliver()

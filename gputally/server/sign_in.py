@@ -336,7 +336,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         return text
 
     async def begin(request: Request) -> Response:
-        """Redirect to the provider; if there are several, show a page to choose one."""
+        """Redirect to the provider; with several providers, show a page to choose one of them."""
         people = site.people(request)
         next_page, chosen = parameter(request, "next", "/"), parameter(request, "with", "0")
         number = int(chosen) if chosen.isascii() and chosen.isdigit() and len(chosen) < 4 else -1
@@ -352,7 +352,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
             raise site.refusal("authority-unavailable", str(error)) from error
 
     async def complete(request: Request) -> Response:
-        """Handle the return from the provider with a code."""
+        """Start a session when the provider sends the browser back with a code."""
         people = site.people(request)
         code = "" if parameter(request, "error") else parameter(request, "code")
         try:

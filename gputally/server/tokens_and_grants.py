@@ -208,7 +208,7 @@ class TokenEntry(Model):
 
 
 class TokenList(Model):
-    """The token file."""
+    """The content of the token file."""
 
     tokens: tuple[TokenEntry, ...]
 
@@ -452,7 +452,7 @@ class Issuer(Model):
 
 
 class Certificate(Model):
-    """The client certificate of one node's agent, by the common name of its subject."""
+    """The client certificate of one node's agent. name: the common name of the certificate's subject."""
 
     name: str = Field(min_length=1)
     cluster: str = Field(min_length=1)
@@ -473,7 +473,7 @@ class Grant(Model):
 
 
 class Callers(Model):
-    """The callers file."""
+    """The content of the callers file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     kubernetes: KubernetesCallers | None = None

@@ -90,6 +90,30 @@ def test_what_cannot_be_is_said_in_a_line(
     assert message.replace("{trace}", str(trace)) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vc,part\na,1\n", ":1: no column share (see docs/traces.md)"),
+        ("vc,share,share\na,1,2\n", ":1: column 'share' occurs twice"),
+        ("vc,share\na,1\na,2\n", ":3: 'a' needs exactly one share, a number above 0"),
+        ("vc,share\na,0\n", ":2: 'a' needs exactly one share, a number above 0"),
+        ("vc,share\na,much\n", ":2: share: 'much' is not a number"),
+        ("vc,share\n,1\n", ":2: team: is empty"),
+        ("share,vc\n1\n", ":2: team: is empty"),
+        ("vc,share\na,1,2\n", ":2: more cells than columns"),
+        ("vc,share\na,\n", ": no team has a share"),
+        ("vc,share\nz,1\n", ": no team of {trace} has a share; the teams are a, b"),
+    ],
+)
+def test_a_bad_file_of_shares_is_refused_with_its_line(
+    text: str, message: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    share = trace.parent / "share.csv"
+    share.write_text(text)
+    assert main(["simulate", "--trace", str(trace), "--team-column", "vc", "--share", str(share)]) == 1
+    assert f"{share}{message.replace('{trace}', str(trace))}" in capsys.readouterr().err
+
+
 def scenario_of(data: Any) -> Scenario:
     return kai_scenario_file.parse(Document("scenario.yaml", data, {}))
 

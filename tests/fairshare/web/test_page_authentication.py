@@ -163,7 +163,7 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: Logi
     here = signing_in(tmp_path, callers(tmp_path, login[0]), text=others, cycles=1)
     session = SIGNER.encode_session(Session(login[0].url, "ann", ("leads",), "id"), here.clock.wall_ms(), 60)
     shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/"))
-    assert "No queue belongs to vision" in shown
+    assert "No queue belongs, with all queues below it, to vision." in shown
     assert "research" not in shown
 
 

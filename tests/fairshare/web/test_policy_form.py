@@ -407,3 +407,23 @@ def test_what_is_wrong_in_a_part_is_said_beside_it(field: str, text: str, messag
     (fault, *_) = found.faults
     assert fault.field == field
     assert fault.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "mended"),
+    [
+        ("window: 7d\nqueues: []\n", {"window__size": "14d"}, {"window": {"size": "14d"}, "queues": []}),
+        ("- {name: a}\n", {"k": "2"}, {"k": 2, "queues": []}),
+        ("queues: {a: {}}\n", {"k": "2"}, {"k": 2, "queues": []}),
+        ("queues:\n  - 5\n  - {name: a}\n", {"k": "2"}, {"k": 2, "queues": [{}, {"name": "a"}]}),
+    ],
+)  # fmt: skip
+def test_a_faulty_file_can_be_mended_in_the_form(text: str, changed: dict[str, str], mended: dict[str, Any]) -> None:
+    found = draft(standing(text), fill(form_of(standing(text)), **changed))
+    assert yaml.safe_load(found.text) == mended
+
+
+def test_a_row_is_the_entry_at_its_position_in_a_faulty_list() -> None:
+    faulty = standing("queues:\n  - 5\n  - {name: a}\n")
+    found = draft(faulty, fill_row(fill_row(form_of(faulty), 0, gone=True), 1, weight="2"))
+    assert (found.sound, yaml.safe_load(found.text)) == (True, {"queues": [{"name": "a", "weight": 2}]})

@@ -39,7 +39,7 @@ def filled(here: Stage, **values: str) -> dict[str, str]:
 
 def test_the_form_as_it_stands_is_the_file(open_stage: Stage) -> None:
     found = text(open_stage.post("/policy", filled(open_stage, action="review")))
-    assert "Nothing: it is the same policy." in found
+    assert "Nothing: both files are the same policy." in found
     assert "The file stays as it is." in found
 
 

@@ -184,7 +184,7 @@ def test_a_standby_says_that_it_is_one(tmp_path: Path) -> None:
 
 def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
     shown = text(open_stage.get("/queue/vision"))
-    for words in ("From the root down", "in the way", "weight", "held, by the ledger: "):
+    for words in ("From the root down", "prevents its publication", "weight", "held, by the ledger: "):
         assert words in shown
     assert re.search(r"due [\d.]+ GPUs now, holds 24, asks for 40", shown)
     assert open_stage.get("/queue/nobody").status == 404
