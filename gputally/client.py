@@ -236,7 +236,9 @@ def _valid_answer(path: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
+        raise Unanswered(
+            f"{path}: not the answer of an accountant of this release: check the address and the accountant's release"
+        ) from error
 
 
 def _with_decimals(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -261,7 +263,7 @@ def _instant(value: Instant | None) -> str | None:
         return value
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            raise ValueError(f"{value!r} has no time zone")
+            raise ValueError(f"{value!r} has no time zone: give one, for example tzinfo=datetime.UTC")
         return str(round(value.timestamp() * 1000))
     return value.isoformat() if isinstance(value, date) else str(index(value))
 

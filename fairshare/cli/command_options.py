@@ -27,7 +27,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Objects
-from gputally.server.config_loading import parse_duration
+from gputally.server.config_loading import duration_seconds
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[
@@ -150,7 +150,7 @@ class TargetOptions(ClusterOptions):
 def seconds(text: str, option: str) -> int:
     """Parse the duration in an option, such as 7d or 1h30m. Raises FairshareError that names the option."""
     try:
-        return int(str(parse_duration(text)))
+        return duration_seconds(text)
     except ValueError as error:
         raise FairshareError(f"{option}: {error}") from error
 

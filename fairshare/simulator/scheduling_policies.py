@@ -47,7 +47,7 @@ from fairshare.simulator.simulation_model import (
     Workload,
 )
 from gputally.base.apportionment import apportion
-from gputally.server.config_loading import parse_duration
+from gputally.server.config_loading import duration_seconds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -357,8 +357,7 @@ def law_policy(name: str, queues: Sequence[str], setup: Setup) -> Policy:
         for queue, part in zip(queues, setup.share, strict=True)
     )
     if found := _KAI.fullmatch(name):
-        half_life = parse_duration(found[2]) if found[2] else None
-        window = WindowSpec.model_validate({"half_life": half_life})
+        window = WindowSpec(half_life=duration_seconds(found[2]) if found[2] else None)
         return Policy(law="kai", k=float(found[1]), window=window, bounds=FREE, queues=members)
     if name == "deficit":
         return Policy(law="deficit", window=WindowSpec(half_life=30 * 3600), bounds=DEFAULT, queues=members)

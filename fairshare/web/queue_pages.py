@@ -17,7 +17,7 @@ from starlette.responses import Response
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
-from fairshare.core.queues_and_weights import UNLIMITED, Condition, PolicyTree, Standing, Weight
+from fairshare.core.queues_and_weights import Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import queue_history, svg_plots
@@ -63,9 +63,7 @@ class QueueRow:
     due: float | None
     held: float | None
     asked: float | None
-    configured: float
     weight: float | None
-    previous: float | None
     owed_gpu_h: float | None
     repaid_ms: int | None
     exhausted: bool
@@ -74,11 +72,8 @@ class QueueRow:
 
     @property
     def word(self) -> str:
+        """The state as the pages show it."""
         return _WORDS[self.state]
-
-    @property
-    def limit(self) -> float | None:
-        return None if self.queue.limit == UNLIMITED else self.queue.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +118,8 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
                 due.gpus if due is not None else None,
                 due.allocated if due is not None else standing.allocated if standing is not None else None,
                 due.requested if due is not None else standing.requested if standing is not None else None,
-                queue.weight, weight.value if weight is not None else standing.weight if standing is not None else None,
-                standing.weight if standing is not None else None, owed, until, name in target.exhausted, state, why,
+                weight.value if weight is not None else standing.weight if standing is not None else None,
+                owed, until, name in target.exhausted, state, why,
             )
         )  # fmt: skip
     window = report.window

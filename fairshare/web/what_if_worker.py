@@ -126,10 +126,8 @@ class Previews:
 
     def close(self) -> None:
         """Stop the running preview."""
-        with self._lock:
-            stops = tuple(self._stops.values())
-        for stop in stops:
-            stop.set()
+        if (key := self.running()) is not None:
+            self.cancel(key)
 
     def _make(self, key: str, order: PreviewOrder, stop: threading.Event) -> None:
         def progress(part: float, doing: str) -> None:

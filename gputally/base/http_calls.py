@@ -48,7 +48,7 @@ def read_token(path: Path, fault: type[Exception]) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise fault(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+        raise fault(f"token file {path}: {getattr(error, 'strerror', None) or 'not ASCII text'}") from error
 
 
 def client(

@@ -30,7 +30,7 @@ from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, build
 from gputally.demo.worker_processes import NICE, Worker, WorkerProcesses, encode_call, freeze_garbage_collector
-from gputally.server.config_loading import parse_duration
+from gputally.server.config_loading import duration_seconds
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"
@@ -104,10 +104,10 @@ def _days(text: str) -> int:
 
 def _interval(text: str) -> int:
     try:
-        seconds = parse_duration(text)
+        seconds = duration_seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if not isinstance(seconds, int) or seconds <= 0 or _BUCKET_S % seconds:
+    if seconds <= 0 or _BUCKET_S % seconds:
         raise argparse.ArgumentTypeError(f"{text!r} does not divide 15 minutes; write for example 1m, 5m or 15m")
     return seconds
 

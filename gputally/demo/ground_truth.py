@@ -41,7 +41,6 @@ class _Gpu:
     weights: the relative size of each slot; weight_sum: their sum.
     before: the holders when the agent was killed."""
 
-    spec: GpuSpec
     since_ms: int
     weights: tuple[int, ...]
     weight_sum: int
@@ -207,4 +206,4 @@ def _new_gpu(gpu: GpuSpec, start_ms: int) -> _Gpu:
         weights = (1,) * len(gpu.shapes)
     else:
         weights = tuple(compute_of(shape) for shape in gpu.shapes)
-    return _Gpu(gpu, start_ms, weights, sum(weights), [None] * len(weights))
+    return _Gpu(start_ms, weights, sum(weights), [None] * len(weights))

@@ -113,7 +113,9 @@ def build(options: Options) -> Scenario:
         days = options.days or min(MOST_DAYS, 1 + (jobs[-1].submit_ms - START_MS) // MS_PER_DAY)
         teams = teams_of(jobs)
         if len(teams) > MOST_TEAMS:
-            raise job_traces.TraceError(f"{options.trace}: {len(teams)} teams, but the demo runs at most {MOST_TEAMS}")
+            raise job_traces.TraceError(
+                f"{options.trace}: {len(teams)} teams are more than the demo's {MOST_TEAMS}: leave out some teams"
+            )
         rules = equal_policy(teams, whole_gpus(nodes))
     outages = cluster_and_workload.outages(START_MS, days)
     broken = {outage.name for outage in outages}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from uuid import NAMESPACE_URL, uuid5
@@ -89,11 +90,6 @@ def _uid(name: str) -> str:
     return str(uuid5(NAMESPACE_URL, name))
 
 
-def namespace_of(job: Job) -> str:
-    """Return the job's namespace, which has the name of its team."""
-    return job.queue
-
-
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[Pod, ...]:
@@ -111,11 +107,6 @@ def pods_of(
     )
 
 
-def pod_nodes(stop: Stopped) -> tuple[str, ...]:
-    """Return the nodes on which a gang held GPUs."""
-    return tuple(sorted({slot.node for slot in stop.slots}))
-
-
 def _pod(
     start: Started, rank: int, node: str, slots: list[Slot], mig_uuids: dict[Slot, str], queued: frozenset[str]
 ) -> Pod:
@@ -123,7 +114,7 @@ def _pod(
     uid = pod_uid(job, start.attempt, node)
     kind = _WORKLOAD[job.kind]
     name = f"{job.id}-{'worker-' if job.kind == 'training' else ''}{rank}"
-    namespace = namespace_of(job)
+    namespace = job.queue  # a namespace has the name of its team
     facts = PodFacts(
         seq=0,
         uid=uid,
@@ -161,8 +152,9 @@ def _resource(shape: str) -> str:
 
 
 class Machine:
-    """A simulated node with an agent. It is off until `boot`.
+    """A machine with an agent. It is off until `boot`.
 
+    node: the simulated hardware and kubelet.
     folder: the folder of the agent's outbox.
     url: the accountant's address.
     randbits, jitter: sources of the agent's randomness.
@@ -188,7 +180,7 @@ class Machine:
         self._outbox_file = folder / f"{spec.name}.sqlite"
         self._settings = Settings(cluster=CLUSTER, node=spec.name, url=url, interval_s=interval_s, batch_rows=20_000)
         gpus = devices(spec)
-        self._node = SimulatedNode(spec.name, gpus, start_ms=clock.wall_ms())
+        self.node = SimulatedNode(spec.name, gpus, start_ms=clock.wall_ms())
         self.mig_uuids: dict[Slot, str] = {
             slot: gpus[g].mig[slot.index].uuid
             for slot in slots_of(spec)
@@ -224,8 +216,8 @@ class Machine:
     def boot(self) -> None:
         """Switch the power on: get a new boot id, reset the driver's counters, and start the agent."""
         self._boots += 1
-        for gpu in self._node.gpus:
-            self._node.reset_counters(self._clock.wall_ms(), gpu.uuid)
+        for gpu in self.node.gpus:
+            self.node.reset_counters(self._clock.wall_ms(), gpu.uuid)
         self.start_agent()
 
     def start_agent(self) -> None:
@@ -244,7 +236,7 @@ class Machine:
             compares_clocks=False,
             jitter=self._jitter,
         )
-        source = SimulatedSource(self._node)
+        source = SimulatedSource(self.node)
         self._agent = Agent(self._settings, source, self._outbox, self._uploader, self._clock, metrics=self._metrics)
         self.sample()
 
@@ -259,19 +251,7 @@ class Machine:
     def start_pod(self, at_ms: int, pod: Pod) -> None:
         """Give the pod its devices, as the kubelet does."""
         for claim in pod.claims:
-            self._node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
-
-    def stop_pod(self, at_ms: int, uid: str) -> None:
-        """End the pod, which frees its devices."""
-        self._node.remove(at_ms, uid)
-
-    def lose_gpu(self, at_ms: int, uuid: str) -> None:
-        """Lose the GPU: the driver does not reach it any more."""
-        self._node.lose(at_ms, uuid)
-
-    def recover_gpu(self, at_ms: int, uuid: str) -> None:
-        """Reset the GPU, so that it answers again."""
-        self._node.recover(at_ms, uuid)
+            self.node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
 
     def sample(self) -> None:
         """Let the agent take a reading, if it runs."""
@@ -346,7 +326,7 @@ class AgentSite:
     def follow(self, events: Iterable[Event], until_ms: int) -> dict[str, int]:
         """Apply all events up to `until_ms`, and take the readings in between. Return the newest sequence number in
         each running agent's outbox, for `deliver`."""
-        for at_ms, group in groupby(events, _when):
+        for at_ms, group in groupby(events, attrgetter("at_ms")):
             simultaneous = list(group)
             self._read_before_gpu_losses(simultaneous, at_ms)
             self._take_readings_until(at_ms - 1)
@@ -448,10 +428,9 @@ class AgentSite:
                     self._machines[pod.node].start_pod(at_ms, pod)
                     affected.add(pod.node)
             elif isinstance(event, Stopped):
-                for node in pod_nodes(event):
-                    if node in self._machines:
-                        self._machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
-                        affected.add(node)
+                for node in sorted({slot.node for slot in event.slots} & self._machines.keys()):
+                    self._machines[node].node.remove(at_ms, pod_uid(event.job, event.attempt, node))
+                    affected.add(node)
             elif event.outage.name in self._node_of_gpu:
                 affected.add(self._gpu_outage(event))
             elif event.outage.name in self._machines:
@@ -469,10 +448,6 @@ class AgentSite:
     def _gpu_outage(self, event: OutageBegan | OutageEnded) -> str:
         """Apply the outage of a GPU. Return the name of its machine."""
         machine = self._machines[self._node_of_gpu[event.outage.name]]
-        act = machine.lose_gpu if isinstance(event, OutageBegan) else machine.recover_gpu
+        act = machine.node.lose if isinstance(event, OutageBegan) else machine.node.recover
         act(event.at_ms, event.outage.name)
         return machine.name
-
-
-def _when(event: Event) -> int:
-    return event.at_ms

@@ -187,17 +187,19 @@ _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _WHOLE = re.compile("[0-9]{1,12}")
 
 
+def duration_seconds(text: str) -> int:
+    """Return the seconds of a text such as `7d`, `1h30m`, `1w` or `90`. Raises ValueError for any other text."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"not a duration: {text!r} (write for example 7d, 12h, 1h30m)")
+    return sum(int(number) * _SECONDS[unit] for number, unit in parts)
+
+
 def parse_duration(value: object) -> object:
-    """Return the seconds of a text such as `7d`, `1h30m`, `1w` or `90`. Return a value that is no text unchanged.
-    Raises ValueError for any other text."""
-    if not isinstance(value, str):
-        return value
-    if _WHOLE.fullmatch(value):
-        return int(value)
-    parts = _DURATION.findall(value)
-    if not parts or "".join(n + u for n, u in parts) != value:
-        raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")
-    return sum(int(n) * _SECONDS[u] for n, u in parts)
+    """Return the seconds of a text (`duration_seconds`). Return a value that is no text unchanged."""
+    return duration_seconds(value) if isinstance(value, str) else value
 
 
 def parse_seconds(value: object) -> object:

@@ -305,7 +305,9 @@ class Provider:
         try:
             return path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise AuthorityUnavailable("the client secret cannot be read") from error
+            raise AuthorityUnavailable(
+                "this server cannot read its secret for the provider (client_secret_file)"
+            ) from error
 
 
 def challenge(verifier: str) -> str:
@@ -333,5 +335,5 @@ def _safe(address: str) -> str:
     except httpx2.InvalidURL as error:
         raise AuthorityUnavailable("the provider's OpenID configuration has an invalid address") from error
     if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
-        raise AuthorityUnavailable("the provider's address must be https")
+        raise AuthorityUnavailable("the provider's OpenID configuration has an address that is not https")
     return address

@@ -90,7 +90,7 @@ class CookieSigner:
         the person's groups."""
         text = self._encode("session", session, now_ms, seconds)
         if len(text) > _MOST_BYTES:
-            raise Unauthenticated("this person is in more groups than a session can hold")
+            raise Unauthenticated("this person is in more groups with grants than a session can hold")
         return text
 
     def decode_sign_in(self, text: str, now_ms: int) -> SignIn:
@@ -341,7 +341,7 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
         next_page, chosen = parameter(request, "next", "/"), parameter(request, "with", "0")
         number = int(chosen) if chosen.isascii() and chosen.isdigit() and len(chosen) < 4 else -1
         if not 0 <= number <= len(people.providers):
-            raise site.refusal("no-provider", "there is no such provider")
+            raise site.refusal("no-provider", f"there is no such provider; choose one at {SIGN_IN_PATH}")
         if not number and len(people.providers) > 1:
             return await run_in_threadpool(
                 site.page, request, "sign_in.html", providers=people.providers, next=own_path(next_page)

@@ -48,7 +48,7 @@ def test_a_token_and_authorities_that_cannot_be_used_are_one_line(tmp_path: Path
     token, authorities = tmp_path / "token", tmp_path / "ca.pem"
     token.write_bytes("ü".encode())
     authorities.write_text("none")
-    with pytest.raises(Fault, match=r"token: not text$"):
+    with pytest.raises(Fault, match=r"token: not ASCII text$"):
         http_calls.read_token(token, Fault)
     with pytest.raises(Fault, match=r"ca\.pem: it contains no certificate$"):
         http_calls.tls_context(authorities, Fault)

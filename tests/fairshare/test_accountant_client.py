@@ -185,7 +185,7 @@ def test_a_token_that_cannot_be_read_says_so_and_never_itself(tmp_path: Path) ->
     odd = tmp_path / "odd"
     odd.write_bytes("geheim-ü".encode())
     assert "No such file" in str(_refused(lambda _: httpx2.Response(200), _asks, tmp_path / "none"))
-    assert str(_refused(lambda _: httpx2.Response(200), _asks, odd)) == f"token file {odd}: not text"
+    assert str(_refused(lambda _: httpx2.Response(200), _asks, odd)) == f"token file {odd}: not ASCII text"
 
 
 def test_decisions_are_read_page_by_page_none_twice_and_none_lost() -> None:
