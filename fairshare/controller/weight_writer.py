@@ -46,7 +46,13 @@ _RESULTS: dict[type[ClusterError], Result] = {
     NotFound: "gone",
     Unavailable: "unavailable",
 }
-_REASONS: dict[Result, str] = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}
+_REASONS: dict[Result, str] = {
+    "contested": "Contested",
+    "refused": "Refused",
+    "gone": "NotFound",
+    "unavailable": "Unavailable",
+}
+"""Reasons of failed writes, in the condition `Available` and in the reasons of a degraded target."""
 
 
 def write_weights(
@@ -104,7 +110,7 @@ def available(outcomes: Sequence[Outcome]) -> Condition:
         text = join_texts([outcome.detail for outcome in failed])
         contested = [outcome.apply for outcome in failed if outcome.result == "contested"]
         advice = _release_advice(contested) if first == "contested" else ""
-        return Condition("Available", "False", _REASONS.get(first, "Unavailable"), text + advice)
+        return Condition("Available", "False", _REASONS[first], text + advice)
     return Condition("Available", "True", "Writable", "the target accepts the weights")
 
 
@@ -145,7 +151,7 @@ def degraded_reasons(observation: Observation, outcomes: Sequence[Outcome]) -> M
             messages.setdefault(condition.reason, []).append(condition.message)
     for outcome in outcomes:
         if outcome.result not in _NOT_FAILED:
-            messages.setdefault(outcome.result, []).append(outcome.detail)
+            messages.setdefault(_REASONS[outcome.result], []).append(outcome.detail)
     return {reason: join_texts(texts) for reason, texts in sorted(messages.items())}
 
 

@@ -184,7 +184,7 @@ def test_a_node_pool_that_counts_history_itself_is_said_to(loop: Make, there: St
 @pytest.mark.parametrize(
     ("queue", "targets", "fault"),
     [
-        (["runai:a"], {}, "set its address in targets.runai.url"),
+        (["runai:a"], {}, "set the URL of its control plane in targets.runai.url"),
         (["runai:a", "kai:a"], {"runai": {"url": URL}}, "Run:ai owns its Queues"),
         (["runai-department:a", "kai:a"], {"runai": {"url": URL}, "kai": {"mode": "usage"}}, "Run:ai owns its Queues"),
     ],

@@ -174,7 +174,7 @@ def test_a_contested_field_keeps_no_queue_back(three: MemoryCluster, accountant:
     assert weights_in(three)["b"] == 3
     assert conditions_of(report)["kai.Available"] == ("False", "Contested")
     (target,) = report.targets
-    assert "argocd" in target.degraded["contested"]
+    assert "argocd" in target.degraded["Contested"]
     (recorded,) = [d for d in accountant.decisions if d.subject == "b"]
     assert recorded.inputs["result"] == "contested"
 
