@@ -363,7 +363,7 @@ class Controller:
     def _preempt(
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
-        """Run preemption at one target, after its weights, by which its scheduler preempts on its own.
+        """Run preemption at one target, after its weights were written, by which its scheduler may preempt itself.
 
         metered_ms: the time up to which usage is metered; None if unknown."""
         if not report.entitlements:

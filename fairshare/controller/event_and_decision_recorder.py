@@ -90,7 +90,7 @@ class CycleRecorder:
         return tuple(new)
 
     def condition_events(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
-        """Return an event for every condition that changed."""
+        """Return an event for every condition whose status or reason changed."""
         before = last.scoped_conditions() if last is not None and last.leading else self._previous_conditions
         return status_config_map.changed_conditions(
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms

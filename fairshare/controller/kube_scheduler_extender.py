@@ -96,7 +96,7 @@ class ExtenderView:
 def scores(
     pod: Pod, nodes: Sequence[str], view: ExtenderView, deadline_passed: Callable[[], bool] = lambda: False
 ) -> dict[str, int]:
-    """Return a score of 0..10 for each of `nodes`; 0 for those that are not scored before the deadline."""
+    """Return a score of 0..10 for each of `nodes`; 0 without room, or if the deadline passes before it is scored."""
     pods_by_node: dict[str, list[Pod]] = {}
     for other in view.pods.values():
         if other.node and other.uid != pod.uid:
@@ -274,7 +274,7 @@ def _parse(content: bytes) -> Mapping[str, Any]:
 
 
 def _malformed(what: str, error: Exception) -> BadRequest:
-    """Return the refusal of a part of the request that could not be read."""
+    """Return the error for a part of the request that could not be read."""
     return BadRequest(escaped(f"{what}: a field is missing or has the wrong type ({type(error).__name__}: {error})"))
 
 

@@ -20,7 +20,8 @@ class QuotaTree:
     """Quotas and their use, which `add_use` changes. Not thread-safe."""
 
     def __init__(self, nodes: Mapping[str, Quota]) -> None:
-        """nodes: by name. A parent that is not among them is a root without quota. Nodes below a cycle are unknown."""
+        """nodes: by name. A parent that is not among them is a root without quota. Nodes without a
+        root, because their parents form a cycle, are unknown."""
         known = dict(nodes)
         for node in nodes.values():
             if node.parent:

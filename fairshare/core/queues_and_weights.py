@@ -91,7 +91,7 @@ class DivisionRound:
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """A unit, or the rest of a unit, that goes to the queue with the next largest fraction after the rounds."""
+    """A unit, or less at the end of the pool, for the queue with the next largest fraction after the rounds."""
 
     parent: str | None
     priority: int

@@ -67,7 +67,9 @@ _KEYS = ("x", "evictions", "used", "credit", "at_ms", "y")
 
 
 def _states(memory: Memory, siblings: LawQueues) -> dict[str, State]:
-    """Return the state of these siblings without that of a turn; a new sibling has a state of zeros."""
+    """Return the state of these siblings without that of a turn.
+
+    A new sibling has zeros, and as its multiplier that of its weight in force."""
     columns = siblings.columns
     states: dict[str, State] = {}
     for name, weight, in_force in zip(columns.names, columns.weights, columns.weights_now, strict=True):

@@ -281,7 +281,7 @@ class Siblings:
         return pool, index, fraction
 
     def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Give one unit to each queue in the order of the largest fraction, and what is left of the pool to the last.
+        """Give up to one unit to each queue, the largest fraction first, until nothing is left of the pool.
 
         Of equal fractions the older queue comes first, then the first by name."""
         if not len(index):

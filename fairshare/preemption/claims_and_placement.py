@@ -80,7 +80,7 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     """Return the claims in the order of service.
 
     Calls are first. The others follow by these keys: within quota before others, then higher priority, then the queue
-    with the least of its share, then the longest wait."""
+    that holds the smallest part of its share, then the longest wait."""
     candidates = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     by_workload: dict[str, Claim] = {}
     for claim in candidates:
@@ -197,7 +197,7 @@ def named_by(gang: Gang, name: str) -> bool:
 
 
 def saturations(accounts: Accounts) -> Mapping[str, float]:
-    """Return for every queue the GPUs that it holds over the GPUs that it is due."""
+    """Return for every queue the GPUs that it holds over the GPUs that it is due; infinite if it is due none."""
     return {
         name: ratio(account.stocks[GPU].allocated, account.stocks[GPU].share) if account.stocks[GPU].share else inf
         for name, account in accounts.items()

@@ -249,7 +249,7 @@ class NotPossible(FairshareError):
 def latency_reason(
     policy: Policy, job: str, threshold: float | None, query: str, latency: Latency | None, now_ms: int
 ) -> str | None:
-    """Return the sentence with which a person's call requests room; None if the latency is not above the threshold.
+    """Return in a sentence why a person requests room; None if the latency is not above the threshold.
 
     threshold: seconds; None requests room without regard to the latency.
     query: by default that of the policy's SLO for the workload.

@@ -41,7 +41,7 @@ class PreemptionCall:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """The GPU-microseconds of a pod in some span by use. unknown_us: time in which the use was not measured."""
+    """The GPU time of a pod in a span, in microseconds, by use. unknown_us: time in which the use was not measured."""
 
     busy_us: int
     idle_us: int

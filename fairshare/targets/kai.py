@@ -488,7 +488,8 @@ def _memory(node: Object) -> int:
 def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: Sequence[Pod]) -> int:
     """Return the priority that KAI reads: that of the PodGroup's class, else of the global default class, else 50.
 
-    classes: the PriorityClasses; None if they cannot be read.
+    classes: the PriorityClasses. None: they cannot be read, so the value of one that KAI installs counts, or else the
+        highest priority of the pods.
 
     Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority."""
     name = spec.get("priorityClassName", "")

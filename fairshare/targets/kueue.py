@@ -330,7 +330,9 @@ def _enables_afs(cluster_queue: Object | None) -> bool:
 
 
 def _counts_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
-    """Return True if the object is a LocalQueue whose usage Kueue counts, or if Kueue's configuration is unknown."""
+    """Return True if the object is a LocalQueue whose usage Kueue counts.
+
+    If Kueue's configuration is unknown, only the setting of the ClusterQueue decides."""
     enabled = kind.kind == "LocalQueue" and _enables_afs(queues.get(obj["spec"].get("clusterQueue", "")))
     return enabled and (configuration is None or configuration.admission)
 

@@ -134,11 +134,13 @@ class RunaiApi:
     def weight(self, kind: Kind, unit: str, pool: str) -> float | None:
         """Return the present over-quota weight. Raises NotFound for a unit without this node pool."""
         path = f"/api/v1/org-unit/{kind.plural}/{quote(unit, safe='')}"
-        answer = self._ask("GET", path)
-        for each in (answer.get("resources") or ()) if isinstance(answer, dict) else ():
-            if str((each.get("nodePool") or {}).get("id")) == pool:
-                weight = (each.get("gpu") or {}).get("overQuotaWeight")
-                return None if weight is None else float(weight)
+        resources = value_at(self._ask("GET", path), ("resources",))
+        for each in resources if isinstance(resources, list) else ():
+            if str(value_at(each, ("nodePool", "id"))) == pool:
+                weight = value_at(each, ("gpu", "overQuotaWeight"))
+                if weight is not None and quantity(weight) is None:
+                    raise Unavailable(f"{self._url}{path}: overQuotaWeight is {weight!r}, not a number")
+                return quantity(weight)
         raise NotFound(f"{self._url}{path}: the unit has no node pool {pool}")
 
     def set_weight(self, kind: Kind, unit: str, pool: str, weight: float) -> None:
@@ -174,7 +176,7 @@ class RunaiApi:
         if not isinstance(token, str) or not token:
             raise Unavailable(f"{self._url}{path}: the response has no token")
         lifetime_s = answer.get("expires_in") or answer.get("expiresIn")
-        lifetime_ms = int(lifetime_s) * MS_PER_SECOND if isinstance(lifetime_s, int | float) else 0
+        lifetime_ms = int(quantity(lifetime_s) or 0) * MS_PER_SECOND
         self._token, self._token_until_ms = token, now_ms + max(0, lifetime_ms - _EARLY_MS)
         return token
 
@@ -399,9 +401,10 @@ def _unit(kind: Kind, row: Mapping[str, Any], note: Mapping[str, Any] | None) ->
     """Return a unit as an object. A weight that another client set is owned by `ANOTHER_CLIENT`."""
     weight = value_at(row, ("resources", "gpu", "overQuotaWeight"))
     annotations = dict(note["annotations"]) if note is not None else {}
-    contested = note is not None and not _ours(note, weight)
-    if note is not None and not contested and same(weight, note.get("also")):
-        annotations[scheduler_queue_objects.PUBLISHED] = f"{weight or 0.0:.15g}"  # the announced write did not happen
+    number = quantity(weight)
+    contested = note is not None and not _ours(note, number)
+    if note is not None and not contested and same(number, note.get("also")):
+        annotations[scheduler_queue_objects.PUBLISHED] = f"{number or 0.0:.15g}"  # the announced write did not happen
     owner = {"manager": ANOTHER_CLIENT, "operation": "Update", "fieldsV1": to_fields_v1({WEIGHT})}
     metadata: dict[str, Any] = {
         "name": f"{row.get('orgUnitName')}.{row.get('nodePoolName')}",

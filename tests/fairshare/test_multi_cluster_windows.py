@@ -242,7 +242,7 @@ def test_a_faulty_accountants_file_is_refused_with_its_place(file: Make, text: s
 def test_lists_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cluster 'west' is listed twice in usage\.clusters"):
         policy_of(usage={"clusters": ["west", "west"]})
-    with pytest.raises(ValueError, match="reads the history of one accountant in mode usage"):
+    with pytest.raises(ValueError, match="in mode usage KAI reads the history of one cluster"):
         policy_of(usage=BOTH, targets={"kai": {"mode": "usage"}})
 
 

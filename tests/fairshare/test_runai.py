@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
-from fairshare.targets.runai import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
+from fairshare.targets.runai import PROJECT, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterError, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant, Make
@@ -25,7 +25,6 @@ from tests.fakes.runai import CLIENT, SECRET, StandIn
 
 URL = "https://runai.example"
 WHERE = StatusObject("gputally", "gputally-fairshare")
-ADAPTERS = (RunaiAdapter(),)
 
 
 def _policy(apply: str = "enforce", queues: list[dict[str, Any]] | None = None, **target: Any) -> Policy:
@@ -261,6 +260,14 @@ def test_what_goes_wrong_is_one_line(
     with pytest.raises(kind, match=words) as raised:
         list(api.units(PROJECT))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("resources", ['[{"nodePool": {"id": "p"}, "gpu": {"overQuotaWeight": "lots"}}]', "[3]", "3"])
+def test_a_weight_that_is_no_number_is_a_fault_of_the_service(resources: str, api: RunaiApi, there: StandIn) -> None:
+    api.node_pools()
+    there.answers = [httpx2.Response(200, content=f'{{"resources": {resources}}}'.encode())]
+    with pytest.raises(ClusterError):
+        api.weight(PROJECT, "a", "p")
 
 
 def test_who_asks_to_be_left_alone_is(api: RunaiApi, there: StandIn, clock: VirtualClock) -> None:
