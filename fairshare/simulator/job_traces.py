@@ -187,7 +187,7 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
         rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team, REQUIRED)
         jobs, faults = parse_jobs(rows, start_ms)
     if not jobs:
-        raise TraceError(_fault_lines(path, faults) if faults else f"{path}: no jobs")
+        raise TraceError(_fault_lines(path, faults) if faults else f"{path}: the file has no jobs")
     return jobs, faults
 
 

@@ -188,7 +188,9 @@ def run(scenario: Scenario, law: str) -> Record:
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
     if scenario.divided and law not in ("static", "kai"):
-        raise DivisionError(f"Queues: leaves of more than one parent are replayed under static and kai, not {law}")
+        raise DivisionError(
+            f"Queues: leaf queues with different parents can run only under the laws static and kai, not under {law}"
+        )
     queues = scenario.queues
     names = [queue.name for queue in queues]
     rows = [

@@ -759,7 +759,7 @@ def names(form: Form) -> tuple[str, ...]:
 
 
 def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ...]]:
-    """Return the changes, and the position in the form of every remaining queue."""
+    """Return the changes of a form, and the position in the form of every queue that the file then has."""
     values: dict[tuple[Key, ...], Plain] = {}
     for each in SCALARS:
         text, was = form.values[each.name], look(standing.data, each.path)
@@ -783,9 +783,9 @@ def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ..
 
 
 def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
-    """Return the name of the form's field for the path of a fault; "" if there is none.
+    """Return the name of the form's field for the path of a fault; "" if the form has no such field.
 
-    numbers: the positions in the form of the queues in the file."""
+    numbers: the position in the form of each queue of the file."""
     keys = tuple(path)
     if len(keys) >= 2 and keys[0] == LISTED and isinstance(keys[1], int):
         key = keys[2] if len(keys) > 2 else "name"

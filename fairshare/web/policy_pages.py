@@ -245,7 +245,9 @@ def _plots(result: Comparison) -> list[dict[str, Any]]:
 
 
 def _daily_means(result: Comparison, queue: str, case: str) -> list[tuple[float, float]]:
-    """Return the mean of each whole day, at the middle of the day."""
+    """Return (middle of the day in milliseconds UTC, mean GPUs of the queue) for each whole day.
+
+    case: a key of `Comparison.series`: had, now or then."""
     return [
         (result.start_ms + (day - 0.5) * MS_PER_DAY, value) for day, value in result.series[queue][case] if day >= 1
     ]

@@ -124,8 +124,8 @@ def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:
 
 
 def nice(highest: float) -> float:
-    """Return the end of an axis for values up to `highest`: the next larger of 1, 2, 4, 5 and 10 times a power of
-    ten."""
+    """Return the end of an axis for values up to `highest`: the smallest of 1, 2, 4, 5 and 10 times a power of ten that
+    is not below it."""
     if highest <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
@@ -138,7 +138,7 @@ def slug(name: str) -> str:
 
 
 def _stepped(points: Points, end_ms: int) -> list[tuple[float, float]]:
-    """Return the points with the corners of the steps between them, up to `end_ms`."""
+    """Return the points of a line in steps: each value holds until the next point, and the last one until `end_ms`."""
     corners: list[tuple[float, float]] = []
     for at, value in points:
         if corners:

@@ -154,7 +154,7 @@ each step."""
 
 
 class BackgroundTasks:
-    """All tasks of one process by name. expected: see BackgroundTask."""
+    """The background tasks of one process, by name. expected: exceptions of a run that are not defects."""
 
     def __init__(self, clock: Clock, expected: tuple[type[BaseException], ...] = ()) -> None:
         self._clock = clock

@@ -67,7 +67,8 @@ _TOO_MANY = f"more than {MAX_VALUES} values, aliases counted as often as they ar
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """Return a safe loader that reads sexagesimal numbers and dates as text and only true and false as booleans."""
+    """Return a safe loader for YAML 1.1 that reads dates as text, refuses more than `MAX_VALUES` values, and names the
+    line of a value that it cannot convert."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -254,7 +254,7 @@ class Machine:
             self.node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
 
     def sample(self) -> None:
-        """Let the agent take a reading, if it runs."""
+        """Let the agent take a reading, if it is running."""
         if self._agent is not None:
             self._agent.sample()
 

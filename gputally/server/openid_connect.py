@@ -47,7 +47,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 FRESH_MS = 300 * MS_PER_SECOND
 """Age at which keys are fetched again."""
 AGAIN_MS = 30 * MS_PER_SECOND
-"""Shortest time between two fetches that an unknown key causes."""
+"""Shortest time between two attempts to fetch the keys."""
 STALE_MS = 24 * 3600 * MS_PER_SECOND
 """Age above which keys are not used any more if the issuer does not answer."""
 _MOST_KEY_BYTES = 1024 * 1024

@@ -73,7 +73,7 @@ def test_parquet_faults_carry_the_row(tmp_path: Path) -> None:
         ("t.csv", b"job_id,team\n", ":1: no column submit_offset_s, gpus, duration_s (see docs/traces.md)"),
         ("t.csv", b"job_id,team,team\n", ":1: column 'team' occurs twice"),
         ("t.csv", b"", ":1: no column job_id, submit_offset_s, team, gpus, duration_s (see docs/traces.md)"),
-        ("t.csv", HEADER.encode(), ": no jobs"),
+        ("t.csv", HEADER.encode(), ": the file has no jobs"),
         ("t.csv", HEADER.encode() + b"a,0,v,1,60,7\n", ":2: more cells than columns"),
         ("t.csv", b"\xff\xfe\x00", ": not a CSV file"),
         ("t.csv.gz", b"not gzip", ": Not a gzipped file"),
