@@ -57,8 +57,6 @@ class Health:
     uploads: number of uploads by outcome."""
 
     intervals_closed: int = 0
-    samples_failed: int = 0
-    last_sample_ok: bool = False
     last_sample_took_ms: int = 0
     backlog_rows: int = 0
     backlog_lost_rows: int = 0
@@ -137,9 +135,7 @@ class Agent:
         before_step = self._skip_clock_steps()
         closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
         self._spool(closed, self._changed_facts(snapshot), always=first)
-        now_ms = self._clock.monotonic_ms()
-        health = self.health
-        health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
+        self.health.last_sample_took_ms = self._clock.monotonic_ms() - began_ms
         self._sampling.progress()
         if self._metrics is not None:
             self._metrics.observe(snapshot, (*before_step, *closed))
@@ -263,10 +259,8 @@ class Agent:
         )
 
     def _record_source_failure(self, error: Exception) -> None:
-        self.health.samples_failed += 1
-        if self.health.last_sample_ok or self.health.samples_failed == 1:
+        if not self._sampling.failing:
             log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
-        self.health.last_sample_ok = False
         self._sampling.fail(error)
         self._sampling.begin()
 

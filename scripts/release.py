@@ -77,7 +77,7 @@ def agreed(tag: str | None) -> str:
             raise Refused(f"the tag is {tag}, but the version in pyproject.toml is {here}: expected v{here}")
         changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
         if re.search(rf"^## \[{re.escape(here)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE) is None:
-            raise Refused(f"CHANGELOG.md: `## [{here}]` has no date")
+            raise Refused(f"CHANGELOG.md: `## [{here}]` has no date; write `## [{here}] - YYYY-MM-DD`")
     return here
 
 
@@ -145,7 +145,10 @@ def package_chart() -> None:
         if document
     }
     if not {"DaemonSet", "StatefulSet", "Deployment"} <= kinds:
-        raise Refused(f"{package.name} renders {', '.join(sorted(kinds))}")
+        raise Refused(
+            f"{package.name} must render a DaemonSet, a StatefulSet and a Deployment, but renders only "
+            + ", ".join(sorted(kinds))
+        )
     package.rename(DIST / f"gputally-chart-{version()}.tgz")
 
 

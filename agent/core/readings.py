@@ -158,8 +158,10 @@ RecoveryAction = Literal["restart_app", "reset_gpu", "drain_node"]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The action that a hardware fault requires. cause: `xid 48`, for example, `row remapping failed`, or `driver` if
-    the driver itself requires the action."""
+    """The action that a hardware fault requires.
+
+    cause: the fault: an XID error such as `xid 48`, or `row remapping failed`; `driver` if the driver itself requires
+        the action."""
 
     action: RecoveryAction
     cause: str

@@ -267,14 +267,14 @@ class SliceStore:
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """Replace all slices, of which at most `MAX_SLICES` are kept."""
         self._slices = {}
         for item in items[:MAX_SLICES]:
             self._apply("ADDED", item)
         self._index_uuids()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """Apply a change of a slice: ADDED, MODIFIED or DELETED."""
         self._apply(change, item)
         self._index_uuids()
 

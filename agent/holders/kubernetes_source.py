@@ -99,14 +99,14 @@ class NodeStore:
         return self._labels
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """Replace the labels by those of the listed node."""
         self._labels = {}
         for item in items:
             self._read_labels(item)
         self._update_reason()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.holders.lean_list_watch.Store."""
+        """Apply a change of the node: ADDED, MODIFIED or DELETED."""
         if change == "DELETED":
             self._labels = {}
         else:

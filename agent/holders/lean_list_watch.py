@@ -65,7 +65,7 @@ class BoundPods:
     """Stores the queue and the part of a GPU that each pod declared when it was bound. Not thread-safe: one reflector
     owns it.
 
-    file: keeps them over a restart; None keeps them in this process only."""
+    file: the file that keeps them over a restart; None keeps them in this process only."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -474,7 +474,7 @@ class PodStore:
         self._on_change()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See `Store`."""
+        """Apply a change of a pod: ADDED, MODIFIED or DELETED."""
         view = self._read(item)
         if view is None:
             return

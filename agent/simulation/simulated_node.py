@@ -533,7 +533,7 @@ class SimulatedNode:
 
 def _check_utilisation(utilisation_ppm: int) -> None:
     if not 0 <= utilisation_ppm <= PPM:
-        raise ValueError(f"utilisation is between 0 and {PPM} ppm, got {utilisation_ppm}")
+        raise ValueError(f"the utilisation must be between 0 and {PPM} ppm, not {utilisation_ppm}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ def parser() -> argparse.ArgumentParser:
         "--ca-file",
         type=Path,
         metavar="FILE",
-        default=_path(os.environ.get("GPUTALLY_CA_FILE")),
+        default=os.environ.get("GPUTALLY_CA_FILE") or None,
         help="PEM file of the CAs trusted for https (GPUTALLY_CA_FILE; default: the system's).",
     )
     arguments.add_argument("--kubeconfig", type=Path, metavar="FILE", help="Kubeconfig instead of the default one.")
@@ -396,25 +396,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `gputally doctor` and return its exit code."""
     arguments = parser()
     try:
-        given = arguments.parse_args(argv)
-        only = [name for names in given.only for name in names.split(",") if name]
+        given = vars(arguments.parse_args(argv))
+        output: Output = given.pop("output")
+        only = [name for names in given.pop("only") for name in names.split(",") if name]
         unknown = [name for name in only if name not in CHECKS]
         if unknown:
             arguments.error(f"--only: there is no check {unknown[0]!r}; the checks are {', '.join(CHECKS)}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else CALLED_WRONGLY
     logging.basicConfig(level=logging.ERROR)
-    options = Options(
-        url=given.url,
-        token_file=given.token_file,
-        ca_file=given.ca_file,
-        kubeconfig=given.kubeconfig,
-        policy=given.policy,
-        namespace=given.namespace,
-        kubelet_socket=given.kubelet_socket,
-        proc=given.proc,
-    )
-    return run_and_print(real_sources(options, SystemClock()), only, given.output)
+    return run_and_print(real_sources(Options(**given), SystemClock()), only, output)
 
 
 def run_and_print(sources: Sources, only: Sequence[str], output: Output) -> int:
@@ -429,10 +420,6 @@ def _own_namespace() -> str:
         return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or Options.namespace
     except (OSError, UnicodeDecodeError):
         return Options.namespace
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 if __name__ == "__main__":

@@ -155,12 +155,6 @@ class Sources:
 def real_sources(options: Options, clock: Clock) -> Sources:
     """Return the sources that read this machine, the cluster and the accountant."""
 
-    def machine() -> Machine:
-        return read_machine(options.proc, clock)
-
-    def kubelet() -> KubeletAnswer:
-        return ask_kubelet(options.kubelet_socket, clock)
-
     def cluster() -> ClusterView:
         from fairshare.targets import KINDS
         from gputally.kubernetes.api_client import Inspector
@@ -175,7 +169,14 @@ def real_sources(options: Options, clock: Clock) -> Sources:
         token = read_token(options.token_file, Unanswered) if options.token_file is not None else None
         return AccountantClient(options.url, token, options.ca_file)
 
-    return Sources(clock, options, machine=machine, kubelet=kubelet, cluster=cluster, accountant=accountant)
+    return Sources(
+        clock,
+        options,
+        machine=lambda: read_machine(options.proc, clock),
+        kubelet=lambda: ask_kubelet(options.kubelet_socket, clock),
+        cluster=cluster,
+        accountant=accountant,
+    )
 
 
 _POD_LOGS = Path("/var/log/pods")

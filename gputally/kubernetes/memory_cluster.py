@@ -442,7 +442,7 @@ class _MemoryApi:
             yield json.dumps({"type": change, "object": answered}).encode()
 
     def post(self, path: str, _body: Mapping[str, object]) -> bytes:
-        raise Refused(f"POST {path}: a cluster in memory answers no reviews")
+        raise Refused(f"POST {path}: a cluster in memory supports no reviews")
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:

@@ -109,13 +109,14 @@ def test_the_metrics_count_the_rows_that_close_when_the_clock_is_set_ahead(site:
 
 
 def test_a_source_that_crashes_costs_nothing_but_the_moment(site: Site) -> None:
-    agent = site.start(pod="u1")
+    tasks = BackgroundTasks(site.clock)
+    agent = site.start(pod="u1", tasks=tasks)
     site.turn(1)
     site.source.error = RuntimeError("the cable was pulled")
     assert agent.sample() is None
     site.clock.advance(20_000)
     assert agent.sample() is None
-    assert agent.health.samples_failed == 2
+    assert tasks.states()["sample"].failures == 2
     site.clock.advance(20_000)
     site.source.error = None
     site.turn(1)

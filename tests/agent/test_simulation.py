@@ -155,7 +155,7 @@ def test_an_offline_node_shows_nothing_and_a_silent_kubelet_says_why(simulated: 
         (Allocation("GPU-9", pod("a")), 0, "no GPU GPU-9"),
         (Allocation("GPU-1", pod("a")), 0, "in MIG mode"),
         (Allocation("GPU-1", pod("a"), "MIG-9"), 0, "no MIG instance MIG-9"),
-        (Allocation("GPU-0", pod("a")), 1_000_001, "utilisation is between"),
+        (Allocation("GPU-0", pod("a")), 1_000_001, "utilisation must be between"),
         (Allocation("GPU-0", pod("there")), 0, "already"),
     ],
 )

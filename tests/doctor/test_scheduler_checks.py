@@ -149,7 +149,10 @@ def test_quotas_beyond_what_is_installed_or_up() -> None:
 def test_quotas_that_contradict_each_other() -> None:
     given = policy({"name": "a", "deserved": 4, "limit": 2}, {"name": "b", "parent": "a", "deserved": 6})
     texts = [each.what for each in guarantees(given, 16, 16, [], []).findings]
-    assert texts == ["children of 'a' deserve 6 GPUs, it has 4 itself", "'a' deserves 4 GPUs above its limit of 2"]
+    assert texts == [
+        "the children of 'a' deserve 6 GPUs together, and it deserves 4",
+        "'a' deserves 4 GPUs, which is above its limit of 2",
+    ]
 
 
 def test_the_schedulers_own_quotas() -> None:

@@ -46,6 +46,7 @@ from agent.core.readings import (
 )
 from agent.metering.meter import Meter
 from agent.metrics.exporter import AgentMetrics, Exposition
+from agent.metrics.metric_families import Operations
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Health, Holder
 from gputally.base.background_tasks import BackgroundTasks
@@ -254,10 +255,13 @@ def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
     meter, metrics = Meter(60_000, ZoneInfo("UTC")), AgentMetrics("node-1", "1")
     exposition = Exposition("127.0.0.1", 0, metrics.exposition, lambda: True, BackgroundTasks(VirtualClock(0)))
     look = page(f"http://127.0.0.1:{exposition.port}/metrics", clock)
-    frames = []
+    frames, rows = [], 0
     for _ in range(6):
         snapshot = node.snapshot(clock.wall_ms())
-        metrics.observe(snapshot, meter.observe(snapshot))
+        closed = meter.observe(snapshot)
+        rows += sum(len(each.rows) for each in closed)
+        metrics.observe(snapshot, closed)
+        metrics.operate(Operations(intervals_closed=rows))
         for _ in range(3):
             frames.append(look())
             clock.advance(20_000)
