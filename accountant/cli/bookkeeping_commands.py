@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
-Reason = Annotated[str, typer.Option(help="Why, for later readers of the books.")]
+Reason = Annotated[str, typer.Option(help="Reason, which the audit trail records.")]
+
+BookedIn = Annotated[str | None, typer.Argument(help="Only those booked in this month: 2026-10 (default: all).")]
+Approver = Annotated[str, typer.Option(help="The person who approved it, who must not be you.")]
 
 
 @app.command()
@@ -65,14 +68,16 @@ def close(
     month: Month,
     acknowledge: Annotated[
         list[str] | None,
-        typer.Option(help="grace, unpriced, quarantined, coverage or proposals (repeatable); needs a reason."),
+        typer.Option(
+            help="Objection to accept: grace, unpriced, quarantined, coverage or proposals (repeatable, with --reason)."
+        ),
     ] = None,
     reason: Reason = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Close a month: its statement does not change any more. Refused while there are objections."""
+    """Close a month, so that its statement never changes. Refused while there are objections."""
     period = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
@@ -88,7 +93,7 @@ def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: Zoned
 @app.command()
 @with_option_groups
 def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Publish a closed month; it cannot be reopened any more."""
+    """Publish a closed month. It cannot be reopened afterwards."""
     period = at.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
@@ -96,9 +101,11 @@ def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at:
 @app.command()
 @with_option_groups
 def proposals(
-    act: Annotated[Literal["list", "take", "refuse"], typer.Argument(help="What to do.")] = "list",
-    month: Annotated[str, typer.Argument(help="The closed month that one waits for: 2026-10.")] = "",
-    proposal: Annotated[str, typer.Argument(help="Its id, as the list shows it.")] = "",
+    act: Annotated[
+        Literal["list", "take", "refuse"], typer.Argument(help="List the proposals, take (accept) or refuse one.")
+    ] = "list",
+    month: Annotated[str, typer.Argument(help="The closed month that the proposal changes: 2026-10.")] = "",
+    proposal: Annotated[str, typer.Argument(help="The id of the proposal, as the list shows it.")] = "",
     reason: Reason = "",
     output: Printed = "table",
     *,
@@ -106,7 +113,7 @@ def proposals(
 ) -> None:
     """List late changes of closed months with their effect by team; accept (take) or refuse one."""
     if act != "list" and not (month and proposal):
-        raise typer.BadParameter(f"{act} needs the month and the proposal's id, as `proposals` lists them")
+        raise typer.BadParameter(f"{act} needs the month and the id of the proposal: `proposals` lists both")
     if act == "refuse" and not reason.strip():
         raise typer.BadParameter("refuse needs a --reason")
     path = f"/v1/periods/{month}/proposals"
@@ -132,12 +139,12 @@ def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
 @app.command()
 @with_option_groups
 def corrections(
-    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    month: BookedIn = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """List corrections of closed months, with the month they are about and the one they are booked in."""
+    """List corrections of closed months, each with the month that it corrects and the month in which it is booked."""
     booked = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
     print_answer(output, booked, terminal_tables.corrections)
 
@@ -145,11 +152,11 @@ def corrections(
 @app.command()
 @with_option_groups
 def adjust(
-    month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
-    team: Annotated[str, typer.Option(help="Whose account.")],
-    amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
+    month: Annotated[str, typer.Argument(help="The month to which it belongs: 2026-10.")],
+    team: Annotated[str, typer.Option(help="Team whose account is credited or charged.")],
+    amount: Annotated[str, typer.Option(help="Amount; negative for a credit: --amount=-125.50.")],
     reason: Reason,
-    approved_by: Annotated[str, typer.Option(help="Who approved it: another person than you.")],
+    approved_by: Approver,
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -164,18 +171,20 @@ def adjust(
 @with_option_groups
 def credit(
     node: Annotated[str, typer.Argument(help="The node that failed.")],
-    start: Annotated[str, typer.Option(help="From when: a date, RFC 3339 or epoch ms.")],
-    end: Annotated[str, typer.Option(help="Until when.")],
-    cluster: Annotated[str | None, typer.Option(help="Where several have a node of that name.")] = None,
-    share: Annotated[str, typer.Option(help="Of what was billed: 0.5 is half.")] = "1",
-    book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
+    start: Annotated[str, typer.Option(help="Start of the failure: a date, RFC 3339 or epoch ms.")],
+    end: Annotated[str, typer.Option(help="End of the failure, exclusive.")],
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster of the node, if several have a node of that name.")
+    ] = None,
+    share: Annotated[str, typer.Option(help="Part of the billed amount to credit: 0.5 is half.")] = "1",
+    book: Annotated[bool, typer.Option("--book", help="Book the credit; without this option, only show it.")] = False,
     reason: Reason = "",
-    approved_by: Annotated[str, typer.Option(help="Who approved it: another person than you.")] = "",
+    approved_by: Approver = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Show what teams were billed for a node; with --book, credit it to them."""
+    """Show what each team was billed for a node; with --book, credit these amounts."""
     if book and not (reason.strip() and approved_by.strip()):
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
@@ -190,7 +199,7 @@ def credit(
 @app.command()
 @with_option_groups
 def adjustments(
-    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    month: BookedIn = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -204,18 +213,19 @@ def adjustments(
 @with_option_groups
 def reprice(
     month: Month,
-    book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
+    book: Annotated[Path, typer.Option(help="File of the new price book (YAML).")],
     apply: Annotated[
-        bool, typer.Option("--apply", help="Put it in force; without this option, only show the differences.")
+        bool,
+        typer.Option("--apply", help="Put the price book in force; without this option, only show the differences."),
     ] = False,
     reason: Reason = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Show what another price book changes about a month; with --apply put it in force.
+    """Show how another price book changes a month; with --apply put it in force.
 
-    Open months are priced by it from then on. If MONTH is closed, it is corrected; others are not."""
+    Open months then have its prices. If MONTH is closed, it is corrected; other closed months are not."""
     try:
         content = book.read_bytes()
     except OSError as error:
@@ -244,6 +254,8 @@ def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
 
 
 class _Owners(BaseModel):
+    """One page of GPUs with their owners."""
+
     gpus: tuple[GpuOwnership, ...]
     next_after: str | None
 
@@ -251,24 +263,24 @@ class _Owners(BaseModel):
 @app.command()
 @with_option_groups
 def gpus(
-    act: Annotated[Literal["owners", "move"], typer.Argument(help="What to do.")] = "owners",
+    act: Annotated[Literal["owners", "move"], typer.Argument(help="Show owners, or move GPUs.")] = "owners",
     node: Annotated[
-        str, typer.Option(help="owners: only GPUs that this node had or claims; move: the new owner.")
+        str, typer.Option(help="owners: only GPUs that belonged to this node or that it claims; move: the new owner.")
     ] = "",
     gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable with move).")] = None,
-    cluster: Annotated[str, typer.Option(help="Of this cluster (move; default: the only one).")] = "",
+    cluster: Annotated[str, typer.Option(help="Cluster of the GPUs; move needs it if there are several.")] = "",
     moved: Annotated[
         bool, typer.Option("--moved", help="owners: only GPUs that changed their owner or that another node claims.")
     ] = False,
     since: Annotated[
-        str, typer.Option(help="move: from when on (default: from the present owner's newest record on).")
+        str, typer.Option(help="move: when they moved (default: the end of the present owner's newest record).")
     ] = "",
-    reason: Annotated[str, typer.Option(help="move: why, for later readers of the audit trail.")] = "",
+    reason: Annotated[str, typer.Option(help="move: reason, which the audit trail records.")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Show which node each GPU belonged to; confirm that GPUs moved to another node."""
+    """Show the nodes to which each GPU belonged, or confirm that GPUs moved to another node."""
     uuids = gpu or []
     if act == "move":
         if not (node and uuids and reason.strip()):
@@ -277,7 +289,7 @@ def gpus(
         ownerships = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
         if len(uuids) > 1:
-            raise typer.BadParameter("owners takes one --gpu")
+            raise typer.BadParameter("owners accepts only one --gpu: leave the option out to list all GPUs")
         query = {"cluster": cluster, "node": node, "gpu": uuids[0] if uuids else "", "moved": str(moved).lower()}
         ownerships, after = (), ""
         with at.connection() as remote:
@@ -293,16 +305,18 @@ def gpus(
 @app.command()
 @with_option_groups
 def retire(
-    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
-    node: Annotated[str, typer.Option(help="All GPUs that were seen on this node last.")] = "",
-    gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable).")] = None,
-    cluster: Annotated[str, typer.Option(help="Of this cluster; alone: all of it (default: the only one).")] = "",
-    since: Annotated[str, typer.Option(help="From when on: a date or RFC 3339 (default: now).")] = "",
+    reason: Reason,
+    node: Annotated[str, typer.Option(help="Node all of whose GPUs are retired.")] = "",
+    gpu: Annotated[list[str] | None, typer.Option(help="UUID of a GPU to retire (repeatable).")] = None,
+    cluster: Annotated[
+        str, typer.Option(help="Cluster of node or GPUs, needed if there are several; alone: all of its GPUs.")
+    ] = "",
+    since: Annotated[str, typer.Option(help="When their capacity ends: a date or RFC 3339 (default: now).")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Retire GPUs that were removed permanently; their unmetered time until then stays unmetered."""
+    """Retire GPUs that were removed permanently. Their unmetered time until then stays unmetered."""
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
     devices = at.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
     print_answer(output, devices, terminal_tables.retired)
@@ -311,8 +325,8 @@ def retire(
 @app.command()
 @with_option_groups
 def deliveries(
-    again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
-    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")] = "",
+    again: Annotated[str | None, typer.Option(help="Key of a delivery to send again; needs a reason.")] = None,
+    reason: Reason = "",
     output: Printed = "table",
     *,
     at: Server,
@@ -320,29 +334,29 @@ def deliveries(
     """List automatic reports and notices, newest first, with the outcome of each delivery."""
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
-    with at.connection() as remote:
-        if again is not None:
-            remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
-        states = remote.ask(tuple[DeliveryState, ...], "/v1/deliveries")
+    if again is not None:
+        at.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
+    states = at.ask(tuple[DeliveryState, ...], "/v1/deliveries")
     print_answer(output, states, terminal_tables.deliveries)
 
 
 class InstanceModel(Model):
-    """The GPU model of one instance type. name: the instance type as in the invoice. model: as in the price book."""
+    """The GPU model of one instance type. name: the instance type in the invoice. model: the model in the price
+    book."""
 
     name: str = Field(min_length=1, max_length=200)
     model: str = Field(min_length=1, max_length=200)
 
 
 class InstanceMap(Model):
-    """Instance types with their GPUs; items that are not listed are not our GPUs."""
+    """The content of the instances file. Items of the invoice that it does not list are no GPUs of the clusters."""
 
     schema_: Literal[1] = Field(alias="schema")
     instances: tuple[InstanceModel, ...] = Field(min_length=1)
 
 
 def lines(items: list[InvoiceItem], instance_map: InstanceMap) -> tuple[InvoiceLine, ...]:
-    """The invoice's lines in the form that the accountant accepts; lines without cost are left out."""
+    """The lines of an invoice as the accountant accepts them, without lines that cost nothing."""
     models = {entry.name: entry.model for entry in instance_map.instances}
     return tuple(
         InvoiceLine(
@@ -362,17 +376,19 @@ def lines(items: list[InvoiceItem], instance_map: InstanceMap) -> tuple[InvoiceL
 @with_option_groups
 def reconcile(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
-    invoice: Annotated[Path, typer.Option(help="FOCUS or AWS Cost and Usage Report, CSV or Parquet.")],
-    instances: Annotated[Path, typer.Option(help="Which GPU an instance type has (YAML).")],
-    apply: Annotated[bool, typer.Option("--true-up", help="Price the month by the invoice's rates.")] = False,
-    keep: Annotated[bool, typer.Option(help="Keep the invoice with the books, for the month's invoice page.")] = False,
-    reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
+    invoice: Annotated[Path, typer.Option(help="Invoice: FOCUS or AWS Cost and Usage Report, as CSV or Parquet.")],
+    instances: Annotated[Path, typer.Option(help="File with the GPU model of each instance type (YAML).")],
+    apply: Annotated[
+        bool, typer.Option("--true-up", help="Put the rates of the invoice in force for the month.")
+    ] = False,
+    keep: Annotated[bool, typer.Option(help="Store the invoice, so that the page of the month shows it.")] = False,
+    reason: Reason = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Compare an invoice line by line: invoice = teams + idle + unmatched; with --true-up price the month by its
-    rates."""
+    """Compare an invoice with the bills line by line: invoice = teams + idle + unmatched. With --true-up, the month
+    gets the rates of the invoice."""
     from accountant.storage.invoice_file import read_invoice  # imports duckdb
 
     if apply and not reason.strip():
@@ -383,7 +399,7 @@ def reconcile(
         raise typer.BadParameter(str(error)) from error
     invoice_lines = lines(read_invoice(invoice, start, end), load_yaml(instances, InstanceMap))
     if not invoice_lines:
-        raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
+        raise typer.BadParameter(f"{invoice}: no line of the invoice has a cost in {month}")
     body = json.dumps(Invoice(source=invoice.name, lines=invoice_lines).model_dump(mode="json")).encode()
     query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
     with at.connection() as remote:

@@ -18,19 +18,24 @@ from rich.console import RenderableType
 
 from accountant.core import periods
 from accountant.wire.typed_accountant_client import AccountantClient
+from gputally.base import atomic_file
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 
 Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
-Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
-By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
+Timezone = Annotated[str | None, typer.Option(help="IANA time zone of months and days.")]
+By = Annotated[
+    str, typer.Option(help="Dimensions to group by, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")
+]
 Start = Annotated[
     str | None, typer.Option(help="Start of the span: a date, RFC 3339 or epoch ms (default: this month).")
 ]
 End = Annotated[str | None, typer.Option(help="End of the span, exclusive (default: now).")]
-Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
+Where = Annotated[
+    list[str] | None, typer.Option(help="Only this value of a dimension, for example --where team=vision (repeatable).")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +54,7 @@ class Grouping:
         for text in self.where or ():
             dimension, equals, value = text.partition("=")
             if not equals:
-                raise typer.BadParameter(f"{text!r} is no filter: write for example team=vision")
+                raise typer.BadParameter(f"--where {text}: write DIMENSION=VALUE, for example team=vision")
             values_of.setdefault(dimension, []).append(value)
         return values_of
 
@@ -63,11 +68,19 @@ def print_answer(
 ) -> None:
     """Prints an answer.
 
-    table: draws it for people.
-    records: its rows for CSV; without them the models of `answer`."""
+    table: makes the table that people read.
+    records: the rows of CSV; None: the models of `answer`."""
     models = [answer] if isinstance(answer, BaseModel) else list(answer)
     document = _dumped(answer) if isinstance(answer, BaseModel) else [_dumped(model) for model in models]
     show(output, lambda: table(answer), document, map(_dumped, models if records is None else records))
+
+
+def write_file(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Writes a file atomically. mode: see `gputally.base.atomic_file.write`. Raises CannotStart."""
+    try:
+        atomic_file.write(path, content, mode)
+    except OSError as error:
+        raise CannotStart(f"{path}: {error.strerror}") from error
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
@@ -76,8 +89,8 @@ def _dumped(model: BaseModel) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantClient]:
-    """Serves a stopped ledger on a free loopback port with a temporary token; the trial records no price book.
-    more_settings: further settings.
+    """Serves a stopped ledger on a free loopback port with a temporary token. A price file is tried out and not
+    recorded.
 
     Raises CannotStart if there is no ledger."""
     # Imported here, because a command to a running accountant should not wait for these modules.
@@ -89,7 +102,7 @@ def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantCli
     from gputally.server.tokens_and_grants import SingleToken
 
     if not ledger.is_file():
-        raise CannotStart(f"{ledger}: there is no ledger file; name an existing one with --db")
+        raise CannotStart(f"{ledger}: there is no ledger file: give --db an existing one")
     logs_and_metrics.configure("error")
     token = secrets.token_urlsafe()
     settings = Settings(data=ledger.parent, ledger=ledger.name, listen="127.0.0.1:0", auth="off", **more_settings)
@@ -104,15 +117,19 @@ def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantCli
 class Server:
     """Options for a running accountant."""
 
-    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = "http://127.0.0.1:8080"
+    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
+        "http://127.0.0.1:8080"
+    )
     token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for --url.")] = None
     ca_file: Annotated[
         Path | None,
-        typer.Option(envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."),
+        typer.Option(
+            envvar="GPUTALLY_CA_FILE", help="CA certificates to trust for https, PEM (default: the system's)."
+        ),
     ] = None
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
-        """The answer to a GET request, as a model."""
+        """GETs a JSON answer as a model."""
         with self.connection() as remote:
             return remote.ask(model, path, query)
 
@@ -123,7 +140,7 @@ class Server:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[AccountantClient]:
-        """A client of the accountant."""
+        """A client of the accountant, for the time of the context."""
         token = read_token(self.token_file, Unanswered) if self.token_file is not None else None
         yield AccountantClient(self.url, token, self.ca_file)
 
@@ -132,7 +149,7 @@ class Server:
 class Ledger(Server):
     """Options for a running accountant, or for a stopped ledger."""
 
-    db: Annotated[Path | None, typer.Option(help="The file of a stopped ledger, instead of --url.")] = None
+    db: Annotated[Path | None, typer.Option(help="File of a stopped ledger to read instead of --url.")] = None
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[AccountantClient]:
@@ -167,7 +184,7 @@ class ZonedLedger(Ledger):
 class Priced(ZonedLedger):
     """Options for amounts of money, which need a price book."""
 
-    prices: Annotated[Path | None, typer.Option(help="Price book, with --db.")] = None
+    prices: Annotated[Path | None, typer.Option(help="Price book (YAML) for --db.")] = None
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "prices": self.prices}

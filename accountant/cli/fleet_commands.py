@@ -16,7 +16,7 @@ from rich.table import Table
 
 from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer
+from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
 from accountant.cli.terminal_tables import NAMES
 from accountant.core import periods
 from accountant.core.periods import Month, utc
@@ -25,7 +25,6 @@ from accountant.reports.figure_formatting import money
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.wire.policy_models import UNASSIGNED, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
-from gputally.base import atomic_file
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
 from gputally.base.errors import CannotStart
@@ -38,28 +37,32 @@ if TYPE_CHECKING:
     from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, FleetQuery, ProgressCallback
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-fleet_app = typer.Typer(help="Several clusters, from the lake in which they publish.", no_args_is_help=True)
+fleet_app = typer.Typer(help="Usage, cost and reports of several clusters, from their lake.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
 EngineName = Literal["duckdb", "spark", "trino", "clickhouse"]
 LakePlace = Annotated[
     str,
-    typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or the folder of its warehouse."),
+    typer.Option(
+        "--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."
+    ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """The options of a command that choose the engine which runs its queries."""
+    """The options that choose the engine which runs a command's queries."""
 
     engine: Annotated[EngineName, typer.Option("--engine", help="The engine that runs the queries.")] = "duckdb"
     engine_url: Annotated[
         str,
-        typer.Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="The engine: spark://…, sc://…, http(s)://…."),
+        typer.Option(
+            "--engine-url", envvar="GPUTALLY_ENGINE_URL", help="URL of the engine: spark://…, sc://…, http(s)://…."
+        ),
     ] = ""
 
     @contextlib.contextmanager
     def opened(self, lake: str | Lake, rates: Path | None = None) -> Iterator[Fleet]:
-        """The ledgers of a lake."""
+        """The ledgers of a lake, until the context ends. lake: settings, or the place of the settings or the lake."""
         # Imported here, because the import takes half a second, which other commands do not need.
         from accountant.fleet.fleet_ledgers import Fleet, Rates, load_lake
         from accountant.lake.query_engines import open_engine
@@ -71,8 +74,10 @@ class Engine:
             running.close()
 
 
-Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="One ledger of the lake (repeatable); else all.")]
-RatesFile = Annotated[Path | None, typer.Option("--rates", help="Rates between currencies (YAML: to, rates).")]
+Clusters = Annotated[
+    list[str] | None, typer.Option("--cluster", help="Only this ledger of the lake (repeatable; default: all).")
+]
+RatesFile = Annotated[Path | None, typer.Option("--rates", help="File with exchange rates (YAML: to, rates).")]
 
 
 @fleet_app.command()
@@ -141,17 +146,19 @@ def cost(
 @with_option_groups
 def windows(
     lake: LakePlace,
-    size: Annotated[str, typer.Option(help="How far it reaches back: 7d, 12h.")] = "7d",
-    half_life: Annotated[str | None, typer.Option(help="Age at which usage counts half: 1d.")] = None,
-    measure: Annotated[Literal["allocated", "busy"], typer.Option(help="What is added up.")] = "allocated",
+    size: Annotated[str, typer.Option(help="Length of the window: 7d, 12h.")] = "7d",
+    half_life: Annotated[
+        str | None, typer.Option(help="Age at which usage counts half: 1d (default: no decay).")
+    ] = None,
+    measure: Annotated[Literal["allocated", "busy"], typer.Option(help="Measure that is added up.")] = "allocated",
     end: End = None,
     cluster: Clusters = None,
     output: Printed = "table",
     *,
     engine: Engine,
 ) -> None:
-    """Show the usage of each queue over the last days, added up over the clusters. Without --end up to the last full
-    hour that every cluster has published."""
+    """Show the usage of each queue in a window, added up over the clusters. Without --end the window ends with the last
+    full hour that every cluster has published."""
     try:
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
@@ -159,7 +166,9 @@ def windows(
     with engine.opened(lake) as fleet, _progress() as progress:
         members = fleet.members(cluster or ())
         if not members:
-            raise CannotStart("no ledger publishes in this lake yet")
+            raise CannotStart(
+                "no ledger has published to this lake yet: set lake.warehouse in the settings of an accountant"
+            )
         published_ms = min(member.clock.wall_ms() for member in members)
         at_ms = published_ms - published_ms % MS_PER_HOUR
         if end is not None:
@@ -178,11 +187,11 @@ def report(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
     lake: LakePlace,
     cluster: Clusters = None,
-    team: Annotated[str | None, typer.Option(help="One team's reports (with --to).")] = None,
+    team: Annotated[str | None, typer.Option(help="With --to: reports of this team only.")] = None,
     rates: RatesFile = None,
     output: Printed = "table",
-    to: Annotated[Path | None, typer.Option(help="Folder for each cluster's own report.")] = None,
-    form: Annotated[Form, typer.Option(help="Form of these reports.")] = "html",
+    to: Annotated[Path | None, typer.Option(help="Folder into which the report of each cluster is written.")] = None,
+    form: Annotated[Form, typer.Option(help="File format of these reports.")] = "html",
     *,
     engine: Engine,
 ) -> None:
@@ -190,7 +199,7 @@ def report(
     report."""
     calendar_month = Month.parse(month)
     if to is not None and not to.is_dir():
-        raise CannotStart(f"{to}: not a folder")
+        raise CannotStart(f"{to}: there is no such folder: make it, or give --to another one")
     from accountant.fleet.fleet_ledgers import statement_lines
 
     with engine.opened(lake, rates) as fleet:
@@ -203,7 +212,7 @@ def report(
             body = rendering.render(member.report(calendar_month, team, Issuer() if rendering.charges else None))
             assert to is not None
             file = to / file_name(rendering.extension, month, member.name, team)
-            atomic_file.write(file, body)
+            write_file(file, body)
             written.append(f"{file}  {len(body):,} bytes")
     show(output, lambda: month_table(summary), summary.model_dump(mode="json"), statement_lines(stated))
     for line in written:
@@ -214,16 +223,24 @@ def report(
 @with_option_groups
 def serve(
     config: Annotated[
-        Path | None, typer.Option(help="The accountant's settings (YAML): lake, listen, auth, callers, limits, TLS.")
+        Path | None,
+        typer.Option(help="Settings file as of an accountant (YAML): lake, listen, auth, callers, limits, TLS."),
     ] = None,
     lake: Annotated[
-        str | None, typer.Option("--lake", envvar="GPUTALLY_LAKE", help="Settings of the lake (YAML), or its folder.")
+        str | None,
+        typer.Option(
+            "--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."
+        ),
     ] = None,
     rates: RatesFile = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
-    auth: Annotated[str | None, typer.Option(metavar="tokens|off", help="Who may read.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens (hashed).")] = None,
-    callers: Annotated[Path | None, typer.Option(help="Issuers and groups of people who sign in.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = None,
+    auth: Annotated[
+        str | None, typer.Option(metavar="tokens|off", help="Whether requests need a token; off only on loopback.")
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
+    callers: Annotated[
+        Path | None, typer.Option(help="Callers file: issuers and grants of people who sign in.")
+    ] = None,
     *,
     engine: Engine,
 ) -> None:
@@ -235,14 +252,14 @@ def serve(
     settings = load(config, os.environ, {name: value for name, value in flags.items() if value is not None})
     lake_settings = load_lake(lake) if lake is not None else settings.lake
     if lake_settings is None:
-        raise CannotStart("no lake: give --lake, or `lake` in the file of --config")
+        raise CannotStart("no lake is given: give --lake, or set `lake` in the file of --config")
     logs_and_metrics.configure(settings.log_level)
     with engine.opened(lake_settings, rates) as fleet:
         run(FleetService(settings, fleet, SystemClock()))
 
 
 def month_table(summary: FleetMonth) -> Table:
-    """A month of every ledger, the highest cost first, and what teams owe in all of them."""
+    """A table of one month: every ledger, the highest amount first, then what each team owes in all ledgers."""
     month_rows = table(
         f"The fleet in {summary.month}",
         ["ledger", "month",
@@ -306,5 +323,5 @@ def _dimensions(by: str) -> tuple[Dimension, ...]:
     names = tuple(part for part in by.split(",") if part)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise typer.BadParameter(f"no dimension {unknown[0]!r}: choose from {', '.join(known)}")
+        raise typer.BadParameter(f"there is no dimension {unknown[0]!r}: choose from {', '.join(known)}")
     return names  # type: ignore[return-value]  # checked above

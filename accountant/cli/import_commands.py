@@ -32,7 +32,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_S
 from gputally.server.config_loading import parse_duration
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-import_app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
+import_app = typer.Typer(help="Usage from before the agents, from Prometheus or Slurm.", no_args_is_help=True)
 app.add_typer(import_app, name="import")
 _SETTLED_MS = 10 * MS_PER_MINUTE
 """After this time no more samples or records are expected for an instant."""
@@ -40,34 +40,43 @@ _SHOWN = 20
 
 
 class CannotImport(AccountantError):
-    """The history cannot be imported; a one-line message with the place and the reason."""
+    """The history cannot be imported. The message names the place and the reason in one line."""
 
 
 @import_app.command("prometheus")
 @with_option_groups
 def from_prometheus(
-    source: Annotated[str, typer.Argument(metavar="URL", help="Of a Prometheus, or what speaks its HTTP API.")],
-    since: Annotated[str, typer.Option(help="How far back: 30d, 12h, or an instant.")] = "30d",
-    until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
-    cluster: Annotated[str, typer.Option(help="Name of the cluster in the ledger, as agents have it.")] = "default",
+    source: Annotated[
+        str, typer.Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")
+    ],
+    since: Annotated[str, typer.Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
+    until: Annotated[str | None, typer.Option(help="End of the history, exclusive (default: now).")] = None,
+    cluster: Annotated[
+        str, typer.Option(help="Name of the cluster in the ledger, the same as in its agents.")
+    ] = "default",
     match: Annotated[str, typer.Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
-    scheduler: Annotated[str, typer.Option(help="Who places GPU pods, where kube_pod_scheduler is not scraped.")] = "",
+    scheduler: Annotated[str, typer.Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
     label: Annotated[list[str] | None, typer.Option(help="Label of pods that may name a team (repeatable).")] = None,
-    chunk: Annotated[str | None, typer.Option(help="Length of one query (default: by devices).")] = None,
+    chunk: Annotated[
+        str | None,
+        typer.Option(help="Span of one query, in whole hours: 6h (default: depends on the number of devices)."),
+    ] = None,
     source_token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for URL.")] = None,
-    source_ca_file: Annotated[Path | None, typer.Option(help="Authorities trusted for URL, PEM.")] = None,
-    source_header: Annotated[list[str] | None, typer.Option(help="NAME: VALUE sent to URL (repeatable).")] = None,
+    source_ca_file: Annotated[Path | None, typer.Option(help="CA certificates to trust for URL, PEM.")] = None,
+    source_header: Annotated[
+        list[str] | None, typer.Option(help="HTTP header to send to URL, NAME: VALUE (repeatable).")
+    ] = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Import the records of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
+    """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
     duplicates."""
     now = SystemClock().wall_ms()
     end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     span = _since(since, end, at), end
     if span[0] >= end:
-        raise CannotImport(f"--since {since}: there is no time between it and the end")
+        raise CannotImport(f"--since {since}: there is no full hour between this and the end: give an earlier instant")
     server = Prometheus(
         source,
         PrometheusFailed,
@@ -80,24 +89,25 @@ def from_prometheus(
     with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
         summaries = [(to, _import(to, history.read, span, length))]
-    _tell(summaries, output)
+    _print_summaries(summaries, output)
 
 
 @import_app.command("slurm")
 @with_option_groups
 def from_slurm(
-    file: Annotated[Path, typer.Argument(help="What `sacct --parsable2 --duplicates` printed, with its heading.")],
+    file: Annotated[Path, typer.Argument(help="Output of `sacct --parsable2 --duplicates`, with its heading.")],
     cluster: Annotated[
-        str | None, typer.Option(help="Name in the ledger (default: the cluster that each job's record names).")
+        str | None,
+        typer.Option(help="Name of the cluster in the ledger (default: the cluster that each job's record names)."),
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option(help="What `sinfo --Node --noheader --format '%N|%G'` printed: GPUs of the nodes.")
+        Path | None, typer.Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`: the GPUs of the nodes.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="TYPE=MODEL: what a GPU type of Slurm is called (repeatable).")
+        list[str] | None, typer.Option(help="GPU model of one of Slurm's GPU types, TYPE=MODEL (repeatable).")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="First instant (default: that of the first job).")] = None,
-    until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
+    since: Annotated[str | None, typer.Option(help="Start of the history (default: that of the first job).")] = None,
+    until: Annotated[str | None, typer.Option(help="End of the history, exclusive (default: now).")] = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -110,7 +120,9 @@ def from_slurm(
     _complain(complain, file, reading.faults)
     names = sorted({job.cluster for job in reading.runs})
     if cluster is not None and len(names) > 1:
-        raise CannotImport(f"{file}: jobs of {', '.join(names)}: each is imported under its own name, so no --cluster")
+        raise CannotImport(
+            f"{file}: the file has jobs of {', '.join(names)}, which keep their names: leave --cluster out"
+        )
     now = SystemClock().wall_ms()
     end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     summaries: list[tuple[Destination, Summary]] = []
@@ -120,13 +132,15 @@ def from_slurm(
             history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
             _complain(complain, file, history.faults)
             if history.span is None:
-                complain.print(f"{file}: no job of {name or 'this file'} held a GPU", soft_wrap=True)
+                complain.print(
+                    f"{file}: no job{f' of {name}' if name else ''} held a GPU, so nothing is imported", soft_wrap=True
+                )
                 continue
             first = _instant("--since", since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
             summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
-    _tell(summaries, output)
+    _print_summaries(summaries, output)
 
 
 def _import(to: Destination, read: Read, span: Span, chunk_ms: int) -> Summary:
@@ -147,8 +161,8 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell(summaries: Sequence[tuple[Destination, Summary]], output: Output) -> None:
-    """Prints the results by cluster."""
+def _print_summaries(summaries: Sequence[tuple[Destination, Summary]], output: Output) -> None:
+    """Prints the result for each cluster."""
     records = [
         {
             "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
@@ -166,9 +180,9 @@ def _coverage(summary: Summary) -> float | None:
 
 
 def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:
-    """The result as text for people."""
+    """The result for one cluster: a table, and the known limits of the source."""
     if not summary.done:
-        yield Text(f"{to.cluster}: everything up to there is imported already; nothing was sent")
+        yield Text(f"{to.cluster}: all of this history was imported before, so nothing was sent")
         return
     table = Table(title=f"Imported into {to.cluster} from {to.origin}", title_justify="left", show_header=False)
     table.add_column()
@@ -177,9 +191,9 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
         ("GPU-hours of capacity", summary.sent_us),
         ("  of it held", summary.held_us),
         ("  of that with unknown use", summary.unknown_us),
-        ("left to agents, who metered them", summary.metered_us),
-        ("of known GPUs, not recorded", summary.missing_us),
-        ("held by the books, without a GPU", summary.unplaced_us),
+        ("metered by agents, so not sent", summary.metered_us),
+        ("of known GPUs, but not recorded", summary.missing_us),
+        ("held, but on no known GPU", summary.unplaced_us),
     ):
         table.add_row(name, f"{us / US_PER_HOUR:,.1f}")
     coverage = _coverage(summary)
@@ -216,14 +230,14 @@ def _instant(option: str, text: str | None, at: ZonedLedger, otherwise: int) -> 
 
 
 def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
-    """A duration before the end, or an instant; rounded down to a whole hour."""
+    """The start of the history: a duration before the end, or an instant, rounded down to a whole hour."""
     back = duration_ms(text)
     start = _instant("--since", text, at, 0) if back is None else end_ms - back
     return start // MS_PER_HOUR * MS_PER_HOUR
 
 
 def duration_ms(text: str) -> int | None:
-    """The duration in milliseconds; None if the text is not one."""
+    """A duration in milliseconds; None if the text is no duration."""
     try:
         seconds = parse_duration(text)
     except ValueError:
@@ -234,25 +248,25 @@ def duration_ms(text: str) -> int | None:
 def _chunk(text: str) -> int:
     length = duration_ms(text)
     if length is None or length % MS_PER_HOUR or length > 7 * MS_PER_DAY:
-        raise CannotImport(f"--chunk {text}: whole hours, at most a week")
+        raise CannotImport(f"--chunk {text}: give whole hours, at most a week, for example 6h")
     return length
 
 
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or any(ord(char) < 32 for char in text):
-        raise CannotImport("--source-header: write NAME: VALUE")
+        raise CannotImport("--source-header: write NAME: VALUE on one line")
     return name.strip(), value.strip()
 
 
 def _model(text: str) -> tuple[str, str]:
     kind, equals, name = text.partition("=")
     if not equals or not kind or not name:
-        raise CannotImport(f"--model {text}: write TYPE=MODEL, as a100=NVIDIA A100-SXM4-80GB")
+        raise CannotImport(f"--model {text}: write TYPE=MODEL, for example a100=NVIDIA A100-SXM4-80GB")
     return kind, name
 
 
-slurm_app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
+slurm_app = typer.Typer(help="Names, users and accounts of Slurm jobs.", no_args_is_help=True)
 app.add_typer(slurm_app, name="slurm")
 PART = 5_000
 """Number of jobs sent at a time."""
@@ -261,21 +275,24 @@ PART = 5_000
 @slurm_app.command("import")
 @with_option_groups
 def import_jobs(
-    file: Annotated[Path, typer.Argument(help="slurmdbd's REST answer (JSON), or `sacct --parsable2` with heading.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="Answer of slurmdbd's REST API (JSON), or output of `sacct --parsable2` with its heading."),
+    ],
     cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Tell the accountant the names of Slurm jobs, which agents report only by number. Repeating the command changes
-    nothing."""
+    """Send the names of Slurm jobs to the accountant, because agents know only their numbers. Repeating the command
+    changes nothing."""
     reading = slurm_history.read(_bytes(file), at.zone)
     _complain(Terminal(stderr=True), file, reading.faults)
     if reading.faults and not reading.jobs:
-        raise CannotImport(f"{file}: no job could be read")
+        raise CannotImport(f"{file}: no job could be read: give the output of sacct, or slurmdbd's answer")
     now = SystemClock().wall_ms()
     facts = [slurm_history.facts(job, now) for job in reading.jobs]
     with at.connection() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(ObservedPods, "/v1/pods", body, "application/json")
-    Terminal().print(f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out")
+    Terminal().print(f"{len(facts):,} jobs of {cluster} stored, {len(reading.faults):,} faulty records left out")

@@ -31,7 +31,15 @@ from accountant import composition
 from accountant.api.problems import answer as problem
 from accountant.api.problems import retry_later
 from accountant.cli import terminal_tables
-from accountant.cli.connection_options import Ledger, Printed, Server, Timezone, ZonedLedger, print_answer
+from accountant.cli.connection_options import (
+    Ledger,
+    Printed,
+    Server,
+    Timezone,
+    ZonedLedger,
+    print_answer,
+    write_file,
+)
 from accountant.composition import Service
 from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
 from accountant.ledger.protocols import ClockReport, MisdatedRecords
@@ -41,7 +49,6 @@ from accountant.storage import backups
 from accountant.storage.backups import Backup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import FileStore, in_folder, open_store, sha256
-from gputally.base import atomic_file
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
@@ -54,7 +61,7 @@ from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenLi
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
-clock_app = typer.Typer(help="The accountant's clock, and what it dated wrongly.", no_args_is_help=True)
+clock_app = typer.Typer(help="The accountant's clock, and items that it misdated.", no_args_is_help=True)
 app.add_typer(clock_app, name="clock")
 EXIT_FAILED = 70
 """EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
@@ -74,17 +81,23 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the ledger.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port to serve on.")] = None,
-    auth: Annotated[str | None, typer.Option(help="tokens, or off (loopback only).")] = None,
+    auth: Annotated[
+        str | None, typer.Option(help="tokens: requests need a token; off: they need none, on loopback only.")
+    ] = None,
     tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
-    prices: Annotated[Path | None, typer.Option(help="Price book.")] = None,
-    inventory: Annotated[Path | None, typer.Option(help="Inventory (YAML).")] = None,
-    callers: Annotated[Path | None, typer.Option(help="Who else is let in (YAML).")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve HTTPS with.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="Authorities of client certificates (PEM).")] = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy file.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="Price book (YAML).")] = None,
+    inventory: Annotated[Path | None, typer.Option(help="Inventory file (YAML).")] = None,
+    callers: Annotated[
+        Path | None, typer.Option(help="Callers file: issuers, grants and clusters that may call (YAML).")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="CA certificates for client certificates (PEM).")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file (YAML).")] = None,
     timezone: Timezone = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="Lowest level that is logged: debug, info, warning or error.")
+    ] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Serve the ledger until SIGTERM or Ctrl-C."""
@@ -136,7 +149,7 @@ def waiting_app(lease: str) -> ASGIApp:
         if request.url.path == "/livez":
             response = PlainTextResponse("waiting\n")
         else:
-            why = f"this replica waits for the Lease {lease}: another one serves"
+            why = f"this replica waits for the Lease {lease}, because another one serves: try again"
             response = problem(retry_later("ledger-unavailable", why, RETRY_S), request.url.path)
         await response(scope, receive, send)
 
@@ -145,7 +158,7 @@ def waiting_app(lease: str) -> ASGIApp:
 
 @contextlib.contextmanager
 def _signals(over: threading.Event) -> Iterator[None]:
-    """Lets SIGTERM and Ctrl-C set the event."""
+    """Inside the context, SIGTERM and Ctrl-C set the event."""
     before = set_on_signals(over)
     try:
         yield
@@ -155,7 +168,7 @@ def _signals(over: threading.Event) -> Iterator[None]:
 
 
 def take_turns() -> None:
-    """Configures the interpreter for the accountant."""
+    """Configures garbage collection and the switching of threads for many senders."""
     # Objects loaded so far are excluded from full collections, which would otherwise scan all libraries while senders
     # wait.
     gc.freeze()
@@ -190,7 +203,7 @@ def run(service: Service) -> int:
 
 
 Archive = Annotated[
-    str | None, typer.Option(help="Where the archive is (archive.to): a folder, s3://…, gs://… or abfs://….")
+    str | None, typer.Option(help="Place of the archive (archive.to): a folder, s3://…, gs://… or abfs://….")
 ]
 ObjectStore = Annotated[
     Path | None,
@@ -204,9 +217,12 @@ ObjectStore = Annotated[
 @app.command()
 @with_option_groups
 def backup(
-    to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="Local folder for the backup (default: that of the accountant).")
+    ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
+        int | None,
+        typer.Option(min=1, help="Number of backups to keep in --to; older ones are removed (default: all stay)."),
     ] = None,
     archive: Archive = None,
     object_storage: ObjectStore = None,
@@ -216,10 +232,10 @@ def backup(
 ) -> None:
     """Copy the whole ledger and verify the copy; a running accountant continues meanwhile."""
     if keep is not None and to is None:
-        raise typer.BadParameter("--keep is about the folder of --to")
+        raise typer.BadParameter("--keep needs --to: it removes old backups from that folder")
     if at.db is not None:
         if not at.db.is_file():
-            raise backups.NoBackup(f"{at.db}: there is no ledger")
+            raise backups.NoBackup(f"{at.db}: there is no ledger file: give --db an existing one")
         clock = SystemClock()
         ledger = open_ledger(at.db, clock, archive=_store(archive, object_storage, at.db.parent))
         try:
@@ -242,8 +258,10 @@ def _fetched(at: Server, to: Path | None) -> Backup:
             remote.save(f"/v1/backups/{new_backup.name}", path)
             if sha256(path) != new_backup.sha256:
                 path.unlink()
-                raise Unanswered(f"{path}: the stored copy differs from what was sent, so it was removed")
-            path.with_suffix(".json").write_text(new_backup.model_dump_json(indent=2) + "\n", encoding="utf-8")
+                raise Unanswered(
+                    f"{path}: the received copy has another SHA-256 than the backup, so it was removed: try again"
+                )
+            write_file(path.with_suffix(".json"), (new_backup.model_dump_json(indent=2) + "\n").encode())
     return new_backup
 
 
@@ -257,9 +275,9 @@ def list_backups(output: Printed = "table", *, at: Server) -> None:
 
 @app.command()
 def restore(
-    ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
+    ledger: Annotated[Path, typer.Argument(help="Ledger file to make, which must not exist yet.")],
     source: Annotated[
-        str | None, typer.Option("--from", help="A backup's .duckdb file, here or in an object store.")
+        str | None, typer.Option("--from", help="The .duckdb file of a backup, local or in an object store.")
     ] = None,
     archive: Archive = None,
     object_storage: ObjectStore = None,
@@ -267,7 +285,7 @@ def restore(
 ) -> None:
     """Rebuild a lost ledger from a backup, from the archive, or from both, and check that it balances.
 
-    Agents send the rest when the accountant runs again."""
+    When the accountant runs again, agents send the records that are missing."""
     if source is None and archive is None:
         raise typer.BadParameter("give --from BACKUP, --archive PLACE, or both")
     if source is not None:
@@ -275,7 +293,7 @@ def restore(
         store = open_store(folder or ".", ObjectStorage(secrets=object_storage), ledger.parent)
         backups.restore(store, file, ledger)
     elif ledger.exists():
-        raise backups.NoBackup(f"{ledger}: there is a ledger already; move it away first")
+        raise backups.NoBackup(f"{ledger}: there is a ledger already: move it away first")
     clock = SystemClock()
     restored = open_ledger(ledger, clock, archive=_store(archive, object_storage, ledger.parent))
     try:
@@ -319,36 +337,54 @@ def list_tokens(file: File, output: Printed = "table") -> None:
 
 
 @token_app.command()
-def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
-    """Remove a token from the file: requests with it are refused within a second."""
+def revoke(
+    name: Annotated[str, typer.Argument(help="Name of the token, as `token list` shows it.")], file: File
+) -> None:
+    """Remove a token from the file. The accountant refuses it within a second."""
     if name not in {entry.name for entry in _entries(file)}:
-        raise typer.BadParameter(f"{file}: no token is named {name!r}")
+        raise typer.BadParameter(f"{file}: no token is named {name!r}: `token list` shows the names")
     try:
         text = without(file.read_text(encoding="utf-8"), name)
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
-    atomic_file.write(file.resolve(), text.encode())
+    write_file(file.resolve(), text.encode())
     Terminal(soft_wrap=True).print(f"{name} is revoked; {len(_entries(file))} tokens are left in {file}")
 
 
 @token_app.command()
 def new(
-    name: Annotated[str, typer.Option(help="Who will hold it.")],
-    scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
-    cluster: Annotated[str | None, typer.Option(help="Cluster of the agent; the scope ingest needs it …")] = None,
-    node: Annotated[str | None, typer.Option(help="… and the agent's node.")] = None,
-    team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
-    expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Add the entry to this token file, which is made where there is none.")
+    name: Annotated[str, typer.Option(help="Name of the token: the person or program that uses it.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(help="What the token permits: ingest, import, read, progress, policy or admin (repeatable)."),
+    ],
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster for which the token may report; required with the scope ingest.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Write the token into this new file.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="Node for which the token may report; required with the scope ingest.")
+    ] = None,
+    team: Annotated[
+        list[str] | None, typer.Option(help="Team whose figures the token may read (repeatable; default: all teams).")
+    ] = None,
+    expires: Annotated[
+        datetime | None, typer.Option(help="Instant at which the token expires (UTC; default: never).")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", help="Token file to which the entry is added; it is made if it does not exist."),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="New file into which the token is written, instead of printing it.")
+    ] = None,
 ) -> None:
-    """Create a token: printed once, or written to a file of its own; the token file stores only its hash."""
+    """Create a token. It is printed once, or written to a file; the token file contains only its hash."""
     if token_file is not None and token_file.exists():
-        raise typer.BadParameter(f"{token_file} exists: its token would be lost; name another file, or remove it")
+        raise typer.BadParameter(
+            f"{token_file} exists, and its token would be lost: give another file, or remove this one"
+        )
     if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
-        raise typer.BadParameter(f"{file}: a token with the name {name!r} exists; revoke it first")
+        raise typer.BadParameter(f"{file}: a token with the name {name!r} exists: revoke it first")
     try:
         token, entry = new_token(
             name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
@@ -360,20 +396,22 @@ def new(
     if file is not None:
         text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"
         try:
-            atomic_file.write(file.resolve(), with_entry(text, entry).encode())
+            text = with_entry(text, entry)
         except ValueError as error:
             raise typer.BadParameter(f"{file}: {error}") from error
     if token_file is not None:
-        token_file.touch(mode=0o600)
-        token_file.write_text(token + "\n", encoding="utf-8")
-    else:
+        write_file(token_file, f"{token}\n".encode(), 0o600)
+    if file is not None:
+        write_file(file.resolve(), text.encode())
+    if token_file is None:
         typer.echo(f"token, shown only now:\n\n  {token}\n")
     if file is None:
         typer.echo(f"entry for the token file, under `tokens:`:\n\n{entry}", nl=False)
 
 
 def with_entry(text: str, entry: str) -> str:
-    """The token file's text with one more entry at the end. Raises ValueError if the list is written on one line."""
+    """The text of a token file with one more entry at the end. Raises ValueError if the list is written on one line or
+    is not the only key."""
     document = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     tokens = next((value for key, value in document.value if key.value == "tokens"), None)
@@ -392,7 +430,7 @@ def bound(entry: TokenEntry) -> str:
 
 
 def without(text: str, name: str) -> str:
-    """The file's text without the entry of that name. Raises ValueError if entries share a line."""
+    """The text of a token file without the entry of that name. Raises ValueError if entries share a line."""
     document = yaml.compose(text, yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
@@ -407,7 +445,7 @@ def without(text: str, name: str) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The last line of the node's own text; the parser's end of a block includes comments that follow it."""
+    """The last line of a node's own text. The parser's end of a block would include comments that follow it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
         return max(_last_line(child) for child in children)
@@ -425,14 +463,14 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     known: dict[str, Scope] = {scope: scope for scope in SCOPES}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
+        raise typer.BadParameter(f"there is no scope {unknown[0]!r}: choose from {', '.join(known)}")
     return tuple(known[name] for name in names)
 
 
 @clock_app.command("show")
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Show whether the clock is trusted, and what is dated in the future."""
+    """Show whether the clock is trusted, and which items are dated in the future."""
     report = at.ask(ClockReport, "/v1/clock")
     print_answer(output, report, terminal_tables.clock)
 
@@ -448,11 +486,11 @@ def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
 @clock_app.command()
 @with_option_groups
 def heal(
-    reason: Annotated[str, typer.Option(help="Why, for later readers of the audit trail.")],
+    reason: Annotated[str, typer.Option(help="Reason, which the audit trail records.")],
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
-    """Correct items that were misdated by a clock that was ahead; the clock must be right now."""
+    """Correct items that a clock dated in the future. The clock must be right again."""
     records = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
     print_answer(output, records, terminal_tables.misdated_table)

@@ -45,11 +45,12 @@ NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
 
 
 def instant(at_ms: int, zone: tzinfo) -> str:
+    """An instant as text to the minute, with the time zone."""
     return datetime.fromtimestamp(at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
-    """GPU-hours per group and account, the largest allocation first, with totals."""
+    """A table of GPU-hours per group and account, the largest allocation first, with totals."""
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
 
     def time(accounts: Sequence[Accounts]) -> list[str]:
@@ -68,7 +69,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
 
 
 def window_table(window: UsageWindow) -> Table:
-    """Usage per queue including descendants, largest first, with its share of the capacity."""
+    """A table of the usage of each queue with its descendants, the largest first, and its part of the capacity."""
     shown = sorted(window.usage.items(), key=lambda item: (-item[1], item[0]))
     if window.unassigned:
         shown.append((UNASSIGNED, window.unassigned))
@@ -87,7 +88,7 @@ def window_table(window: UsageWindow) -> Table:
 
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
-    """Billed GPU-hours and cost per group, the highest cost first, with totals."""
+    """A table of billed GPU-hours and cost per group, the highest cost first, with totals."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
 
     def figures_of(gpu_us: int, cost: Decimal | None, unpriced_us: int) -> list[str]:
@@ -108,11 +109,11 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
 
 
 def balance_table(balance: Balance) -> Table:
-    """The result of a ledger check, one figure per line."""
+    """A table of the result of a ledger check, one figure per line."""
     imbalance_us, faults = balance.imbalance_gpu_us, len(balance.month_faults)
-    chain = (f"{faults} faults", "red") if faults else "chain holds"
+    chain = (f"{faults} faults in the hash chain", "red") if faults else "hash chain is whole"
     rows: list[tuple[str, RenderableType]] = [
-        ("books", Text(f"{imbalance_us:,} µs apart", "red") if imbalance_us else Text("balances")),
+        ("books", Text(f"{imbalance_us:,} GPU-µs of imbalance", "red") if imbalance_us else Text("balance")),
         ("metered", percent(balance.coverage)),
         ("rows in quarantine", f"{balance.quarantined_rows:,}"),
         ("write-ahead log", f"{balance.wal_bytes:,} bytes"),
@@ -139,14 +140,14 @@ def _group(by: Iterable[str], key: Mapping[str, str]) -> list[str]:
 
 
 def priced_by(version: str, *, unpriced: bool) -> str:
-    """The caption of costs."""
+    """The caption of a table of costs. unpriced: whether some of the time has no price."""
     return f"price book {version or 'none'}" + ("; no cost where some of the time has no price" if unpriced else "")
 
 
 def _metered(answer: UsageAnswer) -> str:
-    """The metered share as text; unknown for a span without capacity."""
+    """The metered share of the capacity as text."""
     if answer.coverage is None:
-        return "nothing is recorded of this time"
+        return "the ledger has no records of this time"
     return f"{percent(answer.coverage)} of the capacity is metered"
 
 
@@ -163,8 +164,8 @@ def in_force(version: str, corrections: int) -> Text:
     """The text after a price book was put in force by hand."""
     return Text(
         f"in force: {version}; {corrections} correction lines booked\n"
-        "Open months keep these prices until the price book's file is changed: close them first, or write the prices "
-        "into the file."
+        "Open months have these prices until the price file changes: close them before, or write the prices into the "
+        "file."
     )
 
 
@@ -172,12 +173,12 @@ def trued_up(version: str, corrections: int) -> Text:
     """The text after a month was priced by an invoice's rates."""
     return Text(
         f"priced by: {version}; {corrections} correction lines booked\n"
-        "The month keeps these rates when the price book's file is changed; to end that, reprice it by hand."
+        "The month keeps these rates even if the price file changes; `reprice` replaces them."
     )
 
 
 def periods(months: Sequence[Period]) -> Table:
-    """One month per line, with the objections to closing it."""
+    """A table with one month per line, and the objections to closing it."""
     rows: list[tuple[RenderableType, ...]] = []
     for period in months:
         rows.append((period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16]))
@@ -186,7 +187,7 @@ def periods(months: Sequence[Period]) -> Table:
 
 
 def backups(stored: Sequence[Backup]) -> Table:
-    """One backup per line, newest first, with its SHA-256."""
+    """A table with one backup per line, newest first."""
     return table(
         "Backups",
         ["name", "made (UTC)", *figures("MiB", "rows"), "SHA-256"],
@@ -204,7 +205,7 @@ def backups(stored: Sequence[Backup]) -> Table:
 
 
 def retired(devices: Sequence[RetiredDevice]) -> Table:
-    """One GPU per line, by node."""
+    """A table with one retired GPU per line."""
     return table(
         "Retired GPUs",
         ["node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"],
@@ -216,7 +217,7 @@ def retired(devices: Sequence[RetiredDevice]) -> Table:
 
 
 def gpu_owners(ownerships: Sequence[GpuOwnership]) -> Table:
-    """One owner of a GPU per line, the present one last; then the nodes that claim it."""
+    """A table of the owners of each GPU, the present one last, and of the nodes that claim it."""
     rows: list[tuple[str, ...]] = []
     for gpu in ownerships:
         for owner in gpu.owners:
@@ -226,22 +227,22 @@ def gpu_owners(ownerships: Sequence[GpuOwnership]) -> Table:
         for claim in gpu.claims:
             claim_text = f"claims it: {claim.records} quarantined, the newest received"
             rows.append((gpu.cluster, gpu.gpu_uuid, claim.node, _instant(claim.newest_ms), NOTHING, claim_text))
-    return table("Owners of GPUs", ["cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"], rows)
+    return table("Owners of GPUs", ["cluster", "GPU", "node", "from (UTC)", "until (UTC)", "evidence"], rows)
 
 
 def clock(report: ClockReport) -> Table:
-    """Whether the clock is trusted, then the items dated in the future."""
+    """A table of the items dated in the future, with the state of the clock as its caption."""
     state = report.doubt or "the clock is trusted"
-    agree = f"{report.agreeing} of {report.senders} agents agree with it"
-    times = f"machine: {_instant(report.wall_ms)}, taken for right: {_instant(report.told_ms)}; {agree}"
+    agree = f"{report.agreeing} of {report.senders} agents agree with the machine"
+    times = f"machine: {_instant(report.wall_ms)}, accountant: {_instant(report.told_ms)}; {agree}"
     return misdated_table(report.misdated, f"{state}\n{times}")
 
 
 def misdated_table(kinds: Sequence[MisdatedRecords], caption: str = "") -> Table:
-    """One kind of misdated item per line."""
+    """A table with one kind of misdated item per line."""
     return table(
-        "Dated later than now",
-        ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("which", "healing")],
+        "Items dated in the future",
+        ["what", *figures("how many"), *_unbroken("from (UTC)", "to (UTC)"), *_folded("examples", "correction")],
         (
             (kind.kind, f"{kind.count:,}", _instant(kind.first_ms), _instant(kind.last_ms),
              ", ".join(kind.named) + (", …" if kind.count > len(kind.named) else ""), kind.healing)
@@ -252,13 +253,13 @@ def misdated_table(kinds: Sequence[MisdatedRecords], caption: str = "") -> Table
 
 
 def deliveries(states: Sequence[DeliveryState]) -> Table:
-    """One delivery per line, newest first."""
+    """A table with one delivery per line, newest first."""
     rows = []
     for state in states:
         outcome = Text(state.outcome, "yellow" if state.outcome in ("unsure", "given-up") else "")
         following = NOTHING if state.next_ms is None else _instant(state.next_ms)
         rows.append((_instant(state.last_ms), outcome, str(state.tries), following, state.key, state.detail))
-    columns = [*_unbroken("last (UTC)", "became of it"), *figures("tries"), *_unbroken("next (UTC)")]
+    columns = [*_unbroken("last (UTC)", "outcome"), *figures("tries"), *_unbroken("next (UTC)")]
     return table("Deliveries", [*columns, *_folded("key", "detail")], rows)
 
 
@@ -271,8 +272,8 @@ def _folded(*headings: str) -> list[Column]:
 
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, imbalance: Imbalance) -> Group:
-    """The content of a rebuilt ledger, and whether it balances. act: the newest entry of the journal in the rebuilt
-    ledger; None if there is none."""
+    """A table of the content of a rebuilt ledger and its imbalance, and a note about its journal. act: the newest entry
+    of the journal; None if there is none."""
     rows: list[tuple[RenderableType, ...]] = [
         (str(ledger), _instant(start_ms), _instant(end_ms), f"{imbalance.total_us:,}"),
         *((Text(str(line), "yellow"),) for line in imbalance.lines),
@@ -280,7 +281,7 @@ def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, imbalanc
     ledger_table = table("Restored", ["ledger", "from (UTC)", "to (UTC)", *figures("imbalance, GPU-µs")], rows)
     last = f"act {act.number:,}, {_instant(act.at_ms)} UTC: {act.kind} {act.subject}" if act else "none"
     after = (
-        f"Newest act of the books: {last}.\nLater closes, publications, credits and price books are lost, because "
+        f"Newest administrative act: {last}.\nLater closes, publications, credits and price books are lost, because "
         "agents do not report them: repeat these acts."
     )
     return Group(ledger_table, Text(after))
@@ -291,7 +292,7 @@ def _instant(at_ms: int) -> str:
 
 
 def corrections(booked: Sequence[BookedCorrection]) -> Table:
-    """The corrections in the order in which they were booked, with the sum of their amounts."""
+    """A table of corrections in the order of booking, with the sum of their amounts."""
     return table(
         "Corrections",
         ["about", "booked in", "team", "GPU", "account", "why", *figures("GPU-hours", "amount")],
@@ -305,7 +306,7 @@ def corrections(booked: Sequence[BookedCorrection]) -> Table:
 
 
 def proposals(waiting: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
-    """The late changes of closed months that wait for a decision, or were refused, by month and team."""
+    """A table of the late changes of closed months, by month and team. refused: they were refused, and do not wait."""
     rows = []
     for proposal in waiting:
         for effect in proposal.effects:
@@ -313,12 +314,12 @@ def proposals(waiting: Sequence[WaitingProposal], *, refused: bool = False) -> T
             rows.append(
                 (proposal.month, proposal.booked_in, proposal.id, effect.team, _signed_hours(effect.gpu_us), amount)
             )
-    title = "Refused" if refused else "Waiting for an admin"
+    title = "Refused" if refused else "Waiting for an administrator"
     return table(title, ["about", "booked in", "proposal", "team", *figures("GPU-hours", "amount")], rows)
 
 
 def adjustments(booked: Sequence[BookedAdjustment]) -> Table:
-    """The credits and charges in the order in which they were booked, with the approvers."""
+    """A table of credits and charges in the order of booking."""
     return table(
         "Credits and charges",
         ["about", "booked in", "team", "reason", "by", "approved by", *figures("amount", style="bold")],
@@ -331,7 +332,7 @@ def adjustments(booked: Sequence[BookedAdjustment]) -> Table:
 
 
 def credit(found: Credit) -> Table:
-    """The credit of each team, with the total."""
+    """A table of the credit of each team, with the total."""
     whole, billed = sum(line.gpu_us for line in found.lines), exact_sum(line.billed for line in found.lines)
     return table(
         f"A credit for {found.node}, not booked",
@@ -345,7 +346,7 @@ def credit(found: Credit) -> Table:
 
 
 def price_diff(diff: PriceDiff) -> Table:
-    """The changes, largest first, and the totals."""
+    """A table of the changes by another price book, the largest first, with totals."""
     before, after = diff.currency_before, diff.currency_after
     totals = money(diff.total_before, before), money(diff.total_after, after)
     return table(
@@ -363,14 +364,14 @@ def price_diff(diff: PriceDiff) -> Table:
 
 
 def reconciliation(result: Reconciliation) -> Table:
-    """One line per kind of GPU, or other item; all lines and totals add up."""
+    """A table of an invoice with one line per kind of GPU or other item. Each line and the totals add up."""
 
     def amounts(row: Reconciliation | ReconciledLine) -> list[str]:
         values = row.invoice, row.teams, row.idle, row.unused_commitments, row.unmatched
         return [money(value, result.currency) for value in values]
 
     return table(
-        f"{result.month}: {result.source} against the books, {result.currency}",
+        f"{result.month}: {result.source} compared with the bills, {result.currency}",
         ["item", "GPU", "region", "capacity",
          *figures("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour")],
         (
@@ -379,14 +380,14 @@ def reconciliation(result: Reconciliation) -> Table:
             for line in result.lines
         ),
         total=("total", "", "", "", *amounts(result)),
-        caption="unused: paid for in advance and not taken up; "
-        f"{money(result.not_invoiced, result.currency)} billed that no invoice line answers to; "
+        caption="unused: paid in advance and not used; "
+        f"{money(result.not_invoiced, result.currency)} billed without a line of the invoice; "
         f"{hours(result.unpriced_gpu_us)} GPU-hours without a price",
     )  # fmt: skip
 
 
 def price_versions(versions: Sequence[PriceVersion], zone: tzinfo) -> Table:
-    """The price books, oldest first."""
+    """A table of price books, oldest first."""
     return table(
         "Price books",
         ["since", "version", "currency", *figures("rows"), "by", "reason"],
@@ -405,7 +406,8 @@ def price_versions(versions: Sequence[PriceVersion], zone: tzinfo) -> Table:
 
 
 def _change(diff: PriceDiff, before: Decimal | None, after: Decimal | None) -> str:
-    """The change with the decimals of the currency; no figure between two currencies."""
+    """The change of an amount, with the decimals of the currency; a dash if an amount is unknown or the currencies
+    differ."""
     currency = diff.currency_after
     if before is None or after is None or currency is None or diff.currency_before not in (None, currency):
         return NOTHING

@@ -38,7 +38,7 @@ _PROGRAMS: Mapping[str, tuple[Scope, ...]] = {
 
 
 class Cluster(Protocol):
-    """The part of the API server that the installation uses."""
+    """The part of a client of the API server that the installation uses."""
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object: ...
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object: ...
@@ -49,8 +49,11 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tokens to create. name: the prefix of all names in the chart (`fullnameOverride`, or the release's name).
-    node, cluster: the node of the one agent that uses a token from a Secret, and its cluster."""
+    """The tokens to create.
+
+    name: the prefix of all names in the chart (`fullnameOverride`, or the release's name).
+    programs: whether the chart's programs get tokens.
+    node, cluster: the node of the one agent that gets a token, and its cluster; None: no agent gets one."""
 
     name: str
     namespace: str
@@ -59,7 +62,7 @@ class Plan:
     cluster: str = "default"
 
     def holders(self) -> Mapping[str, tuple[Scope, ...]]:
-        """The holders of tokens, with their scopes."""
+        """The scopes of the token of each holder."""
         scopes_of: dict[str, tuple[Scope, ...]] = {"admin": ("read", "policy", "admin")}
         if self.programs:
             scopes_of |= _PROGRAMS
@@ -69,8 +72,8 @@ class Plan:
 
 
 def manifests(plan: Plan, existing: Mapping[str, Mapping[str, str]]) -> list[Object]:
-    """The Secrets of a plan. existing: the content of existing ones, by name. Raises AccountantError if the existing
-    token file cannot be read."""
+    """The manifests of a plan's Secrets. existing: the content of existing Secrets, by name. Raises AccountantError if
+    the existing token file is invalid."""
     file = existing.get(f"{plan.name}-{TOKENS}", {}).get("tokens.yaml", "tokens: []\n")
     secrets = []
     for holder, scopes in plan.holders().items():
@@ -92,7 +95,8 @@ def manifests(plan: Plan, existing: Mapping[str, Mapping[str, str]]) -> list[Obj
 
 
 def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """Creates what is missing; returns the result for each Secret. Raises AccountantError."""
+    """Creates the Secrets that are missing and updates the token file. Returns `made`, `changed` or `kept` for each
+    Secret. Raises AccountantError."""
     existing = read(plan, cluster)
     results: dict[str, str] = {}
     for secret in manifests(plan, existing):
@@ -110,7 +114,9 @@ def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
                 results[name] = "kept"
         except NotFound as error:
             make = f"kubectl create namespace {plan.namespace}"
-            raise AccountantError(f"there is no namespace {plan.namespace}: run `{make}`, then this again") from error
+            raise AccountantError(
+                f"there is no namespace {plan.namespace}: run `{make}`, then this command again"
+            ) from error
         except ClusterError as error:
             raise AccountantError(f"Secret {plan.namespace}/{name}: {error}") from error
     return results
@@ -147,16 +153,20 @@ def _secret(plan: Plan, name: str, content: Mapping[str, str]) -> Object:
 @app.command("install")
 def command(
     namespace: Annotated[str, typer.Option(help="Namespace of the release.")] = "gputally",
-    name: Annotated[str, typer.Option(help="Prefix of the chart's names: the release's name.")] = "gputally",
+    name: Annotated[str, typer.Option(help="Name of the release, with which the chart's names begin.")] = "gputally",
     programs: Annotated[
-        bool, typer.Option("--programs", help="Also for controller and jobs, where accountant.kubernetesApi is false.")
+        bool,
+        typer.Option(
+            "--programs", help="Make tokens for controller and jobs too; needed if accountant.kubernetesApi is false."
+        ),
     ] = False,
     agent_node: Annotated[
-        str | None, typer.Option(help="Also for the agent of this node, the only one that shows a token of a Secret.")
+        str | None,
+        typer.Option(help="Make a token for the agent of this node too; only one agent can use a Secret's token."),
     ] = None,
-    cluster: Annotated[str, typer.Option(help="Its cluster, as clusterName has it.")] = "default",
+    cluster: Annotated[str, typer.Option(help="Cluster of that agent, as in the chart value clusterName.")] = "default",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifests and change nothing.")] = False,
-    kubeconfig: Annotated[Path | None, typer.Option(help="Another kubeconfig than the usual one.")] = None,
+    kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig file (default: the usual one).")] = None,
     output: Printed = "table",
 ) -> None:
     """Create the Secrets with bearer tokens that the chart mounts. Repeating it changes nothing."""
@@ -175,9 +185,9 @@ def command(
 
 
 def _standing(plan: Plan, kubeconfig: Path | None) -> dict[str, dict[str, str]]:
-    """The existing Secrets, for a dry run; empty, with a note, if no cluster answers."""
+    """The existing Secrets, for a dry run. If no cluster answers: none, and a note on standard error."""
     try:
         return read(plan, KubernetesCluster.connect([SECRET], kubeconfig))
     except (ClusterError, AccountantError) as error:
-        typer.echo(f"printed as if no Secrets existed: {error}", err=True)
+        typer.echo(f"the existing Secrets are unknown, so this is printed as if none existed: {error}", err=True)
         return {}

@@ -26,6 +26,7 @@ from accountant.cli.connection_options import (
     Start,
     ZonedLedger,
     print_answer,
+    write_file,
 )
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
 from accountant.core import periods
@@ -43,7 +44,6 @@ from accountant.wire.usage_cost_and_job_models import (
     JobState,
     UsageAnswer,
 )
-from gputally.base import atomic_file
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
@@ -101,14 +101,18 @@ LAST = "last"
 @app.command()
 @with_option_groups
 def report(
-    month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
+    month: Annotated[
+        str | None, typer.Argument(help="A calendar month, such as 2026-10, or `last` for the month before this one.")
+    ] = None,
     start: Start = None,
     end: End = None,
-    team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
-    format: Annotated[Form, typer.Option(help="Form of the report.")] = "html",
+    team: Annotated[str | None, typer.Option(help="Report of this team only (default: the whole cluster).")] = None,
+    format: Annotated[Form, typer.Option(help="File format of the report.")] = "html",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write, or a folder to name it in (default: standard output)."),
+        typer.Option(
+            "--output", "-o", help="File to write, or folder in which to make the file (default: standard output)."
+        ),
     ] = None,
     *,
     at: Priced,
@@ -128,28 +132,17 @@ def report(
         sys.stdout.buffer.write(body)
         return
     file = output / file_name(RENDERINGS[format].extension, month or "span", team) if output.is_dir() else output
-    try:
-        atomic_file.write(file, body)
-    except OSError as error:
-        raise CannotStart(f"{file}: {error.strerror}") from error
+    write_file(file, body)
     Terminal(stderr=True).print(f"{file}  {len(body):,} bytes")
 
 
 def before(at_ms: int, timezone: str) -> Month:
-    """The last month that ended before that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
+    """The calendar month before the one that contains `at_ms`. Raises ValueError for an unknown time zone."""
     return Month.of(at_ms, periods.zone(timezone)).previous
 
 
-JOB_COLUMNS = (
-    "id", "cluster", "namespace", "job", "teams", "queues", "users", "state", "pods", "pods_running", "created",
-    "ended", "waited_seconds", "gpu_models", "gpus", "gpu_hours", "busy_gpu_hours", "idle_gpu_hours", "currency",
-    "cost", "unpriced_gpu_hours", "burn_per_hour", "epochs",
-)  # fmt: skip
-EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost", "unpriced_gpu_hours")
-
-
 def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
-    """One job per line, in the answer's order, with totals."""
+    """A table with one job per line, in the order of the answer, and totals."""
     currency = answer.currency or ""
     several = len({job.cluster for job in answer.jobs}) > 1
     burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
@@ -191,7 +184,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
 
 
 def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
-    """One job: description, time by price, epochs."""
+    """Tables about one job: its facts, its time by price, and its epochs if there are any."""
     job, currency = answer.job, answer.currency
     cost = f"cost {currency or ''}"
     facts = table(
@@ -240,33 +233,43 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     return Group(facts, prices, *([epochs] if answer.epochs else []))
 
 
-def job_rows(answer: JobsAnswer) -> list[tuple[object, ...]]:
-    """In the order of JOB_COLUMNS; unknown values are empty, names are safe for spreadsheets."""
-    return [_job_row(job, answer.currency) for job in answer.jobs]
-
-
-def _job_row(job: Job, currency: str | None) -> tuple[object, ...]:
+def _job_record(job: Job, currency: str | None) -> dict[str, object]:
+    """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets."""
     held = job.accounts_gpu_us
-    return (
-        *map(for_cell, (job.id, job.cluster, job.namespace, job.job)),
-        *(for_cell(";".join(names)) for names in (job.teams, job.queues, job.users)),
-        job.state, job.pods, job.pods_running, _instant(job.created_ms), _instant(job.ended_ms),
-        "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND, for_cell(";".join(job.gpu_models)), job.gpus,
-        plain(gpu_hours(held.allocated)), plain(gpu_hours(held.busy)), plain(gpu_hours(held.allocated_idle)),
-        currency or "", _plain(job.cost), plain(gpu_hours(job.unpriced_gpu_us)), _plain(job.burn_per_hour), job.epochs,
-    )  # fmt: skip
+    names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
+    names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}
+    return names | {
+        "state": job.state,
+        "pods": job.pods,
+        "pods_running": job.pods_running,
+        "created": _instant(job.created_ms),
+        "ended": _instant(job.ended_ms),
+        "waited_seconds": "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
+        "gpu_models": for_cell(";".join(job.gpu_models)),
+        "gpus": job.gpus,
+        "gpu_hours": plain(gpu_hours(held.allocated)),
+        "busy_gpu_hours": plain(gpu_hours(held.busy)),
+        "idle_gpu_hours": plain(gpu_hours(held.allocated_idle)),
+        "currency": currency or "",
+        "cost": _plain(job.cost),
+        "unpriced_gpu_hours": plain(gpu_hours(job.unpriced_gpu_us)),
+        "burn_per_hour": _plain(job.burn_per_hour),
+        "epochs": job.epochs,
+    }
 
 
-def epoch_rows(answer: JobAnswer) -> list[tuple[object, ...]]:
-    """In the order of EPOCH_COLUMNS; time after the last report has no epoch."""
-    return [_epoch_row(answer, line) for line in answer.epochs]
-
-
-def _epoch_row(answer: JobAnswer, line: EpochLine) -> tuple[object, ...]:
-    return (
-        answer.job.id, "" if line.epoch is None else line.epoch, utc(line.start_ms), utc(line.end_ms),
-        plain(gpu_hours(line.gpu_us)), answer.currency or "", _plain(line.cost), plain(gpu_hours(line.unpriced_gpu_us)),
-    )  # fmt: skip
+def _epoch_record(answer: JobAnswer, line: EpochLine) -> dict[str, object]:
+    """An epoch as a row of CSV. The time after the last report has no epoch."""
+    return {
+        "id": answer.job.id,
+        "epoch": "" if line.epoch is None else line.epoch,
+        "start": utc(line.start_ms),
+        "end": utc(line.end_ms),
+        "gpu_hours": plain(gpu_hours(line.gpu_us)),
+        "currency": answer.currency or "",
+        "cost": _plain(line.cost),
+        "unpriced_gpu_hours": plain(gpu_hours(line.unpriced_gpu_us)),
+    }
 
 
 def _length(milliseconds: int | None) -> str:
@@ -293,14 +296,16 @@ _SHOWN = 5
 def jobs(
     job: Annotated[
         str | None,
-        typer.Argument(help="One job, as the list names it, by the end of that, or by id: prices and epochs."),
+        typer.Argument(
+            help="One job to show with its prices and epochs: its name in the list, the end of that name, or its id."
+        ),
     ] = None,
     start: Start = None,
     end: End = None,
-    state: Annotated[JobState | None, typer.Option(help="waiting, running or ended.")] = None,
-    team: Annotated[list[str] | None, typer.Option(help="Only what these teams pay (repeatable).")] = None,
-    namespace: Annotated[list[str] | None, typer.Option(help="Only of these namespaces (repeatable).")] = None,
-    user: Annotated[list[str] | None, typer.Option(help="Only what these users ran (repeatable).")] = None,
+    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
+    team: Annotated[list[str] | None, typer.Option(help="Only jobs that this team pays for (repeatable).")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Only jobs of this namespace (repeatable).")] = None,
+    user: Annotated[list[str] | None, typer.Option(help="Only jobs of this user (repeatable).")] = None,
     output: Printed = "table",
     *,
     at: Priced,
@@ -311,31 +316,33 @@ def jobs(
     with at.connection() as remote:
         if job is not None:
             job_answer = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
-            epochs = _named(EPOCH_COLUMNS, epoch_rows(job_answer))
+            epochs = [_epoch_record(job_answer, line) for line in job_answer.epochs]
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
         answer = remote.whole(JobsAnswer, "/v1/jobs", query)
     sorted_answer = answer.model_copy(update={"jobs": tuple(sorted(answer.jobs, key=_rank))})
-    rows = _named(JOB_COLUMNS, job_rows(sorted_answer))
+    rows = [_job_record(job, answer.currency) for job in sorted_answer.jobs]
     show(output, lambda: jobs_table(sorted_answer, zone), sorted_answer.model_dump(mode="json"), rows)
 
 
 def _called(name: str, remote: AccountantClient, span: Query) -> str:
-    """The id of the one job of the span with that name. Raises Unanswered, with the candidates."""
+    """The id of the one job of the span with this name. Raises Unanswered, which lists the candidates."""
     jobs = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
     ids = sorted(job.id for job in jobs_named(jobs, name))
     if len(ids) == 1:
         return ids[0]
     if not ids:
         near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in jobs})
-        raise Unanswered(f"no job {name!r} held or requested a GPU in that time{near} (--start looks further back)")
+        raise Unanswered(
+            f"no job {name!r} held or requested a GPU in that time{near}; an earlier --start searches further back"
+        )
     shown = ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else "")
-    raise Unanswered(f"{name!r} may be any of {len(ids):,} jobs, say which: {shown}")
+    raise Unanswered(f"{name!r} fits {len(ids):,} jobs, give more of the name: {shown}")
 
 
 def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
-    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
+    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME or CLUSTER/NAMESPACE/NAME ends with `name`."""
     end = f"/{name.strip('/')}"
     matching = []
     for job in jobs:
@@ -346,9 +353,5 @@ def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
 
 
 def _rank(job: Job) -> tuple[object, ...]:
-    """The most costly job first."""
+    """The sort key by which the job with the highest cost is first."""
     return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id
-
-
-def _named(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
-    return [dict(zip(columns, row, strict=True)) for row in rows]

@@ -82,11 +82,11 @@ def test_each_cluster_s_report_lands_in_the_folder(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("usage", "--by", "colour"), "no dimension 'colour'"),
-        (("usage", "--where", "team"), "write for example team=vision"),
+        (("usage", "--by", "colour"), "there is no dimension 'colour'"),
+        (("usage", "--where", "team"), "write DIMENSION=VALUE, for example team=vision"),
         (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before its start"),
         (("usage", "--cluster", "east"), "no ledger 'east' publishes in this lake"),
-        (("report", "2026-10", "--to", "/nowhere"), "/nowhere: not a folder"),
+        (("report", "2026-10", "--to", "/nowhere"), "/nowhere: there is no such folder"),
         pytest.param(
             ("usage", "--engine", "trino"),
             "the package trino is not installed: run pip install trino",

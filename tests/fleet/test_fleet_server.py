@@ -427,7 +427,7 @@ def test_the_command_serves_until_it_is_asked_to_end(two: TwoLedgers, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--auth", "off"), "no lake: give --lake"),
+        (("--auth", "off"), "no lake is given: give --lake"),
         (("--lake", "/x"), "no token file"),
         (("--lake", "/x", "--auth", "off", "--listen", "0.0.0.0:80"), "auth: off needs a loopback address"),
     ],

@@ -73,7 +73,7 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     told = json.loads(answer[answer.index("[\n") :])
     assert [(each["cluster"], each["done"]) for each in told] == [("hpc", 0), ("lab", 0)]
     assert main(command) == 0
-    assert capsys.readouterr().out.count("imported already") == 2
+    assert capsys.readouterr().out.count("was imported before") == 2
     assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
 
 
@@ -104,11 +104,11 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     ("arguments", "said"),
     [
         (["slurm", "absent.txt"], "absent.txt: No such file or directory"),
-        (["slurm", "{file}", "--cluster", "x"], "jobs of hpc, lab: each is imported under its own name"),
+        (["slurm", "{file}", "--cluster", "x"], "jobs of hpc, lab, which keep their names"),
         (["slurm", "{file}", "--model", "a100"], "write TYPE=MODEL"),
         (["prometheus", "ftp://x"], "not an address"),
         (["prometheus", "http://x", "--since", "soon"], "--until: "),
-        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "there is no time between"),
+        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "there is no full hour between"),
         (["prometheus", "http://x", "--chunk", "90m"], "whole hours"),
         (["prometheus", "http://x", "--source-header", "oops"], "write NAME: VALUE"),
     ],

@@ -96,9 +96,9 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
     (newest,) = backups.list_backups(in_folder(folder))
     source = folder / f"{newest.name}.duckdb"
     _, out, _ = run_command("restore", tmp_path / "of-the-backup.duckdb", "--from", source)
-    assert "Newest act of the books: none." in out
+    assert "Newest administrative act: none." in out
     out = run_command.shown("restore", archiving.ledger_file, "--from", source, "--archive", archiving.archive.to)
-    assert "Newest act of the books: act 2, 2026-11-01 14:00:00 UTC: invoiced 2026-10." in out
+    assert "Newest administrative act: act 2, 2026-11-01 14:00:00 UTC: invoiced 2026-10." in out
     with Service(archiving, clock) as again:
         assert [act.kind for act in again.ledger.acts()] == ["imported", "invoiced"]
 

@@ -80,7 +80,7 @@ def test_a_month_closes_and_stays(place, asked, stated, read, clock):
     assert "published" in asked.shown("publish", "2026-11")
     assert "2026-11 is published" in asked.refused("reopen", "2026-11", "--reason", "again")
     assert stated("2026-11") == before
-    assert re.search(r"closed months\s+1, chain holds", asked.shown("check"))
+    assert re.search(r"closed months\s+1, hash chain is whole", asked.shown("check"))
 
 
 def test_closing_is_refused_and_acknowledged(place, asked, clock):
@@ -143,7 +143,7 @@ def test_pricing_again_shows_first(place, asked):
     asked("close", "2026-11")
     out = asked.shown("reprice", "2026-11", "--book", new, "--apply", "--reason", "signed late")
     assert re.search(r"in force: [0-9a-f]{16}; 4 correction lines booked", out)
-    assert "until the price book's file is changed" in " ".join(out.split())
+    assert "until the price file changes" in " ".join(out.split())
     assert re.search(r"total\s+\+0\.60", asked("corrections")[1])
     assert "signed late" in asked("prices")[1]
     broken = folder / "broken.yaml"

@@ -138,7 +138,7 @@ def test_a_dry_run_prints_manifests_that_make_the_same(
     words = ["install", "--namespace", "metering", "--programs", "--kubeconfig", str(nowhere)]
     assert main([*words, "--dry-run"]) == 0
     printed = capsys.readouterr()
-    assert "printed as if no Secrets existed" in printed.err
+    assert "so this is printed as if none existed" in printed.err
     found = {m["metadata"]["name"]: m for m in yaml.safe_load_all(printed.out)}
     assert set(found) == {f"gputally-{name}" for name in (
         "accountant-tokens", "admin-token", "fairshare-token", "backup-token", "report-token",

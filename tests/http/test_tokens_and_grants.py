@@ -194,6 +194,14 @@ def test_a_revoked_token_ends_while_the_others_go_on(listed, clock, capsys):
     assert faults == []
 
 
+def test_a_token_that_cannot_be_written_gets_no_entry(tmp_path, capsys):
+    file, missing = tmp_path / "tokens.yaml", tmp_path / "missing" / "token"
+    words = ["token", "new", "--name", "ann", "--scope", "read", "--file", str(file), "--token-file", str(missing)]
+    assert main(words) == 1
+    assert f"{missing}: No such file or directory" in capsys.readouterr().err
+    assert not file.exists()
+
+
 ENTRY = "{{name: {0}, token_sha256: '{1}', scopes: [read]}}"
 
 
