@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from pydantic import BaseModel, Field
 from rich.console import Group, RenderableType
+from typer import Argument, Option
 
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from accountant.storage.invoice_file import InvoiceItem
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
-Reason = Annotated[str, typer.Option(help="Reason, which the audit trail records.")]
+Month = Annotated[str, Argument(help="A calendar month: 2026-10.")]
+Reason = Annotated[str, Option(help="Reason, which the audit trail records.")]
 
-BookedIn = Annotated[str | None, typer.Argument(help="Only those booked in this month: 2026-10 (default: all).")]
-Approver = Annotated[str, typer.Option(help="The person who approved it, who must not be you.")]
+BookedIn = Annotated[str | None, Argument(help="Only those booked in this month: 2026-10 (default: all).")]
+Approver = Annotated[str, Option(help="The person who approved it, who must not be you.")]
 
 
 @app.command()
@@ -68,7 +69,7 @@ def close(
     month: Month,
     acknowledge: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Objection to accept: grace, unpriced, quarantined, coverage or proposals (repeatable, with --reason)."
         ),
     ] = None,
@@ -102,10 +103,10 @@ def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at:
 @with_option_groups
 def proposals(
     act: Annotated[
-        Literal["list", "take", "refuse"], typer.Argument(help="List the proposals, take (accept) or refuse one.")
+        Literal["list", "take", "refuse"], Argument(help="List proposals, accept one (take) or refuse it.")
     ] = "list",
-    month: Annotated[str, typer.Argument(help="The closed month that the proposal changes: 2026-10.")] = "",
-    proposal: Annotated[str, typer.Argument(help="The id of the proposal, as the list shows it.")] = "",
+    month: Annotated[str, Argument(help="The closed month that the proposal changes: 2026-10.")] = "",
+    proposal: Annotated[str, Argument(help="The id of the proposal, as the list shows it.")] = "",
     reason: Reason = "",
     output: Printed = "table",
     *,
@@ -152,9 +153,9 @@ def corrections(
 @app.command()
 @with_option_groups
 def adjust(
-    month: Annotated[str, typer.Argument(help="The month to which it belongs: 2026-10.")],
-    team: Annotated[str, typer.Option(help="Team whose account is credited or charged.")],
-    amount: Annotated[str, typer.Option(help="Amount; negative for a credit: --amount=-125.50.")],
+    month: Annotated[str, Argument(help="The month to which it belongs: 2026-10.")],
+    team: Annotated[str, Option(help="Team whose account is credited or charged.")],
+    amount: Annotated[str, Option(help="Amount; negative for a credit: --amount=-125.50.")],
     reason: Reason,
     approved_by: Approver,
     output: Printed = "table",
@@ -170,14 +171,12 @@ def adjust(
 @app.command()
 @with_option_groups
 def credit(
-    node: Annotated[str, typer.Argument(help="The node that failed.")],
-    start: Annotated[str, typer.Option(help="Start of the failure: a date, RFC 3339 or epoch ms.")],
-    end: Annotated[str, typer.Option(help="End of the failure, exclusive.")],
-    cluster: Annotated[
-        str | None, typer.Option(help="Cluster of the node, if several have a node of that name.")
-    ] = None,
-    share: Annotated[str, typer.Option(help="Part of the billed amount to credit: 0.5 is half.")] = "1",
-    book: Annotated[bool, typer.Option("--book", help="Book the credit; without this option, only show it.")] = False,
+    node: Annotated[str, Argument(help="The node that failed.")],
+    start: Annotated[str, Option(help="Start of the failure: a date, RFC 3339 or epoch ms.")],
+    end: Annotated[str, Option(help="End of the failure, exclusive.")],
+    cluster: Annotated[str | None, Option(help="Cluster of the node, if several have a node of that name.")] = None,
+    share: Annotated[str, Option(help="Part of the billed amount to credit: 0.5 is half.")] = "1",
+    book: Annotated[bool, Option("--book", help="Book the credit; without this option, only show it.")] = False,
     reason: Reason = "",
     approved_by: Approver = "",
     output: Printed = "table",
@@ -213,11 +212,8 @@ def adjustments(
 @with_option_groups
 def reprice(
     month: Month,
-    book: Annotated[Path, typer.Option(help="File of the new price book (YAML).")],
-    apply: Annotated[
-        bool,
-        typer.Option("--apply", help="Put the price book in force; without this option, only show the differences."),
-    ] = False,
+    book: Annotated[Path, Option(help="File of the new price book (YAML).")],
+    apply: Annotated[bool, Option("--apply", help="Put the price book in force (default: show the changes).")] = False,
     reason: Reason = "",
     output: Printed = "table",
     *,
@@ -263,19 +259,13 @@ class _Owners(BaseModel):
 @app.command()
 @with_option_groups
 def gpus(
-    act: Annotated[Literal["owners", "move"], typer.Argument(help="Show owners, or move GPUs.")] = "owners",
-    node: Annotated[
-        str, typer.Option(help="owners: only GPUs that belonged to this node or that it claims; move: the new owner.")
-    ] = "",
-    gpu: Annotated[list[str] | None, typer.Option(help="UUID of one GPU (repeatable with move).")] = None,
-    cluster: Annotated[str, typer.Option(help="Cluster of the GPUs; move needs it if there are several.")] = "",
-    moved: Annotated[
-        bool, typer.Option("--moved", help="owners: only GPUs that changed their owner or that another node claims.")
-    ] = False,
-    since: Annotated[
-        str, typer.Option(help="move: when they moved (default: the end of the present owner's newest record).")
-    ] = "",
-    reason: Annotated[str, typer.Option(help="move: reason, which the audit trail records.")] = "",
+    act: Annotated[Literal["owners", "move"], Argument(help="Show owners, or move GPUs.")] = "owners",
+    node: Annotated[str, Option(help="owners: only GPUs that this node had or claims; move: the new owner.")] = "",
+    gpu: Annotated[list[str] | None, Option(help="UUID of one GPU (repeatable with move).")] = None,
+    cluster: Annotated[str, Option(help="Cluster of the GPUs; move needs it if there are several.")] = "",
+    moved: Annotated[bool, Option("--moved", help="owners: only GPUs with several owners or claims.")] = False,
+    since: Annotated[str, Option(help="move: when they moved (default: after the owner's newest record).")] = "",
+    reason: Annotated[str, Option(help="move: reason, which the audit trail records.")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -306,12 +296,10 @@ def gpus(
 @with_option_groups
 def retire(
     reason: Reason,
-    node: Annotated[str, typer.Option(help="Node all of whose GPUs are retired.")] = "",
-    gpu: Annotated[list[str] | None, typer.Option(help="UUID of a GPU to retire (repeatable).")] = None,
-    cluster: Annotated[
-        str, typer.Option(help="Cluster of node or GPUs, needed if there are several; alone: all of its GPUs.")
-    ] = "",
-    since: Annotated[str, typer.Option(help="When their capacity ends: a date or RFC 3339 (default: now).")] = "",
+    node: Annotated[str, Option(help="Node all of whose GPUs are retired.")] = "",
+    gpu: Annotated[list[str] | None, Option(help="UUID of a GPU to retire (repeatable).")] = None,
+    cluster: Annotated[str, Option(help="Cluster of the GPUs; alone: all GPUs of this cluster.")] = "",
+    since: Annotated[str, Option(help="When their capacity ends: a date or RFC 3339 (default: now).")] = "",
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -325,7 +313,7 @@ def retire(
 @app.command()
 @with_option_groups
 def deliveries(
-    again: Annotated[str | None, typer.Option(help="Key of a delivery to send again; needs a reason.")] = None,
+    again: Annotated[str | None, Option(help="Key of a delivery to send again; needs a reason.")] = None,
     reason: Reason = "",
     output: Printed = "table",
     *,
@@ -375,13 +363,11 @@ def lines(items: list[InvoiceItem], instance_map: InstanceMap) -> tuple[InvoiceL
 @app.command()
 @with_option_groups
 def reconcile(
-    month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
-    invoice: Annotated[Path, typer.Option(help="Invoice: FOCUS or AWS Cost and Usage Report, as CSV or Parquet.")],
-    instances: Annotated[Path, typer.Option(help="File with the GPU model of each instance type (YAML).")],
-    apply: Annotated[
-        bool, typer.Option("--true-up", help="Put the rates of the invoice in force for the month.")
-    ] = False,
-    keep: Annotated[bool, typer.Option(help="Store the invoice, so that the page of the month shows it.")] = False,
+    month: Annotated[str, Argument(help="A calendar month: 2026-10.")],
+    invoice: Annotated[Path, Option(help="Invoice: FOCUS or AWS Cost and Usage Report, as CSV or Parquet.")],
+    instances: Annotated[Path, Option(help="File with the GPU model of each instance type (YAML).")],
+    apply: Annotated[bool, Option("--true-up", help="Put the rates of the invoice in force for the month.")] = False,
+    keep: Annotated[bool, Option(help="Store the invoice, so that the page of the month shows it.")] = False,
     reason: Reason = "",
     output: Printed = "table",
     *,

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import typer
 from pydantic import BaseModel
 from rich.console import RenderableType
+from typer import Option
 
 from accountant.core import periods
 from accountant.wire.typed_accountant_client import AccountantClient
@@ -24,18 +25,12 @@ from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
 from gputally.base.http_calls import read_token
 
-Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
-Timezone = Annotated[str | None, typer.Option(help="IANA time zone of months and days.")]
-By = Annotated[
-    str, typer.Option(help="Dimensions to group by, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")
-]
-Start = Annotated[
-    str | None, typer.Option(help="Start of the span: a date, RFC 3339 or epoch ms (default: this month).")
-]
-End = Annotated[str | None, typer.Option(help="End of the span, exclusive (default: now).")]
-Where = Annotated[
-    list[str] | None, typer.Option(help="Only this value of a dimension, for example --where team=vision (repeatable).")
-]
+Printed = Annotated[Output, Option("--output", "--format", help="Format of the output.")]
+Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
+By = Annotated[str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node.")]
+Start = Annotated[str | None, Option(help="Start of the span: a date, RFC 3339 or epoch ms (default: this month).")]
+End = Annotated[str | None, Option(help="End of the span, exclusive (default: now).")]
+Where = Annotated[list[str] | None, Option(help="Only this value of a dimension: team=vision (repeatable).")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +112,11 @@ def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantCli
 class Server:
     """Options for a running accountant."""
 
-    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
-        "http://127.0.0.1:8080"
-    )
-    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for --url.")] = None
+    url: Annotated[str, Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = "http://127.0.0.1:8080"
+    token_file: Annotated[Path | None, Option(help="File with the bearer token for --url.")] = None
     ca_file: Annotated[
         Path | None,
-        typer.Option(
-            envvar="GPUTALLY_CA_FILE", help="CA certificates to trust for https, PEM (default: the system's)."
-        ),
+        Option(envvar="GPUTALLY_CA_FILE", help="CA certificates to trust for https, PEM (default: the system's)."),
     ] = None
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
@@ -149,7 +140,7 @@ class Server:
 class Ledger(Server):
     """Options for a running accountant, or for a stopped ledger."""
 
-    db: Annotated[Path | None, typer.Option(help="File of a stopped ledger to read instead of --url.")] = None
+    db: Annotated[Path | None, Option(help="File of a stopped ledger to read instead of --url.")] = None
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[AccountantClient]:
@@ -184,7 +175,7 @@ class ZonedLedger(Ledger):
 class Priced(ZonedLedger):
     """Options for amounts of money, which need a price book."""
 
-    prices: Annotated[Path | None, typer.Option(help="Price book (YAML) for --db.")] = None
+    prices: Annotated[Path | None, Option(help="Price book (YAML) for --db.")] = None
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "prices": self.prices}

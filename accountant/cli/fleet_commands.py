@@ -13,6 +13,7 @@ import typer
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from typer import Argument, Option
 
 from accountant.api.problems import reason as first_reason
 from accountant.cli import terminal_tables
@@ -42,9 +43,7 @@ app.add_typer(fleet_app, name="fleet")
 EngineName = Literal["duckdb", "spark", "trino", "clickhouse"]
 LakePlace = Annotated[
     str,
-    typer.Option(
-        "--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."
-    ),
+    Option("--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."),
 ]
 
 
@@ -52,12 +51,10 @@ LakePlace = Annotated[
 class Engine:
     """The options that choose the engine which runs a command's queries."""
 
-    engine: Annotated[EngineName, typer.Option("--engine", help="The engine that runs the queries.")] = "duckdb"
+    engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = "duckdb"
     engine_url: Annotated[
         str,
-        typer.Option(
-            "--engine-url", envvar="GPUTALLY_ENGINE_URL", help="URL of the engine: spark://…, sc://…, http(s)://…."
-        ),
+        Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="URL of the engine: spark://…, sc://…, http(s)://…."),
     ] = ""
 
     @contextlib.contextmanager
@@ -74,10 +71,8 @@ class Engine:
             running.close()
 
 
-Clusters = Annotated[
-    list[str] | None, typer.Option("--cluster", help="Only this ledger of the lake (repeatable; default: all).")
-]
-RatesFile = Annotated[Path | None, typer.Option("--rates", help="File with exchange rates (YAML: to, rates).")]
+Clusters = Annotated[list[str] | None, Option("--cluster", help="Only this ledger (repeatable; default: all).")]
+RatesFile = Annotated[Path | None, Option("--rates", help="File with exchange rates (YAML: to, rates).")]
 
 
 @fleet_app.command()
@@ -146,11 +141,9 @@ def cost(
 @with_option_groups
 def windows(
     lake: LakePlace,
-    size: Annotated[str, typer.Option(help="Length of the window: 7d, 12h.")] = "7d",
-    half_life: Annotated[
-        str | None, typer.Option(help="Age at which usage counts half: 1d (default: no decay).")
-    ] = None,
-    measure: Annotated[Literal["allocated", "busy"], typer.Option(help="Measure that is added up.")] = "allocated",
+    size: Annotated[str, Option(help="Length of the window: 7d, 12h.")] = "7d",
+    half_life: Annotated[str | None, Option(help="Age at which usage counts half: 1d (default: no decay).")] = None,
+    measure: Annotated[Literal["allocated", "busy"], Option(help="Measure that is added up.")] = "allocated",
     end: End = None,
     cluster: Clusters = None,
     output: Printed = "table",
@@ -184,14 +177,14 @@ def windows(
 @fleet_app.command()
 @with_option_groups
 def report(
-    month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
+    month: Annotated[str, Argument(help="A calendar month: 2026-10.")],
     lake: LakePlace,
     cluster: Clusters = None,
-    team: Annotated[str | None, typer.Option(help="With --to: reports of this team only.")] = None,
+    team: Annotated[str | None, Option(help="With --to: reports of this team only.")] = None,
     rates: RatesFile = None,
     output: Printed = "table",
-    to: Annotated[Path | None, typer.Option(help="Folder into which the report of each cluster is written.")] = None,
-    form: Annotated[Form, typer.Option(help="File format of these reports.")] = "html",
+    to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
+    form: Annotated[Form, Option(help="File format of these reports.")] = "html",
     *,
     engine: Engine,
 ) -> None:
@@ -224,23 +217,19 @@ def report(
 def serve(
     config: Annotated[
         Path | None,
-        typer.Option(help="Settings file as of an accountant (YAML): lake, listen, auth, callers, limits, TLS."),
+        Option(help="Settings file (YAML) with lake, listen, auth, callers, limits."),
     ] = None,
     lake: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."
         ),
     ] = None,
     rates: RatesFile = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = None,
-    auth: Annotated[
-        str | None, typer.Option(metavar="tokens|off", help="Whether requests need a token; off only on loopback.")
-    ] = None,
-    tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
-    callers: Annotated[
-        Path | None, typer.Option(help="Callers file: issuers and grants of people who sign in.")
-    ] = None,
+    listen: Annotated[str | None, Option(metavar="HOST:PORT", help="Address to serve on.")] = None,
+    auth: Annotated[str | None, Option(metavar="tokens|off", help="Whether requests need a token.")] = None,
+    tokens: Annotated[Path | None, Option(help="Token file.")] = None,
+    callers: Annotated[Path | None, Option(help="Callers file: issuers and grants of people who sign in.")] = None,
     *,
     engine: Engine,
 ) -> None:

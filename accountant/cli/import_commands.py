@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from accountant.api.bookkeeping_models import ObservedPods, PodReport
 from accountant.api.problems import Refusal
@@ -46,26 +47,20 @@ class CannotImport(AccountantError):
 @import_app.command("prometheus")
 @with_option_groups
 def from_prometheus(
-    source: Annotated[
-        str, typer.Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")
-    ],
-    since: Annotated[str, typer.Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
-    until: Annotated[str | None, typer.Option(help="End of the history, exclusive (default: now).")] = None,
-    cluster: Annotated[
-        str, typer.Option(help="Name of the cluster in the ledger, the same as in its agents.")
-    ] = "default",
-    match: Annotated[str, typer.Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
-    scheduler: Annotated[str, typer.Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
-    label: Annotated[list[str] | None, typer.Option(help="Label of pods that may name a team (repeatable).")] = None,
+    source: Annotated[str, Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")],
+    since: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
+    until: Annotated[str | None, Option(help="End of the history, exclusive (default: now).")] = None,
+    cluster: Annotated[str, Option(help="Name of the cluster in the ledger, the same as in its agents.")] = "default",
+    match: Annotated[str, Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
+    scheduler: Annotated[str, Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
+    label: Annotated[list[str] | None, Option(help="Label of pods that may name a team (repeatable).")] = None,
     chunk: Annotated[
         str | None,
-        typer.Option(help="Span of one query, in whole hours: 6h (default: depends on the number of devices)."),
+        Option(help="Span of one query in whole hours, such as 6h (default: by devices)."),
     ] = None,
-    source_token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for URL.")] = None,
-    source_ca_file: Annotated[Path | None, typer.Option(help="CA certificates to trust for URL, PEM.")] = None,
-    source_header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header to send to URL, NAME: VALUE (repeatable).")
-    ] = None,
+    source_token_file: Annotated[Path | None, Option(help="File with the bearer token for URL.")] = None,
+    source_ca_file: Annotated[Path | None, Option(help="CA certificates to trust for URL, PEM.")] = None,
+    source_header: Annotated[list[str] | None, Option(help="HTTP header for URL, NAME: VALUE (repeatable).")] = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -95,19 +90,12 @@ def from_prometheus(
 @import_app.command("slurm")
 @with_option_groups
 def from_slurm(
-    file: Annotated[Path, typer.Argument(help="Output of `sacct --parsable2 --duplicates`, with its heading.")],
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="Name of the cluster in the ledger (default: the cluster that each job's record names)."),
-    ] = None,
-    nodes: Annotated[
-        Path | None, typer.Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`: the GPUs of the nodes.")
-    ] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="GPU model of one of Slurm's GPU types, TYPE=MODEL (repeatable).")
-    ] = None,
-    since: Annotated[str | None, typer.Option(help="Start of the history (default: that of the first job).")] = None,
-    until: Annotated[str | None, typer.Option(help="End of the history, exclusive (default: now).")] = None,
+    file: Annotated[Path, Argument(help="Output of `sacct --parsable2 --duplicates`, with its heading.")],
+    cluster: Annotated[str | None, Option(help="Cluster in the ledger (default: that of each job's record).")] = None,
+    nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
+    model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
+    since: Annotated[str | None, Option(help="Start of the history (default: that of the first job).")] = None,
+    until: Annotated[str | None, Option(help="End of the history, exclusive (default: now).")] = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
@@ -277,9 +265,9 @@ PART = 5_000
 def import_jobs(
     file: Annotated[
         Path,
-        typer.Argument(help="Answer of slurmdbd's REST API (JSON), or output of `sacct --parsable2` with its heading."),
+        Argument(help="slurmdbd's REST answer (JSON), or output of `sacct --parsable2` with heading."),
     ],
-    cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
+    cluster: Annotated[str, Option(help="Name of the Slurm cluster in the ledger.")] = "default",
     *,
     at: ZonedLedger,
 ) -> None:

@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
+from typer import Argument, Option
 
 from accountant import composition
 from accountant.api.problems import answer as problem
@@ -78,27 +79,21 @@ would otherwise wait the interpreter's default of 5 ms, several times per reques
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the ledger.")] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port to serve on.")] = None,
-    auth: Annotated[
-        str | None, typer.Option(help="tokens: requests need a token; off: they need none, on loopback only.")
-    ] = None,
-    tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
-    prices: Annotated[Path | None, typer.Option(help="Price book (YAML).")] = None,
-    inventory: Annotated[Path | None, typer.Option(help="Inventory file (YAML).")] = None,
-    callers: Annotated[
-        Path | None, typer.Option(help="Callers file: issuers, grants and clusters that may call (YAML).")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) for HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="CA certificates for client certificates (PEM).")] = None,
-    policy: Annotated[Path | None, typer.Option(help="Policy file (YAML).")] = None,
+    config: Annotated[Path | None, Option(help="Settings file (YAML).")] = None,
+    data: Annotated[Path | None, Option(help="Folder of the ledger.")] = None,
+    listen: Annotated[str | None, Option(help="host:port to serve on.")] = None,
+    auth: Annotated[str | None, Option(help="tokens: requests need a token; off: only on loopback.")] = None,
+    tokens: Annotated[Path | None, Option(help="Token file.")] = None,
+    prices: Annotated[Path | None, Option(help="Price book (YAML).")] = None,
+    inventory: Annotated[Path | None, Option(help="Inventory file (YAML).")] = None,
+    callers: Annotated[Path | None, Option(help="Callers file: issuers, grants and clusters (YAML).")] = None,
+    tls_cert: Annotated[Path | None, Option(help="Certificate (PEM) for HTTPS.")] = None,
+    tls_key: Annotated[Path | None, Option(help="Private key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[Path | None, Option(help="CA certificates for client certificates (PEM).")] = None,
+    policy: Annotated[Path | None, Option(help="Policy file (YAML).")] = None,
     timezone: Timezone = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="Lowest level that is logged: debug, info, warning or error.")
-    ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
+    log_level: Annotated[str | None, Option(help="Lowest level that is logged: debug, info, warning or error.")] = None,
+    print_config: Annotated[bool, Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Serve the ledger until SIGTERM or Ctrl-C."""
     flags = {
@@ -202,12 +197,10 @@ def run(service: Service) -> int:
     return EXIT_FAILED
 
 
-Archive = Annotated[
-    str | None, typer.Option(help="Place of the archive (archive.to): a folder, s3://…, gs://… or abfs://….")
-]
+Archive = Annotated[str | None, Option(help="Place of the archive (archive.to): a folder, s3://…, gs://… or abfs://….")]
 ObjectStore = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--object-storage",
         help="File (YAML) of properties of the object store, for example s3.endpoint (default: the environment).",
     ),
@@ -217,13 +210,8 @@ ObjectStore = Annotated[
 @app.command()
 @with_option_groups
 def backup(
-    to: Annotated[
-        Path | None, typer.Option(help="Local folder for the backup (default: that of the accountant).")
-    ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of backups to keep in --to; older ones are removed (default: all stay)."),
-    ] = None,
+    to: Annotated[Path | None, Option(help="Local folder for the backup (default: that of the accountant).")] = None,
+    keep: Annotated[int | None, Option(min=1, help="Number of newest backups to keep in --to (default: all).")] = None,
     archive: Archive = None,
     object_storage: ObjectStore = None,
     output: Printed = "table",
@@ -275,10 +263,8 @@ def list_backups(output: Printed = "table", *, at: Server) -> None:
 
 @app.command()
 def restore(
-    ledger: Annotated[Path, typer.Argument(help="Ledger file to make, which must not exist yet.")],
-    source: Annotated[
-        str | None, typer.Option("--from", help="The .duckdb file of a backup, local or in an object store.")
-    ] = None,
+    ledger: Annotated[Path, Argument(help="Ledger file to make, which must not exist yet.")],
+    source: Annotated[str | None, Option("--from", help="The .duckdb file of a backup, a path or URL.")] = None,
     archive: Archive = None,
     object_storage: ObjectStore = None,
     output: Printed = "table",
@@ -317,7 +303,7 @@ def _store(address: str | None, object_storage: Path | None, staging: Path) -> F
     return None if address is None else open_store(address, ObjectStorage(secrets=object_storage), staging)
 
 
-File = Annotated[Path, typer.Option("--file", help="The token file.")]
+File = Annotated[Path, Option("--file", help="The token file.")]
 
 
 @token_app.command("list")
@@ -337,9 +323,7 @@ def list_tokens(file: File, output: Printed = "table") -> None:
 
 
 @token_app.command()
-def revoke(
-    name: Annotated[str, typer.Argument(help="Name of the token, as `token list` shows it.")], file: File
-) -> None:
+def revoke(name: Annotated[str, Argument(help="Name of the token, as `token list` shows it.")], file: File) -> None:
     """Remove a token from the file. The accountant refuses it within a second."""
     if name not in {entry.name for entry in _entries(file)}:
         raise typer.BadParameter(f"{file}: no token is named {name!r}: `token list` shows the names")
@@ -353,30 +337,19 @@ def revoke(
 
 @token_app.command()
 def new(
-    name: Annotated[str, typer.Option(help="Name of the token: the person or program that uses it.")],
+    name: Annotated[str, Option(help="Name of the token: the person or program that uses it.")],
     scope: Annotated[
         list[str],
-        typer.Option(help="What the token permits: ingest, import, read, progress, policy or admin (repeatable)."),
+        Option(help="Permission: ingest, import, read, progress, policy or admin (repeatable)."),
     ],
-    cluster: Annotated[
-        str | None, typer.Option(help="Cluster for which the token may report; required with the scope ingest.")
-    ] = None,
-    node: Annotated[
-        str | None, typer.Option(help="Node for which the token may report; required with the scope ingest.")
-    ] = None,
-    team: Annotated[
-        list[str] | None, typer.Option(help="Team whose figures the token may read (repeatable; default: all teams).")
-    ] = None,
+    cluster: Annotated[str | None, Option(help="Cluster that the token reports for; needed with ingest.")] = None,
+    node: Annotated[str | None, Option(help="Node that the token reports for; needed with ingest.")] = None,
+    team: Annotated[list[str] | None, Option(help="Only this team's figures may be read (repeatable).")] = None,
     expires: Annotated[
-        datetime | None, typer.Option(help="Instant at which the token expires (UTC; default: never).")
+        datetime | None, Option(help="Instant at which the token expires (UTC; default: never).")
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", help="Token file to which the entry is added; it is made if it does not exist."),
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="New file into which the token is written, instead of printing it.")
-    ] = None,
+    file: Annotated[Path | None, Option("--file", help="Token file that gets the entry, made if absent.")] = None,
+    token_file: Annotated[Path | None, Option(help="New file for the token, instead of printing it.")] = None,
 ) -> None:
     """Create a token. It is printed once, or written to a file; the token file contains only its hash."""
     if token_file is not None and token_file.exists():
@@ -486,7 +459,7 @@ def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
 @clock_app.command()
 @with_option_groups
 def heal(
-    reason: Annotated[str, typer.Option(help="Reason, which the audit trail records.")],
+    reason: Annotated[str, Option(help="Reason, which the audit trail records.")],
     output: Printed = "table",
     *,
     at: ZonedLedger,

@@ -14,6 +14,7 @@ from typing import Annotated, Protocol
 
 import typer
 import yaml
+from typer import Option
 
 from accountant.cli.connection_options import Printed
 from accountant.cli.server_commands import with_entry, without
@@ -152,21 +153,21 @@ def _secret(plan: Plan, name: str, content: Mapping[str, str]) -> Object:
 
 @app.command("install")
 def command(
-    namespace: Annotated[str, typer.Option(help="Namespace of the release.")] = "gputally",
-    name: Annotated[str, typer.Option(help="Name of the release, with which the chart's names begin.")] = "gputally",
+    namespace: Annotated[str, Option(help="Namespace of the release.")] = "gputally",
+    name: Annotated[str, Option(help="Name of the release, with which the chart's names begin.")] = "gputally",
     programs: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--programs", help="Make tokens for controller and jobs too; needed if accountant.kubernetesApi is false."
         ),
     ] = False,
     agent_node: Annotated[
         str | None,
-        typer.Option(help="Make a token for the agent of this node too; only one agent can use a Secret's token."),
+        Option(help="Make a token for the agent of this node too; only one agent can use a Secret's token."),
     ] = None,
-    cluster: Annotated[str, typer.Option(help="Cluster of that agent, as in the chart value clusterName.")] = "default",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifests and change nothing.")] = False,
-    kubeconfig: Annotated[Path | None, typer.Option(help="Kubeconfig file (default: the usual one).")] = None,
+    cluster: Annotated[str, Option(help="Cluster of that agent, as in the chart value clusterName.")] = "default",
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the manifests and change nothing.")] = False,
+    kubeconfig: Annotated[Path | None, Option(help="Kubeconfig file (default: the usual one).")] = None,
     output: Printed = "table",
 ) -> None:
     """Create the Secrets with bearer tokens that the chart mounts. Repeating it changes nothing."""

@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import typer
 from rich.console import Group
 from rich.table import Column, Table
+from typer import Argument, Option
 
 from accountant.api.bookkeeping_models import Balance
 from accountant.cli import terminal_tables
@@ -79,7 +80,7 @@ def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
 def check(
     output: Printed = "table",
     *,
-    lake: Annotated[bool, typer.Option("--lake", help="Also compare the lake with the ledger.")] = False,
+    lake: Annotated[bool, Option("--lake", help="Also compare the lake with the ledger.")] = False,
     at: Ledger,
 ) -> None:
     """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
@@ -101,18 +102,14 @@ LAST = "last"
 @app.command()
 @with_option_groups
 def report(
-    month: Annotated[
-        str | None, typer.Argument(help="A calendar month, such as 2026-10, or `last` for the month before this one.")
-    ] = None,
+    month: Annotated[str | None, Argument(help="A calendar month (2026-10), or `last` for the previous one.")] = None,
     start: Start = None,
     end: End = None,
-    team: Annotated[str | None, typer.Option(help="Report of this team only (default: the whole cluster).")] = None,
-    format: Annotated[Form, typer.Option(help="File format of the report.")] = "html",
+    team: Annotated[str | None, Option(help="Report of this team only (default: the whole cluster).")] = None,
+    format: Annotated[Form, Option(help="File format of the report.")] = "html",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="File to write, or folder in which to make the file (default: standard output)."
-        ),
+        Option("--output", "-o", help="File to write, or folder in which to make the file (default: standard output)."),
     ] = None,
     *,
     at: Priced,
@@ -296,16 +293,16 @@ _SHOWN = 5
 def jobs(
     job: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="One job to show with its prices and epochs: its name in the list, the end of that name, or its id."
         ),
     ] = None,
     start: Start = None,
     end: End = None,
-    state: Annotated[JobState | None, typer.Option(help="Only jobs in this state.")] = None,
-    team: Annotated[list[str] | None, typer.Option(help="Only jobs that this team pays for (repeatable).")] = None,
-    namespace: Annotated[list[str] | None, typer.Option(help="Only jobs of this namespace (repeatable).")] = None,
-    user: Annotated[list[str] | None, typer.Option(help="Only jobs of this user (repeatable).")] = None,
+    state: Annotated[JobState | None, Option(help="Only jobs in this state.")] = None,
+    team: Annotated[list[str] | None, Option(help="Only jobs that this team pays for (repeatable).")] = None,
+    namespace: Annotated[list[str] | None, Option(help="Only jobs of this namespace (repeatable).")] = None,
+    user: Annotated[list[str] | None, Option(help="Only jobs of this user (repeatable).")] = None,
     output: Printed = "table",
     *,
     at: Priced,

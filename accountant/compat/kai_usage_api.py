@@ -75,15 +75,14 @@ _OPERATORS = {
 
 
 class UnknownQuery(ValueError):
-    """Not one of the queries of KAI's usage client; the message names the part and what was expected."""
+    """A query that KAI's usage client does not send. The message names the unsupported part and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageQuestion:
     """One of the six queries: allocation per queue, or capacity, of one resource over a sliding window.
 
-    Durations in seconds.
-
+    window_s, resolution_s, half_life_s: durations in seconds.
     reference_s: the instant (seconds since 1970) at which decayed samples count fully; None without a half-life.
     pool: the node pool of a capacity, if it is restricted to one."""
 
@@ -99,7 +98,7 @@ class UsageQuestion:
 def parse(text: str) -> UsageQuestion:
     """Parses a query. Raises UnknownQuery."""
     if len(text) > MAX_QUERY_CHARACTERS:
-        raise UnknownQuery(f"a query of more than {MAX_QUERY_CHARACTERS} characters")
+        raise UnknownQuery(f"the query has more than {MAX_QUERY_CHARACTERS} characters")
     try:
         outer = _bare(promql.parse(text))
     except ValueError as error:
@@ -118,7 +117,8 @@ def parse(text: str) -> UsageQuestion:
 
 
 def _decayed(expression: promql.Expr) -> tuple[promql.Expr, float | None, int | None]:
-    """(metric, reference, half-life) of METRIC or METRIC * 0.5^((reference - time()) / half-life)."""
+    """The metric, the reference and the half-life of METRIC * 0.5^((reference - time()) / half-life). For a plain
+    METRIC the other two are None. Raises UnknownQuery."""
     if not isinstance(expression, promql.BinaryExpr):
         return expression, None, None
     power = _operands(expression, "*")
@@ -185,27 +185,32 @@ def _bare(expression: promql.Expr) -> promql.Expr:
 
 
 State = Literal["usage", "stale", "plain"]
-"""usage: the usage is current. stale: an error, on which KAI keeps its previous usage. plain: too old to be useful:
-capacity without usage, so that the configured weights apply."""
+"""usage: the usage is current. stale: the answer is an error, so KAI keeps its previous usage. plain: the usage is too
+old to be useful, so the answer is capacity without usage, and the configured weights apply."""
 QUEUE_LABEL = "queue_name"
 REF_PREFIX = "kai:"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """One sample of the instant vector."""
+
     labels: Mapping[str, str]
     value: float
 
 
 def state_at(at_ms: int, watermark_ms: int | None, stale_after_s: int, plain_after_s: int) -> State:
-    """Whether the ledger's usage is recent enough for a window that ends at `at_ms`."""
+    """How recent the usage is for a window that ends at `at_ms`. watermark_ms: the instant up to which it is complete;
+    None: unknown."""
     if watermark_ms is None or at_ms - watermark_ms > plain_after_s * MS_PER_SECOND:
         return "plain"
     return "stale" if at_ms - watermark_ms > stale_after_s * MS_PER_SECOND else "usage"
 
 
 def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[Row]:
-    """The instant vector, by queue name. state: as `state_at` returns it; the caller must refuse `stale` before.
+    """The samples of the answer, sorted by queue name. Raises UnknownQuery.
+
+    state: as `state_at` returns it; the caller refuses `stale` before.
 
     A policy's queue with several KAI queues (refs) gives each of them its whole usage, since the policy treats them as
     one queue. Usage of a queue includes that of its descendants, as in KAI."""
@@ -228,12 +233,18 @@ def _named(policy: Policy) -> Mapping[str, QueuePolicy]:
 
 
 def _steps(question: UsageQuestion, window: UsageWindow, quantity: int) -> float:
-    """A quantity of the window in GPUs times steps, decayed to the query's own reference."""
+    """A quantity of the window in GPUs times steps, decayed to the reference of the query. Raises UnknownQuery for a
+    reference that is too far away."""
     value = quantity / (question.resolution_s * MS_PER_SECOND * US_PER_MS)
     if question.half_life_s is None or question.reference_s is None:
         return value
-    reference_ms = round(question.reference_s * MS_PER_SECOND)
-    return value * age_weight(window.end_ms, reference_ms, question.half_life_s)
+    try:
+        reference_ms = round(question.reference_s * MS_PER_SECOND)
+        return value * age_weight(window.end_ms, reference_ms, question.half_life_s)
+    except (OverflowError, ValueError) as error:
+        raise UnknownQuery(
+            f"the decay refers to {question.reference_s:g} s since 1970: expected the present"
+        ) from error
 
 
 _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
@@ -249,7 +260,7 @@ _MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
 
 
 class Refused(Exception):
-    """An error answer. status and errorType as in Prometheus; the text is the reason."""
+    """An error answer. status: HTTP status; kind: the `errorType`, as in Prometheus; reason: the `error`."""
 
     def __init__(self, status: int, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -314,8 +325,9 @@ class KaiUsageSource:
     ) -> Mapping[str, object]:
         """The body of a successful answer.
 
-        shard: None for the whole cluster.
-        cluster: None for all.
+        time: the instant of the query in seconds since 1970; None: now.
+        shard: the scheduling shard, "" for nodes without one; None: all nodes.
+        cluster: None: all clusters of the ledger.
 
         Raises Refused."""
         try:
@@ -332,7 +344,11 @@ class KaiUsageSource:
             raise Refused(400, "bad_data", str(error)) from error
         at_ms = self._instant(time)
         if cluster is not None and cluster not in self._ledger.clusters():
-            raise Refused(404, "not_found", f"nothing was metered of a cluster {cluster[:200]!r}")
+            raise Refused(
+                404,
+                "not_found",
+                f"the ledger has no cluster {cluster[:200]!r}: check the name after {OF_CLUSTERS}/ in the URL",
+            )
         nodes = (node for node in self._ledger.nodes() if cluster in (None, node.cluster))
         if shard is not None and all(node.shard != shard for node in nodes):
             raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
@@ -344,11 +360,12 @@ class KaiUsageSource:
                 "stale",
                 f"usage is {cached.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
             )
+        try:
+            samples = rows(question, cached.window, cached.policy, cached.state)
+        except UnknownQuery as error:
+            raise Refused(400, "bad_data", str(error)) from error
         self._metrics.answers.labels(cached.state).inc()
-        vector = [
-            {"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]}
-            for row in rows(question, cached.window, cached.policy, cached.state)
-        ]
+        vector = [{"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]} for row in samples]
         return {"status": "success", "data": {"resultType": "vector", "result": vector}}
 
     def _instant(self, time: str | None) -> int:
@@ -360,7 +377,7 @@ class KaiUsageSource:
         except (ValueError, OverflowError) as error:
             raise Refused(400, "bad_data", f"time {time[:40]!r}: expected seconds since 1970") from error
         if not 0 < at_ms <= now + _MS_PER_YEAR:
-            raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
+            raise Refused(400, "bad_data", f"time {time[:40]!r} is before 1970 or more than a year ahead")
         return at_ms
 
     def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
@@ -377,7 +394,11 @@ class KaiUsageSource:
         try:
             policies = self._ledger.policies(at_ms, at_ms + 1)
             if not policies:
-                raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
+                raise Refused(
+                    503,
+                    "unavailable",
+                    "no policy yet: the queues are unknown until the controller or the operator sends one",
+                )
             watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard, cluster)
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             # A window up to the present would end, and so begin, in the middle of rows.
@@ -395,7 +416,7 @@ class KaiUsageSource:
 
 
 def create_app(source: KaiUsageSource) -> FastAPI:
-    """The listener's application: no credentials, read-only, small bodies only."""
+    """The listener's application. It needs no credentials, only reads, and accepts only small bodies."""
 
     async def query(request: Request, nameless: str | None) -> Response:
         try:
@@ -414,8 +435,8 @@ def create_app(source: KaiUsageSource) -> FastAPI:
 
     async def matrix(_: Request) -> Response:
         text = (
-            "query_range: KAI asks for a range with windows of type tumbling or cron, which no Prometheus answers:"
-            " set usageParams.windowType: sliding"
+            "query_range is not supported: KAI sends it for windows of type tumbling or cron. Set"
+            " usageParams.windowType: sliding"
         )
         return _refusal(Refused(400, "bad_data", text))
 
@@ -442,7 +463,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MAX_BODY_BYTES:
-            raise Refused(413, "bad_data", f"a form of more than {_MAX_BODY_BYTES} bytes")
+            raise Refused(413, "bad_data", f"the form is larger than {_MAX_BODY_BYTES} bytes")
     return body
 
 

@@ -99,8 +99,11 @@ PodName = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PodSeen:
-    """The known facts of pods with one name: when they were bound and ended (None: unknown), and the labels of the
-    newest. shares: whether it requested a part of a GPU."""
+    """The known facts of all pods with one name.
+
+    start_ms, end_ms: when the first was bound and the last ended; None: unknown.
+    labels: those of the newest.
+    shares: whether one of them requested a part of a GPU."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -130,12 +133,12 @@ class Allocation:
 
     @property
     def gpu_us(self) -> int:
-        """Held (or idle) time, without shared idle time."""
+        """GPU-µs of held (or idle) time, without shared idle time."""
         return sum(gpu_us for group, gpu_us in self.time.items() if not group.shared)
 
     @property
     def cost(self) -> Fraction:
-        """The cost of all time with a price, including shared idle time; in the price book's currency."""
+        """The cost of all time with a price, with shared idle time, in the price book's currency."""
         return self._cost(self.time)
 
     @property
@@ -162,11 +165,11 @@ class Allocation:
 
     @property
     def efficiency(self) -> Fraction | None:
-        """Busy time of all devices over held time, as far as known; None if unknown."""
+        """Busy time over held time, for time with known utilisation; None if there is none."""
         return Fraction(self.busy_us, self.known_us) if self.known_us else None
 
     def at_rate(self, rate: Decimal) -> Allocation:
-        """A copy with every price multiplied by the rate, exactly."""
+        """The allocation with every price multiplied by the rate, exactly."""
         if rate == 1:
             return self
         converted = {
@@ -189,7 +192,7 @@ SORTED_BY: Final[Mapping[str, Callable[[Allocation], Fraction]]] = {
     "totalEfficiency": lambda one: one.efficiency or Fraction(0),
     "minutes": lambda one: Fraction(one.end_ms - one.start_ms),
 }
-"""Figures of accountant.compat.opencost_query.FIGURES."""
+"""The sort key for each figure of `accountant.compat.opencost_query.FIGURES`."""
 
 
 def allocations(
@@ -215,8 +218,8 @@ def allocations(
 
 
 def share_idle(allocations: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
-    """Adds idle time to the holders of the same node (or cluster), in proportion to the cost of what they held; by GPU
-    time if some of it has no price."""
+    """Divides the idle time of each node (or cluster) among its holders in proportion to the cost of what they held, or
+    to their GPU time if some of it has no price. Idle time of a node or cluster without holders stays."""
     pools: dict[tuple[str, ...], list[int]] = defaultdict(list)
     idle_us: dict[tuple[tuple[str, ...], CostGroup], int] = defaultdict(int)
     for index, allocation in enumerate(allocations):
@@ -248,8 +251,10 @@ def share_idle(allocations: Sequence[Allocation], *, by_node: bool) -> list[Allo
 def aggregated(
     allocations: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = ""
 ) -> dict[str, Allocation]:
-    """The allocations grouped by name, sorted; a name is the values of the keys joined with a slash. split_idle: `node`
-    or `cluster` keeps idle time separate per node or cluster."""
+    """Combines allocations with the same name; returns them sorted by name. A name consists of the values of the keys,
+    joined by slashes.
+
+    split_idle: `node` or `cluster` names idle time by node or cluster; "": all of it has one name."""
     groups: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         name = (
@@ -262,7 +267,7 @@ def aggregated(
 
 
 def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocation]:
-    """Consecutive sets combined into one."""
+    """Combines consecutive sets into one."""
     groups: dict[str, list[Allocation]] = {}
     for of_set in sets:
         for name, allocation in of_set.items():
@@ -271,7 +276,7 @@ def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocatio
 
 
 def merged(parts: Sequence[Allocation]) -> Allocation:
-    """Several allocations combined: times are added, properties kept if all agree."""
+    """Combines allocations into one: times are added, and properties on which all agree are kept."""
     if len(parts) == 1:
         return parts[0]
     time: dict[CostGroup, int] = defaultdict(int)
@@ -314,7 +319,7 @@ def value_of(allocation: Allocation, key: str) -> str:
 
 
 def filtered_by(allocation: Allocation) -> Mapping[str, str]:
-    """An allocation's properties by their names in filters."""
+    """The properties of an allocation by their names in filters."""
     labels = {f"label[{name}]": value for name, value in allocation.labels.items()}
     by_name = {name: allocation.labels.get(label, "") for name, label in LABEL_OF.items()}
     kind, controller = allocation.properties.get("controllerKind", ""), allocation.properties.get("controller", "")
@@ -362,8 +367,8 @@ def _allocation(
 
 
 def _pod_lifetime(pod: PodSeen, start_ms: int, end_ms: int, longest_us: int) -> tuple[int, int]:
-    """When the pod existed, within the span; the whole span if that is unknown, or contradicts the longer time for
-    which it held a GPU."""
+    """When the pod existed, within the span. It is the whole span if the pod held one GPU for longer than its known
+    lifetime. longest_us: the longest time for which it held one GPU."""
     begin = max(start_ms, pod.start_ms) if pod.start_ms is not None else start_ms
     end = min(end_ms, pod.end_ms) if pod.end_ms is not None else end_ms
     return (begin, end) if longest_us <= (end - begin) * US_PER_MS else (start_ms, end_ms)
@@ -430,7 +435,8 @@ def summary(
 
 
 def table(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> str:
-    """All allocations of all sets as CSV, a line each; text that a spreadsheet would execute gets an apostrophe."""
+    """All allocations of all sets as CSV with one line each. Text that a spreadsheet would execute gets an
+    apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(["name", "windowStart", "windowEnd", *_PROPERTIES, *_COLUMNS])
@@ -443,8 +449,9 @@ def table(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> s
 
 
 class NodeTotal(NamedTuple):
-    """A node's capacity that was up and metered. cost: the sum of price per hour × GPU-µs; divided by the microseconds
-    of an hour it is in the price book's currency."""
+    """The capacity of a node that was up and metered.
+
+    cost: the sum of price per GPU-hour × GPU-µs, so US_PER_HOUR times the cost in the price book's currency."""
 
     gpu_us: int = 0
     cost: Fraction = Fraction(0)
@@ -501,7 +508,7 @@ def _node(cluster: str, node: str, total: NodeTotal, facts: NodeFacts, span: Spa
 
 
 def allocation(name: str, item: Allocation, span: Span) -> dict[str, Any]:
-    """One allocation as JSON. span: of its set."""
+    """An allocation in the form of OpenCost's JSON. span: the span of its set."""
     cost, efficiency = float(item.cost), float(item.efficiency or 0)
     count = float(item.count)
     return {
@@ -547,7 +554,7 @@ def _properties(item: Allocation) -> dict[str, Any]:
 
 
 def _devices(item: Allocation) -> dict[str, Any]:
-    """The newer form of the GPU fields. Model and UUID only if there is exactly one; unknown usage is null."""
+    """The field `gpuAllocation`. Model and UUID are empty unless there is exactly one; unknown usage is null."""
     usage = None if item.efficiency is None else float(item.count * item.efficiency)
     return {
         "gpuDevice": "",
@@ -596,8 +603,7 @@ class PodLedger(Ledger, Protocol):
 
 
 class AllocationSource:
-    """Answers queries for allocations. Thread-safe. cluster: this cluster's name, used until an agent has reported
-    one."""
+    """Answers queries for allocations and assets. Thread-safe. cluster: the name of this cluster."""
 
     def __init__(
         self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, limits: Limits
@@ -610,8 +616,8 @@ class AllocationSource:
         self._most_gpu_hours = limits.question_gpu_hours
 
     def answer(self, query: str, *, summed: bool) -> Mapping[str, object] | str:
-        """The body of a successful answer; text is CSV. Raises BadQuestion and
-        accountant.core.errors.AccountantError."""
+        """The body of a successful answer; a text is CSV. summed: a summary answer. Raises BadQuestion and
+        AccountantError."""
         question, allocation_sets, warnings = self._query_allocations(query)
         if question.format == "csv":
             return table(allocation_sets)
@@ -619,15 +625,17 @@ class AllocationSource:
         return _success(summary(allocation_sets, question.step_ms, span) if summed else sets(allocation_sets), warnings)
 
     def nodes(self, query: str) -> Mapping[str, object]:
-        """Each node's GPUs as an asset: held time on it, and time without a holder.
+        """The body of an answer with the GPUs of each node as an asset, whether held or not. Raises what `answer`
+        raises.
 
-        A map by name, as in OpenCost; with `filterTypes` a list with this map, as in Kubecost and as `kubectl cost
-        node` expects. Raises as `answer` does."""
+        Its data is a map by name, as in OpenCost; with `filterTypes` it is a list with this map, as in Kubecost and as
+        `kubectl cost node` expects."""
         assets, unpriced = self.assets(query)
         return _success([assets] if parameters(query).get("filterTypes", "") else assets, _unpriced(unpriced))
 
     def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
-        """Each node's GPUs by OpenCost's key, and the GPU-µs without a price by model. Raises as `answer` does."""
+        """The asset of each node by OpenCost's key, and the GPU-µs without a price by model. Raises what `answer`
+        raises."""
         parameter_values = parameters(query)
         now = self._clock.wall_ms()
         question = parse_query(urlencode({"window": parameter_values.get("window", "")}), now, self._longest_ms)
@@ -650,8 +658,8 @@ class AllocationSource:
         return node_assets(totals, facts_of, (start, end)), unpriced
 
     def values(self, query: str) -> Mapping[str, object]:
-        """The values of `field` in the window's allocations that contain `search`, for a selection list. Raises as
-        `answer` does."""
+        """The body of an answer with the values of `field` that contain `search`, of the allocations in the window, for
+        a selection list. Raises what `answer` raises."""
         parameter_values = parameters(query)
         field = _FIELDS.get(parameter_values.get("field", ""), parameter_values.get("field", ""))
         allocation_query = urlencode(
@@ -663,7 +671,7 @@ class AllocationSource:
         one_kind = [name.partition(":")[2] or name if field == "controller" else name for name in allocation_sets[0][1]]
         values = sorted({name for name in one_kind if name != UNALLOCATED and search in name.lower()})
         limit = parameter_values.get("limit", "")
-        return _success(values[: int(limit) if limit.isascii() and limit.isdigit() else None], [])
+        return _success(values[: int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 10 else None], [])
 
     def information(self) -> Mapping[str, object]:
         """The body of /clusterInfo: the clusters that allocations name, this accountant's own first."""
@@ -681,7 +689,7 @@ class AllocationSource:
         return self._ledger.clusters()
 
     def currency(self) -> str | None:
-        """The currency of all costs; None without a price book."""
+        """The currency of all costs; None if it is unknown."""
         book = self._book()
         return book.currency if book is not None else None
 
@@ -698,13 +706,13 @@ class AllocationSource:
         selected = [(span, _select_allocations(allocations, question)) for span, allocations in allocation_sets]
         omitted = count - sum(len(allocations) for _, allocations in selected)
         warnings = _warnings(allocation_sets, unmetered_us, question) + (
-            [f"{omitted} allocations are left off"] if omitted else []
+            [f"{omitted} allocations are left out, because of limit and offset"] if omitted else []
         )
         return question, selected, warnings
 
     def groups(self, question: Question) -> tuple[AllocationSets, int]:
-        """For each set (OpenCost's AllocationSet: the allocations of one accumulated step) its span and allocations by
-        name; and the unmetered GPU-µs of all of them. Raises BadQuestion."""
+        """The span and the allocations by name of each set of the answer, and the unmetered GPU-µs of all sets. Raises
+        BadQuestion."""
         now_ms = self._clock.wall_ms()
         self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
@@ -728,8 +736,8 @@ class AllocationSource:
         return allocation_sets, unmetered_us
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
-        """The charges of each step, none after now. If steps consist of whole hours, one ledger query covers many of
-        them."""
+        """Yields the charges of each step until now. If all steps consist of whole hours, one ledger query covers many
+        steps."""
         grain = _grain(steps)
         many = _STEPS_AT_ONCE if grain else 1
         for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
@@ -748,7 +756,7 @@ class AllocationSource:
 
 
 class ExchangeRates(Protocol):
-    """accountant.fleet.fleet_ledgers.Rates. to: the currency that amounts are converted to."""
+    """The part of `accountant.fleet.fleet_ledgers.Rates` that is used here. to: the currency after conversion."""
 
     to: str
 
@@ -798,7 +806,10 @@ class AllocationsOfLedgers(AllocationSource):
             of_ledger, unpriced_of_ledger = source.assets(query)
             if duplicates := assets.keys() & of_ledger.keys():
                 node = min(duplicates).rpartition("/")[2]
-                raise BadQuestion("window", f"{name} and another ledger have a node {node} in a cluster of one name")
+                raise BadQuestion(
+                    "window",
+                    f"{name} and another ledger have a node {node} in clusters of the same name: query one ledger",
+                )
             rate = float(self._rate(source))
             assets |= {
                 key: {**asset, "gpuCost": asset["gpuCost"] * rate, "totalCost": asset["totalCost"] * rate}
@@ -823,7 +834,7 @@ class AllocationsOfLedgers(AllocationSource):
     def _check_currencies(self) -> None:
         currencies = self._currencies()
         if self._rates is None and len(currencies) > 1:
-            hint = "ask for one ledger, or give --rates FILE"
+            hint = "query one ledger, or start the server with --rates FILE"
             raise BadQuestion("window", f"amounts in {', '.join(currencies)} cannot be added up: {hint}")
 
     def _rate(self, source: AllocationSource) -> Decimal:
@@ -838,7 +849,7 @@ class AllocationsOfLedgers(AllocationSource):
 
 
 def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
-    """The dimension by which one ledger answer can be divided into the steps; None if there is none."""
+    """The dimension by which the charges of one ledger query can be divided into these steps; None if there is none."""
     edges = [end for _, end in steps[:-1]]
     if not edges:
         return None
@@ -849,7 +860,7 @@ def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
 
 @lru_cache(maxsize=MAX_STEPS)
 def _instant(text: str) -> int:
-    """The start of a day or an hour as named by the ledger, in UTC."""
+    """The start of a day or an hour that the ledger names, in UTC milliseconds."""
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
@@ -883,8 +894,7 @@ def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
 
 
 def _pods_by_name(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
-    """The pods by name; several pods with one name have the time from the first to the last, and the newest one's
-    labels."""
+    """The pods by cluster, namespace and name; several pods with one name are combined."""
     by_name: dict[PodName, PodSeen] = {}
     for pod in sorted(pods, key=lambda seen: (seen.facts.created_ms or seen.facts.scheduled_ms or 0, seen.facts.uid)):
         facts, name = pod.facts, (pod.cluster, pod.facts.namespace, pod.facts.name)
@@ -909,13 +919,13 @@ def _warnings(allocation_sets: AllocationSets, unmetered_us: int, question: Ques
     if unmetered_us:
         warnings.append(f"{_hours(unmetered_us)} of the window are not metered, or not delivered yet, and in no figure")
     if "service" in question.aggregate:
-        warnings.append("services are not known to the ledger")
+        warnings.append("the ledger does not store services: no allocation has one")
     if any(name.startswith("annotation:") for name in question.aggregate):
-        warnings.append("annotations are not kept in the ledger")
+        warnings.append("the ledger does not store annotations: no allocation has one")
     warnings += [
         f"{name} is requested, but the ledger does not store it: no allocation has one" for name in question.unkept
     ]
-    warnings += [f"{name} is not applied" for name in question.ignored]
+    warnings += [f"the parameter {name} is not supported and has no effect" for name in question.ignored]
     return warnings
 
 
@@ -923,7 +933,7 @@ def _unpriced(by_model: Mapping[str, int]) -> list[str]:
     if not by_model:
         return []
     models = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(by_model.items()))
-    return [f"cost 0 means unpriced for {models}: the price book has no price"]
+    return [f"cost 0 means unpriced for {models}: add a price to the price book"]
 
 
 def _hours(gpu_us: int) -> str:
@@ -949,7 +959,7 @@ _EMPTY: Mapping[str, object] = {
 
 
 def create_app(source: AllocationSource) -> FastAPI:
-    """The listener's application: no credentials, read-only, a few queries at a time."""
+    """The listener's application. It needs no credentials, only reads, and answers `_AT_ONCE` queries at a time."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     def reading(read: Callable[[str], Mapping[str, object] | str]) -> Callable[[Request], Any]:

@@ -48,7 +48,7 @@ class NotAWindow(ValueError):
 
 
 def parse_window(text: str, now_ms: int) -> tuple[int, int]:
-    """[start_ms, end_ms) of the window. Raises NotAWindow."""
+    """Parses `window=` as the span [start_ms, end_ms). Raises NotAWindow."""
     span = _named(text, now_ms)
     if span is not None:
         return span
@@ -67,7 +67,7 @@ def parse_window(text: str, now_ms: int) -> tuple[int, int]:
 
 
 def duration_ms(text: str) -> int:
-    """The milliseconds of `30m`, `24h`, `7d`, `2w`. Raises NotAWindow."""
+    """Parses a duration such as `30m`, `24h`, `7d` or `2w` as milliseconds. Raises NotAWindow."""
     match = _DURATION.fullmatch(text)
     if not match or int(match[1]) == 0:
         raise NotAWindow(
@@ -135,7 +135,7 @@ _TESTS: Mapping[str, Callable[[str, str], bool]] = {
 
 
 class NotAFilter(ValueError):
-    """The text is not a filter, or names an unknown property; the message has the place and the reason."""
+    """The text is no filter, or names an unknown property. The message has the place and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,12 @@ class _Token:
 
 
 def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
-    """A test of an allocation's properties; without text it accepts everything. keys: the properties that are allowed;
-    include `label` to allow label[...]. Raises NotAFilter."""
+    """Parses a filter as a test of an allocation's properties; an empty text accepts every allocation. Raises
+    NotAFilter.
+
+    keys: the properties that are allowed; `label` allows label[...]."""
     if len(text) > MAX_CHARACTERS:
-        raise NotAFilter(f"a filter of more than {MAX_CHARACTERS} characters")
+        raise NotAFilter(f"the filter has more than {MAX_CHARACTERS} characters")
     if not text.strip():
         return lambda _: True
     parser = _Parser(_tokens(text), keys)
@@ -159,7 +161,7 @@ def parse_filter(text: str, keys: frozenset[str]) -> Predicate:
 
 
 def one_of(key: str, names: Sequence[str]) -> Predicate:
-    """A test whether the property is one of the names; a name that ends with * is a prefix."""
+    """Returns a test whether a property has one of these values; a value that ends with * is a prefix."""
     accepted = [name.strip() for name in names if name.strip()]
 
     def matches(properties: Properties) -> bool:
@@ -187,7 +189,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 class _Parser:
-    """A recursive descent parser."""
+    """A recursive descent parser of filters; see the grammar above."""
 
     def __init__(self, tokens: list[_Token], keys: frozenset[str]) -> None:
         self._tokens = tokens
@@ -196,7 +198,7 @@ class _Parser:
 
     def filter(self, depth: int) -> Predicate:
         if depth > MAX_DEPTH:
-            raise NotAFilter(f"more than {MAX_DEPTH} parentheses inside one another")
+            raise NotAFilter(f"more than {MAX_DEPTH} nested parentheses")
         parts = [self._element(depth)]
         sign = ""
         while (token := self._peek()) is not None and token.text in ("+", "|"):
@@ -323,7 +325,7 @@ _SUNDAY_MS = 3 * MS_PER_DAY
 
 
 class BadQuestion(ValueError):
-    """A parameter that cannot be answered, and why."""
+    """A query with a parameter that cannot be answered. The message is the reason."""
 
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(reason)
@@ -332,7 +334,7 @@ class BadQuestion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A parsed query. sets: the spans of each set of the answer, in order; together they are the window."""
+    """A parsed query. sets: the consecutive spans of each set of the answer; all of them together are the window."""
 
     start_ms: int
     end_ms: int
@@ -366,7 +368,9 @@ def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
     include_idle = _flag(values, "includeIdle") or _flag(values, "idle")
     idle_by_node = _flag(values, "idleByNode")
     if _flag(values, "includeProportionalAssetResourceCosts"):
-        raise BadQuestion("includeProportionalAssetResourceCosts", "shares of single nodes are not answered here")
+        raise BadQuestion(
+            "includeProportionalAssetResourceCosts", "these costs are not supported: leave the parameter out"
+        )
     for unused in ("sharelb", "includeAggregatedMetadata"):
         _flag(values, unused)
     sort, descending = _order(values)
@@ -392,7 +396,7 @@ def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
 
 
 def asset_filter(values: Mapping[str, str]) -> Predicate:
-    """The predicate of the filter and the types in a query for assets. Raises BadQuestion."""
+    """Parses the filter and the types of a query for assets as a test of their properties. Raises BadQuestion."""
     try:
         matches = parse_filter(values.get("filter", ""), _ASSET_KEYS)
     except NotAFilter as error:
@@ -406,10 +410,10 @@ def parameters(query: str) -> Mapping[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_PARAMETERS, errors="strict")
     except ValueError as error:
-        raise BadQuestion("query", f"cannot be read: {error}") from error
+        raise BadQuestion("query", f"the query string cannot be read: {error}") from error
     for name, value in pairs:
         if name.startswith("filter") and value and name not in {"filter", "filterTypes", *_FILTERS}:
-            raise BadQuestion(name[:60], f"this filter is not known here; use filter, or {', '.join(sorted(_FILTERS))}")
+            raise BadQuestion(name[:60], f"unknown filter: use filter, or {', '.join(sorted(_FILTERS))}")
     return dict(reversed(pairs))
 
 
@@ -419,9 +423,9 @@ def _window(values: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
     except NotAWindow as error:
         raise BadQuestion("window", str(error)) from error
     if end - start > longest_ms:
-        raise BadQuestion("window", f"longer than {longest_ms // MS_PER_DAY} days")
+        raise BadQuestion("window", f"the window is longer than {longest_ms // MS_PER_DAY} days")
     if start < 0:
-        raise BadQuestion("window", "begins before 1970")
+        raise BadQuestion("window", "the window begins before 1970")
     return start, end
 
 
@@ -463,7 +467,7 @@ def _aggregate(text: str) -> tuple[str, ...]:
             known = ", ".join(sorted(KEYS))
             raise BadQuestion("aggregate", f"{name[:60]!r}: expected {known}, label:NAME or annotation:NAME")
     if len(names) > MAX_AGGREGATE:
-        raise BadQuestion("aggregate", f"more than {MAX_AGGREGATE} names")
+        raise BadQuestion("aggregate", f"more than {MAX_AGGREGATE} names: leave some out")
     return tuple(dict.fromkeys(names))
 
 

@@ -55,7 +55,7 @@ _SHORT = 18
 
 @dataclass(frozen=True, slots=True)
 class GpuTimeline:
-    """One GPU. cells: its accounts in each cell of the timeline, in GPU-µs."""
+    """The timeline of one GPU. cells: its accounts in each cell, in GPU-µs."""
 
     name: str
     detail: str
@@ -119,8 +119,8 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
 def timeline(
     ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
 ) -> tuple[Timeline, list[UsageLine]]:
-    """The GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole span. If there
-    are too many GPUs, only those with the most allocated time are shown. They are sorted by node and name.
+    """The timeline of the GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole
+    span. The timeline has the MOST_STRIPS GPUs with the most allocated time, sorted by node and name.
 
     Needs two queries whatever the length of the span, and memory in proportion to the number of cells."""
     tz = periods.zone(timezone)
@@ -147,13 +147,14 @@ def timeline(
 
 
 def _local(at_ms: int, tz: ZoneInfo) -> datetime:
-    """The start of its local hour."""
+    """The start of the instant's local hour, without a time zone."""
     local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
     return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """An SVG with a row per GPU and a column per cell; a column shows the accounts, busy at the bottom."""
+    """An SVG with a row for each GPU and a column for each cell. A column shows the accounts, busy time at the
+    bottom."""
     height = _TOP + len(timeline.strips) * (_ROW + _GAP) + _BOTTOM
     svg = root("timeline", _WIDTH, height, title, _described(timeline))
     pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(timeline.starts))
@@ -193,13 +194,13 @@ def _shares(accounts: Accounts) -> str:
 
 
 def _short(gpu: str) -> str:
-    """The beginning of a UUID, long enough to be distinct in a cluster; MIG rows keep their instance."""
+    """A GPU's UUID, shortened so that it is still distinct in a cluster. The instance of a MIG row stays."""
     head, slash, rest = gpu.partition("/")
     return (head if len(head) <= _SHORT else "-".join(head.split("-")[:2])[:_SHORT]) + slash + rest
 
 
 def gangs_of(key: JobKey) -> tuple[str, ...]:
-    """The beginnings of the names of the job's gangs: namespace/name."""
+    """The texts NAMESPACE/NAME with which the names of the job's gangs begin."""
     return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
 
 
@@ -208,16 +209,16 @@ def decisions_about_job(
 ) -> list[Decision]:
     """The decisions about the job, in the given order.
 
-    pods: names of its pods.
-    siblings: jobs of the same cluster and namespace, as in JobKey."""
+    pods: names of the job's pods.
+    siblings: jobs (`Kind/name`) of the same cluster and namespace."""
     pod_names = {f"{key.namespace}/{name}" for name in pods}
     jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
     return [decision for decision in decisions if _is_about(decision, key, pod_names, jobs)]
 
 
 def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
-    """Whether a decision is about this job. jobs: the longest name first, the job itself before others of its
-    name."""
+    """Whether a decision is about this job. jobs: all jobs of the namespace, the longest name first, and the job itself
+    before others of its name."""
     subject = decision.subject.partition("/")[2]
     if subject == f"{key.namespace}/{_name(key.job)}":
         return True
@@ -240,7 +241,7 @@ def _names(job: str) -> tuple[str, ...]:
 
 
 def _name(job: str) -> str:
-    """The name without the kind."""
+    """A job's name without the kind."""
     return job.partition("/")[2] or job
 
 
@@ -317,7 +318,7 @@ def _render_job(
     *,
     everyone: bool,
 ) -> Response:
-    """The page of one job. everyone: the reader may see other teams, and so the pages of decisions."""
+    """The page of one job. everyone: whether the reader may see all teams, and therefore the pages of decisions."""
     title = f"What each GPU did for {answer.job.job}"
     return month_and_decision_pages.page(
         request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips,
@@ -382,7 +383,9 @@ def node_page(
     whole = page_rows.added(line.accounts_gpu_us for line in of_gpus)
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:
-        raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
+        raise Refusal(
+            "not-found", f"the ledger has no records of a node {node[:200]!r} of cluster {cluster[:200]!r} in that time"
+        )
     return month_and_decision_pages.page(
         request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=params.days, facts=facts,
         strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
@@ -395,7 +398,7 @@ def node_page(
 
 @router.post("/node/{cluster}/{node}/gpus")
 async def move_gpu(request: Request, cluster: str, node: str, deps: AppDeps) -> Response:
-    """Moves a GPU to this node, from the form on the node's page, on behalf of an administrator."""
+    """Moves a GPU to this node when an administrator sends the form of the node's page."""
     principal = await admit(request, deps, "admin", form=True)
     fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))

@@ -53,10 +53,10 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 
 @dataclass(frozen=True, slots=True)
 class StaleLedger:
-    """The newest record, if it is too old to describe the present.
+    """A ledger, or a cluster of it, whose newest record is too old to describe the present.
 
-    age: its age as text.
-    cluster: the one that stopped reporting while others continue; empty if all records are old."""
+    age: the age of the record as text.
+    cluster: the cluster that stopped reporting while others continue; "" if all records are old."""
 
     newest_ms: int
     age: str
@@ -162,7 +162,7 @@ STATIC = static_routes(
 
 
 def present(request: Request, refusal: Refusal) -> Response:
-    """A refusal as an HTML page for browsers, and as a problem document for other clients."""
+    """The answer of a refusal: an HTML page or a redirect to sign-in for browsers, a problem document for others."""
     wants_page = "text/html" in request.headers.get("accept", "")
     if not wants_page or request.url.path.startswith("/v1/"):
         return answer(refusal, request.url.path)
@@ -181,12 +181,12 @@ def parse_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
     except ValueError as error:
         raise invalid("month", str(error)) from error
     if month.span(tz)[0] >= at_ms:
-        raise invalid("month", f"{text} has not begun")
+        raise invalid("month", f"{text} has not begun: choose an earlier month")
     return month
 
 
 def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
-    """The HTML report with the navigation."""
+    """The page with the HTML report of a month and the navigation. team: None for the whole cluster."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     calendar_month = parse_month(month, at, periods.zone(timezone))
     report = report_of(deps, calendar_month, team)
@@ -219,10 +219,9 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
 
 
 def prepare_pages(deps: Deps) -> None:
-    """Computes the pages that most readers will open and that take long, before they do. Raises AccountantError.
+    """Computes the slow pages that most readers open, before they open them. Raises AccountantError.
 
-    The previous month is included, because its bills are sent; it is computed again only when late records arrive for
-    it."""
+    The previous month is included, because its bills are sent. It is computed again only after late records."""
     page_layout.compile_templates(_environment(), "accountant.web")
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
@@ -234,7 +233,7 @@ def prepare_pages(deps: Deps) -> None:
 
 
 def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
-    """Where the figures of a month's report link to. On a team's page, to that team's own pages."""
+    """The targets of the links in a month's report. On the page of a team, they are pages of this team."""
     booked = correcting(deps.ledger)
 
     def act(booking: Correction | Adjustment) -> str:
@@ -254,23 +253,25 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
 
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> Response:
-    """A page with the navigation. current: the navigation entry of this page."""
+    """A page with the navigation. current: the URL of the navigation entry that is highlighted."""
     text = _render(template, deps, current=current, person=person_of(request), **values)
     return tagged(request, text.encode(), HTML)
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form, each at most once. Raises Refusal."""
+    """The fields of a form; of several values of one field, the first. Raises Refusal for a form that is too large."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > _MOST_FORM_BYTES:
-            raise Refusal("too-large", "the form is longer than any form of this site")
+            raise Refusal(
+                "too-large", f"the form is larger than {_MOST_FORM_BYTES} bytes, which no form of this site is"
+            )
     return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
 
 
 def person_of(request: Request) -> Person | None:
-    """The signed-in person, for the navigation; None for a token, or if all pages are open."""
+    """The signed-in person; None if the request has a token, or needs none."""
     person: Person | None = getattr(request.state, "person", None)
     return person
 
@@ -306,7 +307,7 @@ def _environment() -> Environment:
 
 
 def _job_id(cluster: str, namespace: str, job: str) -> str:
-    """The job's id in page URLs."""
+    """The id of a job in URLs."""
     return JobKey(cluster, namespace, job).id
 
 
@@ -321,11 +322,12 @@ def _figure(value: float | None) -> str:
 
 SHOWN = 200
 LOOKED_AT = 10_000
-"""Decisions of the span among which the page selects, newest first."""
+"""Number of newest decisions of the span that are read to select those that the page shows."""
 
 
 class DecisionsParams(Params):
-    """The parameters of the page of decisions. subject: the full name of a queue or a workload."""
+    """The parameters of the page of decisions. subject: only decisions about this queue or workload, by its full
+    name."""
 
     kind: Literal["weight", "preemption", "hold"] | None = None
     subject: str | None = Field(default=None, max_length=500)
@@ -333,7 +335,7 @@ class DecisionsParams(Params):
 
 
 def address(decision: Decision) -> str:
-    """The URL of a decision's page: the instant identifies the cycle, the id the decision."""
+    """The URL of a decision's page. The instant identifies the cycle, and the id the decision."""
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
 
 
@@ -358,7 +360,7 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
     cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
     decision = next((other for other in cycle if other.id == id), None)
     if decision is None:
-        raise Refusal("not-found", f"no decision {id[:200]!r} at that instant")
+        raise Refusal("not-found", f"no decision {id[:200]!r} was made at that instant: /decisions lists the decisions")
     return page(
         request,
         "/decisions",
@@ -377,7 +379,7 @@ def _query(params: DecisionsParams, kind: str | None) -> str:
 
 @router.get("/proposals")
 def proposals(request: Request, deps: AppDeps, principal: Reader) -> Response:
-    """The page of late changes; a team lead sees only the effect on their own teams."""
+    """The page of late changes of closed months. A reader of some teams sees only the effects on these."""
     with_effects = [(proposal, proposal.effects(principal.teams)) for proposal in deps.books.proposals()]
     book = deps.book()
     rows = [(proposal, effect) for proposal, effects in with_effects for effect in effects]
@@ -389,14 +391,14 @@ def proposals(request: Request, deps: AppDeps, principal: Reader) -> Response:
 
 
 class _SignInSite:
-    """The accountant's side of the sign-in routes; implements gputally.server.sign_in.SignInSite."""
+    """Connects the shared sign-in routes with the accountant; implements `gputally.server.sign_in.SignInSite`."""
 
     def people(self, request: Request) -> SignInService:
         deps = _deps(request)
         limit_address_rate(request, deps)
         people = deps.people()
         if people is None:
-            raise Refusal("not-found", "sign-in is not configured on this server; send a token")
+            raise Refusal("not-found", "sign-in is not configured on this server: send a token")
         return people
 
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:

@@ -45,8 +45,8 @@ _RECORDS = 200
 class Demand:
     """The known demand for GPUs.
 
-    watched: the cluster that this accountant watches through an API server, "" for none; `waiting` is complete only for
-        it.
+    watched: the cluster whose pods the accountant watches through an API server, "" for none. Only for this cluster is
+        `waiting` complete.
     asks: the GPUs that each leaf queue requests, from the fairshare controller's newest decisions."""
 
     watched: str
@@ -60,20 +60,20 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class CurrentDemand:
-    """The present use of GPUs and the waiting pods."""
+    """The present use of GPUs, and the demand for them."""
 
     held: page_rows.CurrentUse
     demand: Demand
 
 
 def records(ledger: Ledger, at_ms: int) -> list[Decision]:
-    """The newest decision records about queues before an instant, for `decision_text.shares`."""
+    """The newest records of the controller's cycles until an instant, for `decision_text.shares`."""
     since = at_ms - _LOOK_BACK_MS
     return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
 
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
-    """The demand from the accountant's own watches and the controller's records."""
+    """The demand for GPUs: waiting pods, and the requests of queues in the controller's records."""
     kubernetes = deps.settings.kubernetes
     policies = deps.ledger.policies(at_ms, at_ms + 1)
     queues = policies[-1].policy.queues if policies else ()
@@ -102,7 +102,7 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
 
 
 def recorded_of(deps: Deps, month: Month) -> bool:
-    """Whether there are records of the month; without any its figures are unknown, not zero."""
+    """Whether there are records of the month. Without records its figures are unknown, not zero."""
     first_ms, newest_ms = deps.ledger.extent()
     start, end = month.span(periods.zone(deps.settings.timezone))
     return newest_ms > start and first_ms < end
@@ -118,7 +118,7 @@ def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
 
 
 def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
-    """The jobs by state, and all of them under None; the most expensive MOST_JOBS of each."""
+    """The most expensive MOST_JOBS jobs of each state, and of all states under None."""
 
     def compute() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
@@ -147,7 +147,7 @@ def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Acco
 
 
 def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
-    """GPUs that ever belonged to the node, or that it claims."""
+    """The GPUs that ever belonged to the node, or that it claims."""
     return tuple(gpu for gpu in deps.ledger.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
 
 
@@ -163,7 +163,7 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, .
 
 @dataclass(frozen=True, slots=True)
 class MonthReadings:
-    """The data of a month's reports, for the cluster and all teams. found_ms: when it was read."""
+    """The data of a month's reports, for the cluster and for each team. found_ms: when it was read."""
 
     found_ms: int
     readings: Readings
@@ -174,7 +174,7 @@ class MonthReadings:
 
 
 def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
-    """Reads the data once for all teams, so that the next report page does not wait for the ledger."""
+    """The data of a month's reports. It is read once for all teams, so that other report pages need not wait."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
@@ -194,7 +194,7 @@ class Bills:
     """The bills of a month by job, node or another grouping, from which the figures of its pages are itemised.
 
     found_ms: when they were computed.
-    stated: the statement of these bills, without other booked items."""
+    stated: the statement of these bills, without corrections, credits and charges."""
 
     found_ms: int
     stated: Statement
@@ -212,7 +212,7 @@ def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
 
 
 def all_bills_of(deps: Deps, month: Month) -> None:
-    """The bills of a month in all groupings, computed together from one snapshot with shared intermediate results."""
+    """Caches the bills of a month in all groupings, which are computed together from one snapshot."""
     cuts = tuple(statement_breakdown.DIMENSIONS)
     keys, mark = _bills_keys(deps, month, cuts)
     deps.answers.ask_together(keys, lambda: _bills(deps, month, cuts), mark)
@@ -226,7 +226,8 @@ def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Has
 
 
 def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
-    """The mark (accountant.api.answer_cache) of a past span. None for a current span, whose end keeps changing."""
+    """A function that returns the mark of a past span (accountant.api.answer_cache). None for a span that has not
+    ended."""
     return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
 
 
@@ -245,7 +246,7 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
 
 
 def prepare_answers(deps: Deps, month: Month) -> None:
-    """Fills the cache with the answers of the most visited pages, except reports. month: the current one. Raises
+    """Caches the answers of the most visited pages, except reports. month: the current month. Raises
     AccountantError."""
     current_demand(deps)
     month_so_far(deps, month)
@@ -255,7 +256,7 @@ def prepare_answers(deps: Deps, month: Month) -> None:
 
 
 def books(deps: Deps) -> Hashable:
-    """A value that changes with the price book, the policy or the acts."""
+    """A value that changes with the price book, the policy or the administrative acts."""
     return prices_and_policy(deps), deps.ledger.last_act()
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
+from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.cost_allocation import statement
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
@@ -35,14 +36,6 @@ TRUSTED = 0.98
 MOST_HOLDERS = 40
 
 
-class MachineQuestions(Questions, Protocol):
-    """The queries about machines: accountant.storage.read_snapshot.Snapshot."""
-
-    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at some time in the span, by cluster and node."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class HeldWorkload:
     """A workload and the GPUs that it holds on average over the displayed span."""
@@ -58,7 +51,7 @@ class HeldWorkload:
 
 @dataclass(frozen=True, slots=True)
 class CurrentUse:
-    """The newest metered quarter of an hour: [start_ms, end_ms).
+    """The use of GPUs in the newest metered quarter of an hour, [start_ms, end_ms).
 
     starting_us, gang_waiting_us: parts of its idle time.
     burn_per_hour: cost of an hour at this rate, without unpriced time; None without a price book.
@@ -105,9 +98,9 @@ class TeamSoFar:
 
 @dataclass(frozen=True, slots=True)
 class MonthSoFar:
-    """The current month.
+    """The current month so far.
 
-    total: sum of the teams' lines; None without a price book.
+    total: sum of the teams' costs; None without a price book.
     recorded: whether there is any record of this month; without one the figures are unknown, not zero."""
 
     month: Month
@@ -123,7 +116,7 @@ class MonthSoFar:
 
 @dataclass(frozen=True, slots=True)
 class NodeCoverage:
-    """One node's month so far. capacity without down time."""
+    """One node's current month so far. capacity_us: without down time."""
 
     cluster: str
     node: str
@@ -138,7 +131,10 @@ class NodeCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node during a span, with its known facts. down: why it cannot be used now, "" if it can."""
+    """A node during a span, with its known facts.
+
+    gpus: number of GPUs that it had in the span.
+    down: why it cannot be used now, "" if it can."""
 
     cluster: str
     name: str
@@ -156,10 +152,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Jobs in one state, or all.
+    """Jobs in one state, or in any.
 
-    dearest: the most expensive of `count`.
-    total: the cost of the time with a price."""
+    dearest: the most expensive of the `count` jobs.
+    total: the sum of the known costs.
+    unpriced: whether the cost of a job is unknown."""
 
     dearest: tuple[Job, ...]
     count: int
@@ -172,8 +169,8 @@ class Jobs:
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
 
 
-def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
-    """Nodes by cluster and name. gpus: devices that were known in the span."""
+def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
+    """The nodes with records in the span or with facts, sorted by cluster and name."""
     facts_of = {(node.cluster, node.name): node for node in facts}
     sums: dict[tuple[str, str], list[Accounts]] = {}
     models: dict[tuple[str, str], set[str]] = {}
@@ -201,8 +198,8 @@ def machines(ledger: MachineQuestions, facts: Iterable[NodeFacts], start_ms: int
 
 
 def jobs_by_state(jobs: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
-    """All jobs under None, and those of each state that occurs; the most expensive first. most: maximum number per
-    state."""
+    """The jobs of each state that occurs, and all jobs under None; the most expensive first. most: maximum number of
+    jobs for each."""
     ordered = sorted(jobs, key=lambda job: (-(job.cost or 0), -job.accounts_gpu_us.allocated, job.id))
     by_state: dict[JobState | None, list[Job]] = {None: ordered}
     for job in ordered:
@@ -248,7 +245,7 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
 
 
 def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
-    """Averages over [start, end) in epoch ms: the newest settled span."""
+    """The average use of GPUs in [start, end), in epoch milliseconds."""
     gpu_us = (end - start) * US_PER_MS
     finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
     sums = added(line.accounts_gpu_us for line in finest)
@@ -279,7 +276,7 @@ def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int,
 
 
 def requested_gpus(facts: PodFacts) -> int:
-    """The number of devices that a pod requests; a quantity that is not an integer counts as one."""
+    """The number of devices that a pod requests. A quantity that is not an integer counts as one."""
     amounts = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
     return sum(int(amount) if amount.isdecimal() else 1 for amount in amounts)
 
@@ -287,8 +284,8 @@ def requested_gpus(facts: PodFacts) -> int:
 def burn_per_hour(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
 ) -> tuple[Decimal | None, int]:
-    """The cost of an hour at the rate of [start_ms, end_ms) to the holders of GPUs, None without a price book. Also the
-    GPU-µs without a price, which are not in this cost."""
+    """The hourly cost of the GPUs that were held in [start_ms, end_ms), and the GPU-µs without a price, which this cost
+    does not contain. Without a price book: (None, 0)."""
     if book is None:
         return None, 0
     held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
@@ -298,7 +295,8 @@ def burn_per_hour(
 
 
 def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
-    """Every team that held or pays for anything this month, the largest first; amounts as on a statement of today."""
+    """The current month of every team that held GPUs or pays for anything, the largest first. The amounts are those of
+    a statement up to now."""
     month = Month.of(at_ms - 1, zone(timezone))
     stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
     by_team: dict[str, dict[str, int]] = {}
@@ -335,7 +333,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
 
 
 def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
-    """Nodes by their unmetered time, worst first."""
+    """The nodes, those with the most unmetered time first."""
     rows = [
         NodeCoverage(
             cluster=line.key["cluster"],
@@ -350,7 +348,7 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
 
 
 def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
-    """The sum of all nodes."""
+    """The sums over all nodes, as one row without names."""
     rows = list(nodes)
     return NodeCoverage(
         "",
@@ -368,7 +366,7 @@ def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
 
 
 def utilisation(accounts: Accounts) -> float | None:
-    """Busy share of the allocated time whose use is known."""
+    """The busy part of the allocated time whose use is known; None if there is no such time."""
     return share(accounts.busy, accounts.busy + accounts.allocated_idle)
 
 
@@ -407,10 +405,10 @@ class Page(Generic[T]):
 
 
 def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | None = None) -> Page[T]:
-    """The page with that number, from 1; beyond the end, the last one.
+    """The page with this number, from 1, or the last page if there are fewer.
 
     address: URL of a page without its number.
-    count: number of all rows, if `rows` is not complete."""
+    count: number of all rows; None: `rows` are all."""
     pages = max(1, -(-len(rows) // size))
     number = min(number, pages)
     first = (number - 1) * size
@@ -428,7 +426,7 @@ _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 def to_lines(month: Month, team: str | None) -> Callable[..., str]:
-    """Returns a function that makes the URL of a figure's lines, for the month's page or one team's."""
+    """Returns a function that makes the URL of the lines behind a figure. team: None for the page of the month."""
 
     def address(**filters: object) -> str:
         return of_lines(month, filters | ({"team": team} if team is not None else {}))
@@ -437,10 +435,10 @@ def to_lines(month: Month, team: str | None) -> Callable[..., str]:
 
 
 def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str:
-    """The URL of a figure's lines.
+    """The URL of the lines behind a figure.
 
-    query: None and False values are left out.
-    ending: what follows in the URL of a file, such as `.csv`."""
+    query: the parameters; None and False are left out.
+    ending: the ending of a file's URL, such as `.csv`."""
     parameters = {
         name: "true" if value is True else str(value)
         for name, value in query.items()
@@ -457,10 +455,10 @@ def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
 
 
 def correcting(journal: Journal) -> Mapping[Correction, int]:
-    """The number of the act that booked each correction; of equal ones the last."""
+    """The number of the act that booked each correction; for equal corrections, the last act."""
     return {correction: act.number for act in journal.acts("corrected") for correction in booked(act)[0]}
 
 
 def adjusting(adjustment: Adjustment) -> int:
-    """The number of the act that booked an adjustment: its id ends with it."""
+    """The number of the act that booked an adjustment. The id of the adjustment ends with it."""
     return int(adjustment.id.rpartition("-")[2])

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from accountant.api.access_control import Reader, require_all_teams, team_for
+from accountant.api.access_control import Reader, own_teams_only, require_all_teams, team_for
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
@@ -69,8 +69,10 @@ Choice = Literal[Capacity, "allocated", ""]
 
 
 class LinesParams(Params):
-    """The parameters of the page of a statement's lines. by: how the lines are grouped. None: by node for time without
-    a holder, otherwise by team for the whole cluster and by job for one team."""
+    """The parameters of the page of a statement's lines.
+
+    by: how the lines are grouped. None: by node for time without a holder, otherwise by team for the whole cluster and
+        by job for one team."""
 
     team: str | None = Field(default=None, max_length=253)
     account: Choice = ""
@@ -126,10 +128,10 @@ def lines_file(
 
 @dataclass(frozen=True, slots=True)
 class _ShownLines:
-    """The displayed part of a figure.
+    """The lines behind one figure, as far as the page shows them.
 
-    rows: the most expensive.
-    rest: the `more` others as one row."""
+    rows: the most expensive items.
+    rest: the `more` other items as one row; None if there are none."""
 
     lines: Sequence[tuple[StatementLine, ItemAmount]]
     whole: ItemAmount
@@ -139,7 +141,7 @@ class _ShownLines:
 
 
 def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills) -> _ShownLines:
-    """The lines behind one figure of a statement. stored: the statement of a closed month."""
+    """The lines behind one figure of a statement. stored: the statement of a closed month; None for an open month."""
     itemised = itemise(stored or bills.stated, line_filter, bills.groups)
     return _ShownLines(itemised.lines, itemised.whole, *itemised.dearest(MOST_ROWS))
 
@@ -159,7 +161,7 @@ def _fitting(params: LinesParams, team: str | None) -> Cut:
 
 
 def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
-    """The name of an item, the text below it, and the URL of its page, None without one."""
+    """The name of an item, the text below it, and the URL of its page; None: it has no page."""
     if key == LATE:
         return LATE_TEXT, "", None
     names = dict(zip(DIMENSIONS[by], key, strict=True))
@@ -212,14 +214,14 @@ def _plain(value: Decimal | None) -> str:
 
 WHAT: Final[Mapping[ActKind, str]] = {
     "prices": "A price book came into force", "closed": "The month was closed",
-    "reopened": "The month was opened again",
-    "published": "The month was published", "repriced": "The month was priced again",
-    "corrected": "Late facts were booked", "refused": "Late facts were refused",
+    "reopened": "The month was reopened",
+    "published": "The month was published", "repriced": "The month was repriced",
+    "corrected": "A proposal was booked", "refused": "A proposal was refused",
     "adjusted": "A credit or charge was booked",
-    "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
-    "delivery": "A report was sent again", "imported": "History was imported",
-    "retired": "GPUs were taken out of the capacity",
-    "moved": "GPUs were given to another node",
+    "invoiced": "An invoice was stored", "policy": "A policy came into force", "pods": "Facts about pods were reported",
+    "delivery": "A delivery was recorded", "imported": "History was imported",
+    "retired": "GPUs were retired",
+    "moved": "GPUs moved to another node",
     "redated": "Dates in the future were corrected",
 }  # fmt: skip
 
@@ -228,13 +230,13 @@ WHAT: Final[Mapping[ActKind, str]] = {
 def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Response:
     acts = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
     if not acts or acts[0].number != number:
-        raise Refusal("not-found", f"the books have no act {number}")
+        raise Refusal("not-found", f"the journal has no act {number}: GET /v1/audit lists the acts")
     corrections, adjustments = booked(acts[0])
     if principal.teams is not None:
         corrections = tuple(booking for booking in corrections if booking.line.team in principal.teams)
         adjustments = tuple(booking for booking in adjustments if booking.team in principal.teams)
         if not corrections and not adjustments:
-            raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+            raise own_teams_only(principal)
     book = deps.book()
     return month_and_decision_pages.page(
         request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
@@ -253,7 +255,7 @@ PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 
 
 class InvoiceParams(Params):
-    """The parameters of the page of an invoice. model: of the invoice's lines, as in the price book."""
+    """The parameters of the page of an invoice. model: only lines of this GPU model, as in the price book."""
 
     show: Show = "all"
     model: str | None = Field(default=None, max_length=200)

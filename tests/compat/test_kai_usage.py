@@ -155,6 +155,10 @@ def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
     for bad in ({"query": "up"}, {}, {**form, "time": "tomorrow"}, {**form, "time": "nan"}, {**form, "time": "1e30"}):
         refused = client.post("/api/v1/query", data=bad)
         assert (refused.status_code, refused.json()["errorType"]) == (400, "bad_data"), bad
+    for reference in ("Inf", "NaN", "-1e300"):
+        decayed = f"sum_over_time((kai_queue_allocated_gpus * (0.5^(({reference} - time()) / 60)))[10m:1m])"
+        refused = client.get("/api/v1/query", params={"query": decayed, "time": at(600)})
+        assert (refused.status_code, refused.json()["errorType"]) == (400, "bad_data"), reference
     assert client.post("/api/v1/query", content=b"query=" + b"x" * 20_000).status_code == 413
     assert client.post("/api/v1/query", content=b"\xff\xfe").status_code == 400
     assert client.post("/api/v1/query_range", data=form).status_code == 400
@@ -232,7 +236,7 @@ def test_each_cluster_of_several_has_an_address(site: Site) -> None:
     for base, (capacity, a, b) in held.items():
         assert told(client, base, GPU_CAPACITY) == {"": capacity * 10}, base
         assert told(client, base, GPU_USAGE) == {"a": a * 10, "b": b * 10}, base
-    for base, why in (("/clusters/test", "of a cluster 'test'"), ("/clusters/staging/shards/green", "shard 'green'")):
+    for base, why in (("/clusters/test", "no cluster 'test'"), ("/clusters/staging/shards/green", "shard 'green'")):
         unknown = client.get(f"{base}/api/v1/query", params={"query": GPU_USAGE, "time": at(600)})
         assert (unknown.status_code, why in unknown.json()["error"]) == (404, True), unknown.text
 

@@ -199,7 +199,7 @@ def test_unpriced_time_costs_0_and_is_named(port: Port) -> None:
     port.book = port.priced(BOOK)
     body = port.get(aggregate="namespace", includeIdle="true")
     assert body["data"][0]["nlp"]["totalCost"] == 0
-    assert body["warning"] == f"cost 0 means unpriced for {A100} (24.00 GPU-hours): the price book has no price"
+    assert body["warning"] == f"cost 0 means unpriced for {A100} (24.00 GPU-hours): add a price to the price book"
     assert port.costs(aggregate="namespace", shareIdle="true") == [{"vision": 216, "nlp": 24}]  # by time: 48 to 12
     port.book = None
     assert set(port.costs(aggregate="namespace")[0].values()) == {0}
@@ -328,7 +328,7 @@ def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path)
 def test_services_are_not_known_and_that_is_said(port: Port) -> None:
     body = port.get(aggregate="service")
     assert set(body["data"][0]) == {"__unallocated__"}
-    assert body["warning"] == "services are not known to the ledger"
+    assert body["warning"] == "the ledger does not store services: no allocation has one"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_services_are_not_known_and_that_is_said(port: Port) -> None:
     [
         ({"window": ""}, "Invalid 'window' parameter: ''"),
         ({"window": "1w offset"}, "Invalid 'window' parameter"),
-        ({"window": "9999d"}, "Invalid 'window' parameter: longer than 400 days"),
+        ({"window": "9999d"}, "Invalid 'window' parameter: the window is longer than 400 days"),
         ({"window": "1,2", "aggregate": "annotation:"}, r"Invalid 'aggregate' parameter: 'annotation:'"),
         ({"aggregate": "pid"}, "expected all, cluster, "),
         ({"aggregate": ",".join(f"label:a{i}" for i in range(13))}, "more than 12 names"),
@@ -358,9 +358,9 @@ def test_bad_windows_and_keys_are_refused_in_plain_text(port: Port, asked: dict[
         ({"window": "2026-01-01T00:00:00Z,2026-10-01T00:00:00Z", "accumulate": "hour"}, "more than 800 sets"),
         ({"accumulate": "year"}, "expected true, false, hour"),
         ({"includeIdle": "maybe"}, "Error: includeIdle: 'maybe'"),
-        ({"includeProportionalAssetResourceCosts": "true"}, "not answered here"),
+        ({"includeProportionalAssetResourceCosts": "true"}, "these costs are not supported"),
         ({"format": "xml"}, "Error: format: 'xml': expected json or csv"),
-        ({"filterServices": "web"}, "Error: filterServices: this filter is not known here; use filter, or filterClus"),
+        ({"filterServices": "web"}, "Error: filterServices: unknown filter: use filter, or filterClus"),
         ({"sort": "cpuCost"}, "Error: sort: 'cpuCost': expected name, totalCost"),
         ({"order": "up"}, "Error: order: 'up': expected asc or desc"),
         ({"limit": "-1"}, "Error: limit: '-1': expected a whole number"),

@@ -188,6 +188,7 @@ def test_the_web_interfaces_lists_to_choose_from(port: Port, field: str, search:
     asked = {"field": field, "search": search} if search else {"field": field}
     assert port.get("/model/allocation/autocomplete", **asked, limit="25")["data"] == values
     assert port.get("/model/allocation/autocomplete", **asked, limit="1")["data"] == values[:1]
+    assert port.get("/model/allocation/autocomplete", **asked, limit="9" * 5_000)["data"] == values
 
 
 @pytest.mark.parametrize(
@@ -204,13 +205,16 @@ def test_what_opencost_ignores_is_ignored(port: Port, asked: dict[str, str]) -> 
 @pytest.mark.parametrize("name", ["shareNamespaces", "shareLabels", "anything"])
 def test_what_would_move_costs_elsewhere_is_named(port: Port, name: str) -> None:
     body = port.get(aggregate="namespace", **{name: "kube-system"})
-    assert body["warning"] == f"{name} is not applied"
+    assert body["warning"] == f"the parameter {name} is not supported and has no effect"
     assert body["data"] == port.get(aggregate="namespace")["data"]
 
 
 def test_annotations_and_services_are_nobodys(port: Port) -> None:
     body = port.get(aggregate="annotation:x")
-    assert (set(body["data"][0]), body["warning"]) == ({"__unallocated__"}, "annotations are not kept in the ledger")
+    assert (set(body["data"][0]), body["warning"]) == (
+        {"__unallocated__"},
+        "the ledger does not store annotations: no allocation has one",
+    )
     body = port.get(aggregate="namespace", filter='services:"web"|annotation[a]:"b"|namespace:"nlp"')
     assert set(body["data"][0]) == {"nlp"}
     assert "services is requested, but the ledger does not store it" in body["warning"]
@@ -237,7 +241,7 @@ def test_sorting_and_pages(port: Port, asked: dict[str, str], names: list[str]) 
     body = port.get(aggregate="namespace", includeIdle="true", **asked)
     assert list(body["data"][0]) == names
     left = 3 - len(names)
-    assert body.get("warning", "") == (f"{left} allocations are left off" if left else "")
+    assert body.get("warning", "") == (f"{left} allocations are left out, because of limit and offset" if left else "")
 
 
 def test_csv(port: Port, api: TestClient) -> None:

@@ -100,7 +100,7 @@ def test_filters_keep_what_they_say(text: str, kept: bool) -> None:
         ('namespace>:"a"', "expected an operator"),
         ('namespace:"a",', "expected more"),
         (";drop", "not part of a filter"),
-        ("(" * 40 + 'namespace:"a"' + ")" * 40, "inside one another"),
+        ("(" * 40 + 'namespace:"a"' + ")" * 40, "nested parentheses"),
         ("x" * 5_000, "more than 4096"),
     ],
 )

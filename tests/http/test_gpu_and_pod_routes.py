@@ -114,7 +114,7 @@ def test_a_confirmed_move_is_an_act_and_the_new_node_reports(service, client):
     assert (act["kind"], act["who"], act["subject"], act["reason"]) == ("moved", "admin", "prod/node-2", "card swapped")
     assert trail["broken_at"] is None
     page = client.get(f"/act/{act['number']}", headers=scoped("admin")).text
-    assert "GPUs were given to another node" in page
+    assert "GPUs moved to another node" in page
     (row,) = claimed(20)
     later = pod_minutes(first=2, node="node-2", intervals=(structs.replace(row, seq=2),))
     receipt = service.ingest.submit_batch(later).result()

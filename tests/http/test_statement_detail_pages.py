@@ -155,7 +155,7 @@ def test_a_correction_and_a_credit_lead_to_their_acts_and_their_month(billed):
         page = read(billed.get(act).text)
         assert ("a", "href", "/month/2026-11") in page.attributes
         said += " ".join(page.texts)
-    assert "Late facts were booked" in said
+    assert "A proposal was booked" in said
     assert "A credit or charge was booked" in said
     assert EVIL in said
     assert billed.get("/act/999").status_code == 404
@@ -241,7 +241,7 @@ def test_the_page_says_what_the_invoice_pays_for(kept):
     for text in ("6.23", "2.40", EVIL, "in agreement", "no GPU of the cluster", "5.0000"):
         assert text in said
     (act,) = set(re.findall(r'href="(/act/\d+)"', kept.get("/invoice/2026-11").text))
-    assert "An invoice was kept" in kept.get(act).text
+    assert "An invoice was stored" in kept.get(act).text
     teams = kept.get("/month/2026-11/lines?payers=true")
     assert "2.40" in teams.text, "what the teams' part leads to"
 
