@@ -192,8 +192,8 @@ NodeKey = tuple[str, str]
 class Tenure(NamedTuple):
     """The time in which a GPU was on one node.
 
-    first_ms: start of the GPU's first booked record on a node.
-    last_ms: end of the newest one."""
+    first_ms: start of the GPU's first booked record on this node.
+    last_ms: end of its newest booked record on this node."""
 
     first_ms: int
     last_ms: int
@@ -622,8 +622,8 @@ def _owners(steps: Sequence[Ownership]) -> Iterable[GpuOwner]:
 def movable_gpus(
     owned: Mapping[GpuName, OwnedGpu], nodes: Collection[NodeKey], move: GpuMove, now_ms: int
 ) -> list[GpuName]:
-    """Return the GPUs of a move. `nodes` are all nodes that the accountant knows. Raises CannotMove if one of the GPUs
-    cannot move."""
+    """Return the GPUs that a move names. Raises CannotMove if one of them cannot move, or if the move's node is not
+    among `nodes`, which are all nodes that the accountant knows."""
     cluster = move.cluster or _only_cluster({gpu[0] for gpu in owned}, CannotMove)
     if (cluster, move.node) not in nodes:
         raise CannotMove(

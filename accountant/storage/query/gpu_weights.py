@@ -99,7 +99,7 @@ class Weighting:
 
 
 def model_weights(weight_of: Mapping[str, Decimal]) -> tuple[tuple[GpuModel, Fraction], ...]:
-    """Return `Weighting.gpu_weights` for factors by model name, with names as in a price book."""
+    """Return `Weighting.gpu_weights`. weight_of: factors by the name of a GPU model, as price books write it."""
     weights = [(parse_gpu_model(name), Fraction(weight)) for name, weight in weight_of.items()]
     precision = {model: (model.memory_gb is not None) + (model.form is not None) for model, _ in weights}
     return tuple(sorted(weights, key=lambda pair: (-precision[pair[0]], str(pair[0]))))

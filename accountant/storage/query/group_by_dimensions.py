@@ -38,7 +38,7 @@ MOST_LINES: Final = 20_000
 
 
 class _UsageQuery(NamedTuple):
-    """A usage query without its grouping."""
+    """The parameters of a usage query except its grouping."""
 
     start_ms: int
     end_ms: int
@@ -167,7 +167,7 @@ def classes(
 
 
 def of_all(names: Mapping[int, HolderName]) -> HolderClasses:
-    """Return a class of its own for every holder."""
+    """Return classes of one holder each. names: the holders, by id."""
     return HolderClasses({holder: holder for holder in names}, names)
 
 

@@ -125,7 +125,8 @@ def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapp
 
 
 def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:
-    """Return the parameters of `launches` for (low_ms, high_ms): the whole hours inside, and those without sums."""
+    """Return the parameters of sql/launches.sql for a span: its ends, the whole hours inside it, and the range of hours
+    without sums."""
     first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
     last = max(first, high_ms - high_ms % MS_PER_HOUR)
     raw = {f"raw_{name}": at for name, at in row_range(unfolded).items()}
@@ -156,7 +157,7 @@ def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[ConstantSpan]) -> lis
 
 
 def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int]) -> list[Row]:
-    """Return GPU, device, holder, phase and idle microseconds inside the spans.
+    """Return the idle time inside the spans as (GPU, device, holder, phase, microseconds).
 
     Whole folded hours are read from their sums."""
     whole: list[PhaseSpan] = []

@@ -145,7 +145,7 @@ def usage_columns(
 def _pieces(
     state: State, edges: Sequence[int], dimensions: frozenset[Dimension], zone: ZoneInfo
 ) -> tuple[list[int], list[ConstantSpan]]:
-    """Return the pieces of all spans between edges, and for each piece the index of its span."""
+    """Return two lists: for each piece of the spans between edges the index of its span, and the pieces."""
     span_of: list[int] = []
     pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):

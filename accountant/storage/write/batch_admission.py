@@ -354,7 +354,7 @@ class GroupCommit:
 
     @property
     def changes(self) -> bool:
-        """Return whether there is anything to write. A group of replays changes nothing."""
+        """Return whether there is anything to write. Replays that equal the stored records change nothing."""
         moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
         return moved or bool(self.rejected)
 

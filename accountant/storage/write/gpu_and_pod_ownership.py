@@ -129,8 +129,8 @@ class GpuClaims:
         self.register.known |= self._changed
 
     def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Fault | None:
-        """Return why the outbox's node may not report this span of the GPU. If it may, update the register and return
-        None."""
+        """Return why the outbox's node may not report this span of the GPU. If it may, note what the report changes in
+        the register, for `commit`, and return None."""
         _, node, epoch = stream
         imported = is_import(epoch)
         owned = self._changed.get(gpu) or self.register.known.get(gpu)
