@@ -37,6 +37,7 @@ import_app = typer.Typer(help="Usage from before the agents, from Prometheus or 
 app.add_typer(import_app, name="import")
 _SETTLED_MS = 10 * MS_PER_MINUTE
 """After this time no more samples or records are expected for an instant."""
+_UNTIL_HELP = "End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."
 _SHOWN = 20
 
 
@@ -49,7 +50,7 @@ class CannotImport(AccountantError):
 def from_prometheus(
     source: Annotated[str, Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")],
     since: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
-    until: Annotated[str | None, Option(help="End of the history, exclusive (default: now).")] = None,
+    until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
     cluster: Annotated[str, Option(help="Name of the cluster in the ledger, the same as in its agents.")] = "default",
     match: Annotated[str, Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
     scheduler: Annotated[str, Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
@@ -95,7 +96,7 @@ def from_slurm(
     nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
     model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
     since: Annotated[str | None, Option(help="Start of the history (default: that of the first job).")] = None,
-    until: Annotated[str | None, Option(help="End of the history, exclusive (default: now).")] = None,
+    until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
     output: Printed = "table",
     *,
     at: ZonedLedger,
