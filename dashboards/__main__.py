@@ -217,8 +217,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command. Return 0 for success; 1 for faults that `check` finds, a folder that cannot be used, or a failed
-    request to Grafana; 2 for a wrong call."""
+    """Run one command. Return 0 for success; 1 for faults that `check` finds, a file or folder that cannot be used, or
+    a failed push to Grafana; 2 for a wrong call."""
     try:
         arguments = parser().parse_args(argv)
     except SystemExit as done:
@@ -255,7 +255,7 @@ def _check() -> int:
 
 
 def _push(arguments: argparse.Namespace) -> int:
-    token = arguments.token_file.read_text(encoding="utf-8").strip()
+    token = http_calls.read_token(arguments.token_file, GrafanaError)
     if not token:
         raise GrafanaError(f"{arguments.token_file}: the file is empty; write a service account's token into it")
     server = Grafana(arguments.url, token, arguments.ca_file)

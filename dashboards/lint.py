@@ -143,7 +143,8 @@ def least_step(dashboard: Json) -> Iterator[str]:
 
 
 def counted_by_intervals(dashboard: Json) -> Iterator[str]:
-    """Check that each counter of the agents' closed intervals is divided by the metered time."""
+    """Check that the rate of a counter that agents raise only when an interval closes is divided by the rate of the
+    metered time, as `promql.metered` does."""
     for title, expr in expressions(dashboard):
         read = re.findall(r"\brate\(gputally_(?:pod_)?gpu_\w+_(?:seconds|joules)_total", expr)
         if read and "gputally_gpu_unallocated_seconds_total" not in expr:

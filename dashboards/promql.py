@@ -41,7 +41,8 @@ def rate(metric: str, **labels: str) -> str:
 
 
 def metered(growth: str) -> str:
-    """Return the growth of a counter of the agents' closed intervals per metered second of the same window.
+    """Return the growth of a counter per metered second of the same window, for counters that agents raise only when an
+    interval closes.
 
     These counters move by a whole interval at once, and `rate` counts the steps between scrapes: with 60 s intervals
     and 30 s scrapes, `rate` alone shows 0.86 or 1.14 GPUs for a GPU that is held all the time. The GPU's total time has

@@ -25,7 +25,7 @@ from accountant.ledger.usage_columns import Int64Array
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
-from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
+from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours, plain
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 
 _FITS: Final = 2**62
@@ -67,7 +67,8 @@ def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> In
     parts, left = exact // 10**scale, exact % 10**scale
     missing = total - int(parts.sum())
     if not 0 <= missing <= len(parts):
-        raise ValueError(f"{int(nano.sum())} e-9 hours at {price} cannot be rounded to add up to {total} units")
+        hours, amount = plain(Decimal(int(nano.sum())).scaleb(-HOUR_PLACES)), plain(Decimal(total).scaleb(-places))
+        raise ValueError(f"the costs of {hours} GPU-hours at {plain(price)} cannot be rounded to add up to {amount}")
     return _with_missing(parts.astype(np.int64), left, missing)
 
 
@@ -278,7 +279,9 @@ def total(parts: Iterable[ItemAmount]) -> ItemAmount:
 
 
 def _cut(line: StatementLine, whole: ItemAmount, key: Int64Array, gpu_us: Int64Array, places: int) -> _DividedLine:
-    """Divides a line. Hours and amounts are divided by largest remainder, with ties to the earlier key."""
+    """Divides a line by key. Hours and amounts are divided by largest remainder, with ties to the earlier key. If the
+    records have changed since the month was closed, each key has the hours of its own time instead, and LATE has the
+    difference."""
     hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
     off = abs(int(gpu_us.sum()) - line.gpu_us)
     if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:

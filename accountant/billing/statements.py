@@ -212,7 +212,8 @@ def build(
 def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
     """The part of a cluster's statement that concerns these teams.
 
-    It has the same lines and amounts as the whole, so that all readers see equal figures."""
+    Its lines and amounts are those of the whole statement, so that all readers see equal figures. Only the totals are
+    computed again, for these teams."""
     lines = tuple(line for line in whole.lines if line.team in teams)
     commitments = tuple(line for line in whole.commitments if line.team in teams)
     amounts = {team: amount for team, amount in whole.payable.items() if team in teams}

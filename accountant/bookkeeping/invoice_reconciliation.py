@@ -188,7 +188,8 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
             continue
         if any(charge.unpriced for charge in pool.charges):
             raise CannotTrueUp(
-                f"{' '.join(filter(None, pool.kind))}: some of this time has no price; add a price row for it first"
+                f"some GPU time of {' '.join(filter(None, pool.kind))} has no price: add a price row for it, then "
+                "repeat the true-up"
             )
         gpu_model, region, capacity_type = pool.kind
         kind = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}

@@ -191,7 +191,8 @@ def refuse_reopening(books: ClosedMonths, month: str, reason: str) -> None:
         raise CannotClose(f"{month} is not closed: there is nothing to reopen")
     if found.published:
         raise CannotClose(
-            f"{month} is published and cannot be reopened: late records become a proposal for {books.open_month()}"
+            f"{month} is published and cannot be reopened: accept the proposal from its late records, or book a "
+            f"credit or charge (both are booked in {books.open_month()})"
         )
     assert books.latest is not None
     if books.latest.month != month:

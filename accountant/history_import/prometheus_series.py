@@ -2,8 +2,8 @@
 
 Prometheus renames a scraped label that conflicts with one of the target to `exported_…`, unless the scrape honours
 labels. The `exported_` name therefore takes precedence. If no pod holds a device, the `pod` label of its dcgm-exporter
-series names the exporter itself. This is recognised because kube-state-metrics shows no GPU request of that pod, or,
-without kube-state-metrics, by the exporter's name.
+series names the exporter itself. A label with the exporter's name is therefore ignored. An exporter with another name
+is recognised because kube-state-metrics shows no GPU request of its pod.
 
 A device that several pods share is listed several times with the values of the whole device, so the largest value is
 used. Utilisation may be available both as time with a running kernel and as engine activity. For a whole GPU the first
@@ -118,7 +118,8 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
 
 
 def labelled_pod(labels: Labels) -> PodName | None:
-    """The pod that a series of dcgm-exporter names; None if there is none, or it is the exporter itself."""
+    """The pod that a series of dcgm-exporter names; None if there is none, or if its name or container is that of the
+    exporter itself."""
     name = pod_of(labels)
     renamed = "exported_pod" in labels or "exported_pod_name" in labels
     if not name[1] or (not renamed and (_EXPORTER.search(name[1]) or _EXPORTER.search(labels.get("container", "")))):

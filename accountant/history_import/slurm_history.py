@@ -221,7 +221,7 @@ def _time(text: str, zone: ZoneInfo) -> int | None:
         at = datetime.fromisoformat(text)
         return round((at if at.tzinfo else at.replace(tzinfo=zone)).timestamp() * MS_PER_SECOND)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"not a time: {text!r}") from error
+        raise ValueError(f"not a time: {text!r} (run sacct with SLURM_TIME_FORMAT=%s)") from error
 
 
 def _rest_job(record: Mapping[str, Any]) -> Job | None:

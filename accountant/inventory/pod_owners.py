@@ -49,7 +49,8 @@ class OwnerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The owners of a pod, nearest first. labels: the queue labels along the chain, the nearest owner's first."""
+    """The owners of a pod, nearest first. labels: the owners' queue labels. If several owners have the same label, the
+    value of the nearest one counts."""
 
     owners: tuple[Owner, ...]
     labels: Mapping[str, str]

@@ -172,7 +172,7 @@ class ResourceWeights:
         Raises ValueError if no resource has a weight."""
         units = self.units(amounts)
         if not units:
-            raise ValueError("none of the machine's resources has a weight: weight at least gres/gpu")
+            raise ValueError("none of the machine's resources has a weight above 0: give one to gres/gpu")
         return {name: Fraction(price) * term / units for name, term in self.terms(amounts).items()}
 
 
@@ -198,7 +198,7 @@ class Instance(Model):
                 )
         elif not ResourceWeights.parse(self.weights).by_name.get("gres/gpu"):
             raise ValueError(
-                f"the weights lack one for GPUs, gres/gpu: {self.weights!r}; write for example {AWS_WEIGHTS}"
+                f"the weights {self.weights!r} give GPUs (gres/gpu) no weight above 0: write for example {AWS_WEIGHTS}"
             )
         return self
 

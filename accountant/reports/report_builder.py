@@ -128,7 +128,7 @@ class Readings:
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory in bytes; most of it is held time."""
+        """Approximate memory in bytes. It counts only the jobs and their rows of held time, which are most of it."""
         return sum(_ROW_BYTES * (len(jobs.job) + len(jobs.names)) for jobs in (self.jobs, self.jobs_before))
 
     @property

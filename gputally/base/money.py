@@ -145,8 +145,8 @@ def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = Non
     whole = sum(exact.values()) if total is None else _scaled(total.amount, max(finest, places))
     missing = _half_even(whole, unit) - sum(floors.values())
     if not 0 <= missing <= len(floors):
-        parts = Fraction(sum(exact.values()), unit)
-        raise ValueError(f"parts of {parts} units cannot be rounded to add up to {Fraction(whole, unit)}")
+        parts, given = plain(exact_sum(money.amount for money in amounts.values())), plain(several[-1].amount)
+        raise ValueError(f"amounts with the sum {parts} {currency} cannot be rounded to add up to {given} {currency}")
     order = sorted(exact, key=lambda key: -(exact[key] % unit))  # stable: ties keep their order
     for key in order[:missing]:
         floors[key] += 1

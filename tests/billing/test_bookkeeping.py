@@ -243,7 +243,9 @@ def test_reopening(keep):
     keeper.publish(OCT, "ada")
     assert keeper.status(OCT) == "published"
     with pytest.raises(
-        CannotClose, match="2026-10 is published and cannot be reopened: late records become a proposal for 2026-11"
+        CannotClose,
+        match=r"2026-10 is published and cannot be reopened: accept the proposal from its late records, or book a "
+        r"credit or charge \(both are booked in 2026-11\)",
     ):
         keeper.reopen(OCT, "ada", "again")
     with pytest.raises(CannotClose, match="2026-11 is not closed"):

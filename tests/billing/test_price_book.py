@@ -284,6 +284,9 @@ def test_an_instance_by_either_basis():
     assert abs(Fraction(only.unit_price("H100", at("2026-10-01")).price) - exact) < Fraction(1, 10**12)
     with pytest.raises(FileFault, match="weights needs `basis: gpu-only`"):
         book_of(f"id: a, model: H100, instance: {{{machine}}}, valid_from: 2026-01-01, basis: gpu-only")
+    unweighted = parts.replace("gres/gpu=9", "gres/gpu=0")
+    with pytest.raises(FileFault, match=r"the weights 'gres/gpu=0,.*' give GPUs \(gres/gpu\) no weight above 0"):
+        book_of(f"id: a, model: H100, instance: {{{unweighted}}}, valid_from: 2026-01-01, basis: gpu-only")
     with pytest.raises(FileFault, match="need weights"):
         book_of(f"id: a, model: H100, instance: {{{machine}, vcpus: 4}}, valid_from: 2026-01-01, basis: whole-instance")
 

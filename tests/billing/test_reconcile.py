@@ -250,6 +250,10 @@ def test_what_cannot_be_trued_up(keeper):
         keeper.true_up(OCT, INVOICE, "ada", " ")
     with pytest.raises(CannotClose, match="matches a GPU that was billed in"):
         keeper.true_up(OCT, Invoice(source="s", lines=(line("support", "5", "", ""),)), "ada", "x")
+    keeper._ledger.add(held("2026-10-01", "2026-10-02", 1, gpu_model="NVIDIA L4"))
+    unpriced = Invoice(source="s", lines=(line("g6", "5", "L4", ""),))
+    with pytest.raises(CannotClose, match=r"^some GPU time of L4 has no price: add a price row for it, then repeat"):
+        keeper.true_up(OCT, unpriced, "ada", "x")
     keeper._ledger.add(held("2026-10-01", "2026-10-02", 1, region="us"))
     with pytest.raises(CannotClose, match="'h100' matches several invoice lines"):
         keeper.true_up(OCT, TWO_REGIONS, "ada", "x")

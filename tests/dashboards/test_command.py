@@ -220,14 +220,17 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     call = ["push", "--url", "http://127.0.0.1:9", "--token-file"]
     assert main([*call, str(missing)]) == 1
     assert main([*call, str(token)]) == 1
+    token.write_bytes(b"\xff")
+    assert main([*call, str(token)]) == 1
     token.write_text("t")
     assert main([*call, str(token)]) == 1
     assert main([*call, str(token), "--ca-file", str(missing)]) == 1
     assert main(["push", "--url", "grafana", "--token-file", str(token)]) == 1
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        f"gputally dashboards: {missing}: No such file or directory",
+        f"gputally dashboards: token file {missing}: No such file or directory",
         f"gputally dashboards: {token}: the file is empty; write a service account's token into it",
+        f"gputally dashboards: token file {token}: not ASCII text",
         "gputally dashboards: GET http://127.0.0.1:9/api/folders?limit=1000: Connection refused",
         f"gputally dashboards: CA file {missing}: No such file or directory",
         "gputally dashboards: not an address: 'grafana' (write for example https://grafana.example)",

@@ -121,7 +121,10 @@ def test_a_job_as_the_ledger_takes_it():
         ("JobID|Account\n", [("line 1", "the heading lacks JobIDRaw")]),
         ("JobIDRaw|Account\n1|a|b\n", [("line 2", "3 columns, the heading has 2")]),
         ("JobIDRaw|Account\nx|a\n", [("line 2", "not a job number: 'x'")]),
-        ("JobIDRaw|Account|Start\n1|a|soon\n2|b|\n", [("line 2", "not a time: 'soon'")]),
+        (
+            "JobIDRaw|Account|Start\n1|a|soon\n2|b|\n",
+            [("line 2", "not a time: 'soon' (run sacct with SLURM_TIME_FORMAT=%s)")],
+        ),
         ("{", [("document", "not JSON")]),
         ("[]", [("document", "there is no list `jobs`")]),
         ('{"jobs": [{"job_id": 1}, 3]}', [("jobs[0]", "a job needs"), ("jobs[1]", "a job needs")]),
