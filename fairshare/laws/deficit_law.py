@@ -119,7 +119,7 @@ class Deficit:
         debts = _debts(usage, requested, allocated, targets, siblings, horizon_h)
         bounds, zones = _bounds_and_zones(tuple(targets), pool, settings.rate, settings.quiet)
         states = _states(memory, siblings)
-        turning = queue_in_turn(memory, now_ms, names)
+        turning = queue_in_turn(memory, now_ms, names) if self.turns.ratio > 0 else None
         at_ms, previous_ms, hours, fade, smoothing = float(now_ms), None, 0.0, 1.0, 0.0
         pressures: list[float] = []
         costs: list[tuple[float, float]] = []

@@ -164,6 +164,7 @@ class FinishedPreemptions:
 
     resumed: workloads that may run again.
     left: workloads that are still being stopped.
+    events: one for each preemption that failed for good, because Volcano did not restart the Job.
     faults: the preemptions that could not be finished yet, and why."""
 
     resumed: tuple[str, ...] = ()
@@ -176,10 +177,11 @@ class FinishedPreemptions:
         return Condition("Resumed", "False", NOT_RESUMED, join_texts(self.faults)) if self.faults else None
 
     def lines(self) -> tuple[str, ...]:
-        """Return one line for each workload and fault, for a person."""
+        """Return one line for each workload, failed preemption and fault, for a person."""
         return (
             *(f"{name} was preempted and may run again" for name in self.resumed),
             *(f"{name} is still being stopped: run `release` again in a minute" for name in self.left),
+            *(f"{event.namespace}/{event.name}: {event.message}" for event in self.events),
             *(f"a preemption is not finished: {fault}" for fault in self.faults),
         )
 
@@ -230,21 +232,22 @@ def _finish(
         if not unfinished:
             continue
         commands = list_if_served(cluster, COMMAND) if kind == JOB else ()
+        left = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in unfinished}
         resumed: list[str] = []
         events: list[Event] = []
         faults: list[str] = []
         steps = resume(cluster, kind, unfinished, commands, now_ms)
         while leading() and (step := next(steps, None)) is not None:
+            if step.action == "asked again" and not step.detail:
+                continue
+            left.discard(step.name)
             if step.detail:
                 faults.append(f"{step.name}: {step.detail}")
-                continue
-            resumed.append(step.name)
-            if step.action == "given up":
+            elif step.action == "given up":
                 text = f"its preemption failed: Volcano was told {MOST_ATTEMPTS} times to restart it, and it still runs"
                 namespace, _, name = step.name.partition("/")
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
-        names = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in unfinished}
-        return True, FinishedPreemptions(
-            tuple(resumed), tuple(sorted(names.difference(resumed))), tuple(events), tuple(faults)
-        )
+            else:
+                resumed.append(step.name)
+        return True, FinishedPreemptions(tuple(resumed), tuple(sorted(left)), tuple(events), tuple(faults))
     return False, FinishedPreemptions()

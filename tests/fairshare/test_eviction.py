@@ -305,6 +305,30 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     assert _active(cluster)
 
 
+@pytest.mark.parametrize(
+    ("attempts", "left", "line"),
+    [
+        (1, ("ns/x",), "ns/x is still being stopped: run `release` again in a minute"),
+        (MOST_ATTEMPTS, (), "ns/x: its preemption failed: Volcano was told 3 times to restart it, and it still runs"),
+    ],
+    ids=["told again", "given up"],
+)
+def test_release_does_not_say_that_a_running_job_may_run_again(attempts: int, left: tuple[str, ...], line: str) -> None:
+    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
+    intent = PreemptionIntent("d1", NOW_MS - 3_600_000, attempts).text()
+    cluster = MemoryCluster(KINDS, [object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})])
+    ended = unfinished.finish_all(cluster, NOW_MS)
+    assert (ended.resumed, ended.left, ended.lines()) == ((), left, (line,))
+
+
+def test_release_names_a_workload_that_it_cannot_switch_on_once(kueue: Make) -> None:
+    cluster, _ = kueue()
+    cluster.failing, cluster.error = frozenset({"patch Workload"}), Refused("PATCH: 403: workloads is forbidden")
+    ended = unfinished.finish_all(cluster, NOW_MS)
+    assert (ended.resumed, ended.left) == ((), ())
+    assert ended.lines() == ("a preemption is not finished: ns/x: PATCH: 403: workloads is forbidden",)
+
+
 def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
     """Without the Workloads the demand would seem to be zero."""
     cluster, controller = kueue()

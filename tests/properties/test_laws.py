@@ -210,6 +210,12 @@ def test_no_turn_without_need_without_claim_or_beyond_a_limit(turns: TurnPolicy,
     assert Deficit(DeficitPolicy(), turns)(siblings, {}).turn is None
 
 
+def test_a_policy_without_turns_ends_a_turn_in_progress() -> None:
+    _, kept = wanted_weights(Deficit(DeficitPolicy(), TurnPolicy()), LUMPS, _policy(LUMPS), {})
+    result = Deficit(DeficitPolicy(), NO_TURNS)(replace(LUMPS, now_ms=60_000), kept)
+    assert result.turn is None
+
+
 def test_a_turn_freezes_what_was_smoothed() -> None:
     law = Deficit(DeficitPolicy(), TurnPolicy())
     siblings = _lumps("third")
