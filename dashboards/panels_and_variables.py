@@ -5,7 +5,8 @@ panels. The JSON contains no null except that of a threshold's first step.
 
 A dashboard has the variables that its panels use. Each list of values is limited by variables that come before it:
 
-- Every list is limited by data source, cluster and job.
+- Clusters are limited by data source, and jobs by data source and cluster.
+- All other lists are limited by data source, cluster and job.
 - Nodes are also limited by pool and GPU model, and GPUs by node and GPU model.
 - Namespaces are also limited by node, and pods by node and namespace.
 - Queues are also limited by the team on the dashboard "Team", and by the target on the dashboard "Fairshare".

@@ -1,7 +1,7 @@
 """Describes all commands as one tree of typer commands, for shell completion and the command reference.
 
-The tree imports a program only if a completion goes beyond the program's name. It converts programs that parse with
-argparse, such as the agent, to typer commands."""
+For a completion, a program is imported only if its own commands or options are completed, not for its name. Programs
+that parse with argparse, such as the agent, are converted to typer commands."""
 
 from __future__ import annotations
 

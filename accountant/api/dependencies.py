@@ -1,4 +1,6 @@
-"""Holds the objects that the routes need, built once per process."""
+"""Defines `Deps`, the objects that the routes of one server need, and the protocols of the ledger that they query.
+
+An accountant has one `Deps`. The server of a fleet has one for the fleet and one for each ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides whether a month may be closed, reopened or published, hashes its statement, and verifies the stored hashes.
+"""Decides whether a month may be closed or reopened, hashes its statement, and verifies the stored hashes.
 
 A month passes through these states:
 

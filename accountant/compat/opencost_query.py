@@ -14,7 +14,9 @@ whole days or weeks at the next midnight. Weeks begin on Sunday, and everything 
 core/pkg/opencost/window.go (parseWindow). For each week of an offset, OpenCost shifts the window by 24 weeks. This
 module shifts it by one week.
 
-filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
+Grammar of filters:
+
+    filter = element (('+' | '|') element)*      + is and, | is or; both together only with parentheses
     element = '(' filter ')' | key operator value
     key = cluster, node, namespace, ... | label[id] | annotation[id]
     operator = ':' equals, '~:' contains, '<~:' starts with, '~>:' ends with; '!' before it negates

@@ -1,6 +1,7 @@
-"""Serves the pages and the API about all ledgers of a lake: the overview, a team's page, usage, cost and months.
+"""Serves the pages and the API about all ledgers of a lake: overview, teams, jobs, nodes, usage, cost and months.
 
-Each ledger answers with its own time zone, price book and policies (accountant.fleet.fleet_ledgers)."""
+Each ledger computes its figures with its own price book and policies, and its months in its own time zone
+(accountant.fleet.fleet_ledgers). A query for usage or cost has one span and one time zone for all ledgers."""
 
 from __future__ import annotations
 

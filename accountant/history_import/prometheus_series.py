@@ -7,8 +7,8 @@ is recognised because kube-state-metrics shows no GPU request of its pod.
 
 A device that several pods share is listed several times with the values of the whole device, so the largest value is
 used. Utilisation may be available both as time with a running kernel and as engine activity. For a whole GPU the first
-is used. A MIG instance has only the second, as a part of the instance. A device's node is a name in its series that
-Kubernetes knows, otherwise the node of the pods that it was labelled with.
+is used. A MIG instance has only the second, as a part of the instance. The node of a device is the name of a known node
+in the labels of its series. If no label has such a name, it is the node of most pods that the labels name.
 
 A pod that is listed before and after a missing scrape is taken to have existed in between."""
 

@@ -1,8 +1,9 @@
-"""Queries a Prometheus server for the series of one chunk.
+"""Queries a Prometheus server for the series of one chunk, the span that an import reads and sends at once.
 
-Every selector has a window that ends at the instant (`last_over_time(x[w])`), so the result does not depend on the
-server's staleness rules. The window is one step, or two scrape intervals if these are longer. Metrics are queried by
-their old and new names; labels are read by `prometheus_series`."""
+Every selector has a window that ends at the queried instant (`last_over_time(x[w])`), so the result does not depend on
+the server's staleness rules. For series over time, the window is one step, or two scrape intervals if these are longer.
+For facts that are read once, such as labels, it is the whole chunk or more. Metrics are queried by their old and new
+names; labels are read by `prometheus_series`."""
 
 from __future__ import annotations
 

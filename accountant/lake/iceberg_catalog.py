@@ -6,8 +6,8 @@ succeeded if and only if a snapshot has it.
 
 When a closed month is published, the current versions of the tables with its usage and statement are tagged. A tagged
 version is never removed, so the month stays readable as it was stated. A file is removed only if no remaining version
-needs it and it was written a day or more before the age limit of versions, because a newer file can belong to a commit
-in progress."""
+needs it and it is older than the age limit of versions plus one day, because a newer file can belong to a commit in
+progress."""
 
 from __future__ import annotations
 

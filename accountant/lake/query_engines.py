@@ -3,9 +3,9 @@
 Engines only add integers and filter by name. Dividing, pricing and rounding are done in Python, so every engine gives
 the same figures.
 
-Remote engines read the tables themselves: Spark and Trino through a catalog configured there
+The other engines read the tables themselves: Spark and Trino through a catalog configured there
 (`GPUTALLY_ENGINE_CATALOG`, default `lake`), ClickHouse from the tables' folders, in the version that the lake's catalog
-names. Their clients are not dependencies of gputally; if one is missing, the error says what to install."""
+names. Their packages are not dependencies of gputally; if one is missing, the error says what to install."""
 
 from __future__ import annotations
 

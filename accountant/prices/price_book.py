@@ -1,8 +1,9 @@
 """Reads the price book and selects the price row, billing policy and commitments that apply to a GPU at an instant.
 
 Invariants:
-- At any instant a GPU has one price or none. If two rows overlap in time and neither is more specific, the book is
-  refused when it is read. The order of the rows does not matter.
+- At any instant a GPU has one price or none. If two rows can match the same GPU at the same time and neither is more
+  specific, the book is refused when it is read, unless rows with the conditions of both cover that time. The order of
+  the rows does not matter.
 - A GPU that matches no row is unpriced: None, never 0 and never a default.
 - The unit is written in the row (`per: gpu-hour`); nothing is inferred from the size of a number.
 - Equal content has an equal `version`, whatever the order of the rows.
@@ -37,8 +38,8 @@ the node's price); AWS split cost allocation data (weights GPU 9 : vCPU 0.9 : GB
 
 `Amortised` derives a GPU-hour price from a purchase:
 
-price = (capex - residual + lifetime_months × (colocation + operations + licences)) / (gpus × hours × utilisation)
-          + kW × PUE × price of a kWh / (gpus × utilisation)
+    price = (capex - residual + lifetime_months × (colocation + operations + licences)) / (gpus × hours × utilisation)
+            + kW × PUE × price of a kWh / (gpus × utilisation)
 
     capex = gpus × gpu_price × (1 + overhead);   residual = capex × residual share
 

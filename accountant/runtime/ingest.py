@@ -1,9 +1,10 @@
-"""Decodes request bodies and commits all waiting batches in one transaction.
+"""Decodes request bodies, and commits waiting batches together.
 
-A commit costs one sync of the log for any number of batches, so one thread takes all waiting batches and books them
-together. It waits for more batches only while several senders are active, and only until as many have arrived as there
-were senders recently, because a sender waits for its answer before it sends again. After two commits with a single
-sender it does not wait any more. A future is resolved only after the commit."""
+A commit costs one sync of the log for any number of batches, so one thread takes the waiting batches, up to about
+`MOST_ROWS` rows, and books them in one transaction. It waits for more batches, at most `linger_ms`, only while several
+senders are active, and only until as many have arrived as there were senders recently, because a sender waits for its
+answer before it sends again. After two commits with a single sender it does not wait any more. A future is resolved
+only after the commit."""
 
 from __future__ import annotations
 

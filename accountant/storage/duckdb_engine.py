@@ -1,8 +1,9 @@
-"""Runs SQL and translates engine errors. In this package only this module and `invoice_file` import duckdb.
+"""Opens, locks and migrates the ledger's DuckDB file, runs SQL on it, and translates engine errors.
 
-Each call uses a cursor of its own and reads the result to the end. Rows are passed in through Arrow. The statements are
-files in `sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This
-module does not know what the tables mean."""
+In `accountant.storage` only this module and `invoice_file` import duckdb. Each `Cursor` is a connection of its own, and
+every call reads its result to the end. Rows are passed in through Arrow. The statements are files in `sql/`. Engine
+errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does not know what
+the tables mean."""
 
 from __future__ import annotations
 

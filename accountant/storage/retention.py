@@ -1,10 +1,10 @@
 """Removes archived rows older than the retention period from the ledger file, and brings them back for late records.
 The sums stay in the file.
 
-The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive. Only an hour in which
-every row counts as received is frozen, so the archive need not store which rows were cut. A query that needs rows of a
-frozen hour reads them from the archive (`show`). Before a late record for such an hour is booked, the rows of the hour
-are brought back (`thaw`)."""
+The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive. The archive stores rows
+as they were received. Only an hour in which no row was shortened or dropped because it overlaps another one is
+therefore frozen. A query that needs rows of a frozen hour reads them from the archive (`show`). Before a late record
+for such an hour is booked, the rows of the hour are brought back (`thaw`)."""
 
 from __future__ import annotations
 

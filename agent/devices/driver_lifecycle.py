@@ -2,9 +2,9 @@
 after a driver upgrade.
 
 A machine without a driver is not an error: the agent tries again every 30 s to 5 min. A lost GPU, or one whose driver
-call hangs, does not affect the others. If the library fails as a whole, `Gpus` starts it again. If that does not help
-while other GPUs answer, only the failing GPU stays unread. GPUs that were seen once stay listed without readings until
-they answer again, so the meter knows that their use is unknown.
+call hangs, does not affect the others. If a call reports that the library must be started again, `Gpus` does so. If the
+calls of the same GPU report this again within five minutes while other GPUs answer, only this GPU stays unread. GPUs
+that were seen once stay listed without readings until they answer again, so the meter knows that their use is unknown.
 
 `Gpus` closes the driver on request, because neither MIG nor the driver itself can be changed while it is open.
 

@@ -2,9 +2,9 @@
 
 A lookup takes 50 to 100 ms on some machines. `MigLayout.refresh` therefore looks up the list only when MIG is switched
 on or off, when the driver reports a change, soon after a pod named an unknown instance, and once a minute. If a lookup
-fails, the last known instances stay in use, and the next reading looks again. An empty list
-instead would make the pod that holds one instance count as the holder of the whole GPU. The uuid identifies an
-instance, because a repartitioning reuses the numbers."""
+fails, the last known instances stay in use, and the next reading looks again. With an empty list, a pod that holds one
+instance would count as the holder of the whole GPU. The uuid identifies an instance, because a repartitioning reuses
+the numbers."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ raises one of four exceptions, and the caller decides only by the type:
 - `Restart` concerns the whole library.
 - `DriverReplaced` concerns the process.
 
-Only the functions that start the library, count the GPUs and open one raise the last three. An error of any other
-function concerns that function: a broken power sensor may always answer "unknown error" on a GPU that works. If the
-error code could also mean that the GPU or the library is lost, it is stored in `Driver.doubts`; the reader of that GPU
-then finds out which.
+Only the functions that start and stop the library, count the GPUs and open one raise the last three. An error of any
+other function concerns that function: a broken power sensor may always answer "unknown error" on a GPU that works. If
+the error code could also mean that the GPU or the library is lost, it is stored in `Driver.doubts`; the reader of that
+GPU then finds out which.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 

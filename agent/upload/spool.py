@@ -6,15 +6,17 @@
 - Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a UUIDv7 made with
   the file: if the file is lost or damaged, a new epoch begins.
 - Rows are sent from `durable_seq` + 1 on. They are deleted once the accountant has archived them (acknowledged as
-  `archived_seq`), or, if it has no archive, once a checkpoint contains them (`checkpointed_seq`). They are sent again
-  if the accountant has fewer than before (its ledger was restored from a backup).
+  `archived_seq`), or, if it has no archive, once a checkpoint contains them (`checkpointed_seq`). If the outbox is
+  full, checkpointed rows are deleted before they are archived. Rows are sent again if the accountant has fewer than
+  before (its ledger was restored from a backup).
 - A set (the rows of one GPU over one span) is one unit: it is stored, sent, parked and refused as a whole.
 - Size and age are limited. The outbox keeps the oldest rows and refuses new ones that do not fit. For each
   uninterrupted period of refusals it uses one sequence number, which it sends as "skipped", so the accountant sees the
   loss.
-- A lock file beside the sqlite file admits one process at a time. A mutex lets the sampling and the uploading thread
-  of this process use the outbox in turn.
-- The marks are stored in the file and change in the same transaction as the records that they describe.
+- A lock file beside the sqlite file admits one process at a time. A mutex lets the sampling and the uploading thread of
+  this process use the outbox in turn.
+- The newest number, the accountant's acknowledged numbers and the totals (`SpoolMarks`) are stored in the file. They
+  change in the same transaction as the records that they describe.
 
 A file that sqlite reports as damaged is never deleted: it is renamed, and a new file takes its place. The lock is a
 separate file, which keeps its name. The module neither uses the network nor checks rows."""

@@ -1,4 +1,5 @@
-"""Defines the options that several commands share, and opens the accountant and the cluster that the options name."""
+"""Defines the options that several commands share, opens the accountant and the cluster that the options name, and runs
+one cycle as a dry run for these commands."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ without such an object form one gang per controller, and a pod without a control
 
 Queue, gang, share of a GPU and "not preemptible" come from labels and annotations, which the owner of a pod can change
 while the pod runs. `BoundPods` therefore keeps these values as they were when it first saw the pod on its node, so that
-no later change protects the pod from preemption. A checkpoint stays recorded, because saved work stays saved, and so
-does "interruptible at any time". These values are in memory: after a restart of the controller, pods count as they are
-then."""
+no later change protects the pod from preemption. Later changes count only if they make preemption easier: a newer
+checkpoint, "preemptible", and "interruptible at any time". These values are in memory: after a restart of the
+controller, pods count as they are then."""
 
 from __future__ import annotations
 

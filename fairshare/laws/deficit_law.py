@@ -30,6 +30,9 @@ Symbols:
     fill       fill(total, caps; targets): the total in proportion to the targets, each part at most its cap, the
                rest to the others (`division.fill`)
 
+The other names (repay, rate, horizon, gain, smoothing, reclaim_price, price_knee, quiet) are settings of
+`accountant.wire.policy_models.DeficitPolicy`.
+
 Only the proportions of weights matter. A change common to all weights therefore has no effect, and `common` removes it.
 
 The GPUs that a queue holds fluctuate around its share. The other queues hardly notice a catch-up that is no larger than
@@ -39,7 +42,7 @@ wider quiet zone.
 
 Of the queues with a gang that fits no share, the one with the most credit gets the next turn. Credit is the amount that
 the queue is owed in the window, plus the sum over all time of (fair share - held GPUs), which is limited to ± horizon ·
-pool. The second term remembers what a short window forgets.
+pool. The second term also counts time before the window.
 
 A queue without pending jobs is never owed anything, because it could not have used more than it did. Credit therefore
 exists only for real work. With `gain` and `reclaim_price` at 0 the configured weights apply, except in turns.

@@ -1,4 +1,4 @@
-"""Defines the signature of a feedback law, and the laws static, KAI, Fair Tree and multifactor.
+"""Defines the signature of a feedback law, and the laws KAI, Fair Tree and multifactor.
 
 A law gets one set of siblings, which are the queues of one parent and one priority. It returns the weights by which the
 scheduler divides, in place of the configured ones. `weight_calculation` walks the tree of queues, keeps the weights

@@ -1,7 +1,8 @@
 """Decides which queue may reclaim GPUs from which other queue, and limits how much is preempted.
 
-A queue may reclaim up to its fair share. It takes from queues that hold more than they may. While it is within its own
-deserved quota, it also takes from queues that hold more than their quota.
+A queue may reclaim up to its fair share. It takes from queues that hold more than both their fair share and their
+deserved quota, or more than their limit. While it is within its own deserved quota, it takes from every queue that
+holds more than its quota.
 
 Two queues are compared at the children of their lowest common ancestor. A bundle is a part of a workload that can be
 stopped separately. As in KAI, a bundle's queue is checked before the bundle is taken, so taking it may bring the queue

@@ -5,6 +5,9 @@ are stricter than KAI's rules. The victim's queue, and every queue above it that
 keeps at least its deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher
 priority. The policy's limits apply.
 
+A claim for a violated latency objective may take more: also from queues above their quota that are within their fair
+share, and from workloads of lower priority in its own queue.
+
 Claims are decided one after the other. Each decision starts from the state of the cluster after the earlier ones. The
 same inputs and policy give the same verdicts, in whatever order gangs are listed.
 

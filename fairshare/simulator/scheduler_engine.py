@@ -6,8 +6,9 @@ Free GPUs go to the queue that is first in order.
 
 A queue that stays within its fair share with a gang takes GPUs back from queues above their share (reclaim). The engine
 compares queues at the children of their lowest common ancestor. Victims come from queues that are above their share
-there. At each level below the ancestor the queue most above its share comes first, and in the leaf the newest gang.
-Reclaim ends when the gang fits, or when a queue on the path would fall below its deserved quota. Gangs stop as a whole.
+there. At each level below the ancestor the queue most above its share comes first, and in the leaf the newest gang. A
+gang is not stopped if a queue on the path would then fall below its deserved quota. If the stopped gangs would not
+suffice, none is stopped. Gangs stop as a whole.
 
 As in KAI, the engine checks the share before it takes a victim. A stopped gang may therefore bring a queue below its
 share, but here never below its quota. These are the controller's rules (`reclaim_rules_and_limits`) for one resource.

@@ -3,8 +3,8 @@
 `kueue:NAME` refers to a ClusterQueue, `kueue-cohort:NAME` to a Cohort, `kueue:NAMESPACE/NAME` to a LocalQueue. The
 controller writes a queue's weight to the highest of these objects that the queue's refs name: the Cohort, else the
 ClusterQueue, else the LocalQueue. If a queue has a Cohort or a ClusterQueue, its LocalQueues only identify its
-workloads. Kueue ignores past usage between the queues of a cohort and between cohorts. There the weights that the
-controller writes take it into account.
+workloads. When Kueue divides GPUs between the queues of a cohort, or between cohorts, it does not count past usage. The
+weights that the controller writes there include it.
 
 Inside a ClusterQueue Kueue counts history itself if admission fair sharing (AFS) is on. A LocalQueue then gets the
 configured weight, because history would count twice. Without AFS Kueue does not read the weights of LocalQueues, which
@@ -14,8 +14,8 @@ configuration shows why.
 Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue gets at most the quotas of its
 ClusterQueue and Cohorts (see `fairshare.core.admission_quota_tree`), even if the nodes have more GPUs.
 
-The controller writes a weight as fixed-point text, 0.000001 at least, because Kueue refuses a JSON number that is not
-an integer.
+The controller writes a weight as fixed-point text, because Kueue refuses a JSON number that is not an integer. A weight
+above 0, and every weight of a LocalQueue, is 0.000001 at least.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 if only that is served).
 

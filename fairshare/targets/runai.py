@@ -22,7 +22,8 @@ between, the controller recognises both values as its own. It writes no other fi
 
 The controller calls the API as a service account. The client id and secret are files of a mounted Secret, which are
 read for every new token and never logged. A token is used until shortly before it expires. HTTPS is required except on
-this machine. After 429 or 503 with Retry-After the controller sends no request for that time.
+this machine. After 429 or 5xx with a Retry-After in seconds, the controller sends no request for that time, ten minutes
+at most.
 
 Source: Run:ai REST API v2.2x and v3.0; `/api/v2/token` is OAuth 2.0's client credentials grant, `/api/v1/token` its
 older form."""

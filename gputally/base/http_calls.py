@@ -1,7 +1,7 @@
-"""Calls other HTTP servers with httpx2, for every program but the agent.
+"""Creates HTTP clients with httpx2, and checks their addresses, CA files and tokens, for every program but the agent.
 
-The client follows no redirects. It verifies certificates against the system's CAs or those of a file. Each function
-takes the exception to raise as the argument `fault`. The message has one line, which never contains a token."""
+The client follows no redirects. It verifies certificates against the system's CAs or those of a file. Functions that
+can fail take the exception to raise as the argument `fault`. Its message has one line, which never contains a token."""
 
 from __future__ import annotations
 

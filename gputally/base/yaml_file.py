@@ -1,4 +1,4 @@
-"""Reads YAML and reports every fault with its file and line.
+"""Reads YAML, and reports faults with their file and line.
 
 `parse` returns plain data and the line of every key and item. A duplicate key, which other YAML readers silently drop,
 is a fault. `Document.place` turns the path of a value (`("queues", 2, "weight")`) into `file:line`, so that validation

@@ -3,7 +3,8 @@
 The module imports only the policy models of the accountant, because the run under static weights is a separate process
 that should not load a server.
 
-Deserved quotas are about a quarter of each team's share, so that history affects most of the cluster."""
+Deserved quotas are about a quarter of each team's share. The scheduler divides the rest of the GPUs by weight, so the
+feedback law can change who gets them."""
 
 from __future__ import annotations
 

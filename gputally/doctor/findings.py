@@ -1,4 +1,4 @@
-"""Defines a finding, the result of a check, and the exit code."""
+"""Defines `Finding` and `CheckResult`, which a check returns, and the exit code of the doctor."""
 
 from __future__ import annotations
 
