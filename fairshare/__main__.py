@@ -125,8 +125,9 @@ def _problem(raw: object, number: int) -> DivisionProblem:
         raise DivisionError(f"case {number}: it is not a JSON object with the keys total and queues")
     content = {key: value for key, value in raw.items() if key not in _IGNORED}
     name = raw.get("name") or f"case {number}"
+    label = f"case {name!r}" if raw.get("name") else name
     for path, message in faults_of(content, DivisionCase):
-        raise DivisionError(f"case {name!r}: {'.'.join(map(str, path))}: {message}")
+        raise DivisionError(f"{label}: {'.'.join(map(str, path))}: {message}")
     case = DivisionCase.model_validate(content)
     claims = tuple(Claim(**{**queue.model_dump(), "parent": queue.parent or None}) for queue in case.queues)
     return DivisionProblem(name, case.total, case.k, claims, case.function, case.resource)

@@ -32,8 +32,10 @@ Probe = Callable[[], str | None]
 
 
 class Health:
-    """Answers the probes. The controller is live while cycles end, and ready after its first cycle while every
-    background task works."""
+    """Answers the probes.
+
+    The controller is live if a cycle has ended within the last three intervals and a minute. It is ready after its
+    first cycle while every background task works."""
 
     def __init__(self, clock: Clock, interval_s: float, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock

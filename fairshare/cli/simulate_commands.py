@@ -101,8 +101,8 @@ def simulate(
         sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
     if windows > 1 and window_days * 86_400 > length:
         raise FairshareError(
-            f"--window-days {window_days}: the replay has only {length // 86_400} days; give fewer days, or more with"
-            " --days"
+            f"--window-days {window_days}: the replay has only {length // 86_400} days; give a smaller --window-days"
+            " or a larger --days"
         )
     spans = policy_comparison.windows_of(length, windows, window_days)
     console = Terminal(width=None if sys.stdout.isatty() else 200)

@@ -229,7 +229,10 @@ def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     leaves = leaf_names(policy)
     workload = workload_of(job_traces.load(path, 0), leaves)
     if not workload.submit_s:
-        raise WhatIfError(f"{path}: no job has a team that is a leaf queue of the policy ({', '.join(leaves)})")
+        raise WhatIfError(
+            f"{path}: no job has a team that is a leaf queue of the policy ({', '.join(leaves)}): give a policy whose"
+            " leaf queues have the names of the trace's teams"
+        )
     end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)
     notes = [job_traces.ASSUMED[-1]]
     if workload.left_out:

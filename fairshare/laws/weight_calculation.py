@@ -452,8 +452,8 @@ def _sibling_sets(
 def _with_history(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
     """Return the entitlements with history.
 
-    With the law KAI they come from KAI's own division with its k. With any other law they come from a division by the
-    published weights."""
+    With the law KAI the division counts history itself, with the law's k. With any other law it divides by the new
+    weights, with k = 0."""
     if isinstance(law, Kai):
         return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
     published = {weight.queue: weight.value for weight in weights}

@@ -40,7 +40,7 @@ wait for the next cycle."""
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A workload that needs room.
+    """A workload that needs room, or a queue for which a person or a latency objective requests GPUs.
 
     sizes: GPUs of each pod to place, if known.
     nodes: nodes on which the workload can run; None for all.
@@ -421,7 +421,7 @@ class PlacementTrial:
         self._free[node] = amount
 
     def _pods_on(self, amount: float) -> int:
-        """Return how many pods fit on a node with this amount of free GPUs."""
+        """Return how many pods of the common size fit on a node with this amount of free GPUs; 0 if sizes differ."""
         return int((amount + EPSILON) / self._common_size) if self._common_size is not None and amount > EPSILON else 0
 
 

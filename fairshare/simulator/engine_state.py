@@ -271,7 +271,7 @@ class NodePlacement:
         return sum(n for f, n in self._in_service.items() if f.shape == WHOLE)
 
     def most_free(self) -> int:
-        """Return the largest number of free whole GPUs of one flavour. No larger gang can start."""
+        """Return the largest number of free whole GPUs of one flavour. No larger gang on whole GPUs can start."""
         return max((n for f, n in self._count.items() if f.shape == WHOLE), default=0)
 
     def free(self, flavour: Flavour) -> int:

@@ -161,7 +161,7 @@ def parse(document: Document) -> Scenario:
     file = validate(document, _File)
     gpus = tuple(node.gpus for node in file.nodes)
     if (total := sum(gpus)) > _MOST_GPUS:
-        raise _fault(document, "Nodes", f"{total} GPUs are more than {_MOST_GPUS}")
+        raise _fault(document, "Nodes", f"{total} GPUs in all nodes, and at most {_MOST_GPUS} are allowed")
     parents = {queue.parent for queue in file.queues}
     claims = tuple(each.claim(i) for i, each in enumerate(q for q in file.queues if q.name not in parents))
     departments = tuple(each.claim(i) for i, each in enumerate(file.queues) if each.name in parents)
@@ -172,7 +172,7 @@ def parse(document: Document) -> Scenario:
         if name not in {claim.name for claim in claims}:
             raise _fault(document, f"Jobs.{name}", "no leaf queue has this name")
         if count > _MOST_PODS:
-            raise _fault(document, f"Jobs.{name}", f"{count} pods are more than {_MOST_PODS}")
+            raise _fault(document, f"Jobs.{name}", f"{count} pods, and at most {_MOST_PODS} are allowed")
         pods[name] = (job.gpus,) * count
     return Scenario(file.cycles, file.window_s, file.half_life_s or None, file.k, gpus, claims, pods, departments)
 

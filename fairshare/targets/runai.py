@@ -140,7 +140,9 @@ class RunaiApi:
             if str(value_at(each, ("nodePool", "id"))) == pool:
                 weight = value_at(each, ("gpu", "overQuotaWeight"))
                 if weight is not None and quantity(weight) is None:
-                    raise Unavailable(f"{self._url}{path}: overQuotaWeight is {weight!r}, not a number")
+                    raise Unavailable(
+                        f"{self._url}{path}: overQuotaWeight is {weight!r}, not a number that is 0 or more"
+                    )
                 return quantity(weight)
         raise NotFound(f"{self._url}{path}: the unit has no node pool {pool}")
 

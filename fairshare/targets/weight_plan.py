@@ -284,7 +284,7 @@ _RIGHTS = (
 
 
 def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
-    """Read one target. Raises ClusterError if a required object does not exist.
+    """Read one target. Raises ClusterError if required objects cannot be read, or if the API server does not answer.
 
     If the API server refuses to list optional objects, the observation has the condition `Readable` with status False,
     because demand is then underestimated."""
@@ -311,9 +311,11 @@ def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
 
 
 def _read(cluster: ObjectReader, query: ObjectQuery, refusals: list[str]) -> tuple[Kind, Sequence[Object]] | None:
-    """Return the objects of the first kind that the API server serves. Raises ClusterError for a required kind.
+    """Return the first kind of the query that the API server serves, and its objects.
 
-    None: the API server serves no kind of the query, or refuses to list it; the refusal is then added to `refusals`."""
+    Returns None if the API server serves none of the kinds, if the named object does not exist, or if the API server
+    refuses the query; the refusal is then added to `refusals`. Raises ClusterError instead if the query is required,
+    and if the API server does not answer."""
     absent: ClusterError | None = None
     for kind in query.kinds:
         try:

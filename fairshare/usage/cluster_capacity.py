@@ -112,8 +112,9 @@ class ServingNodes:
     lost: Mapping[str, float] = field(default_factory=dict)
 
     def capacity(self, window: UsageWindow) -> float:
-        """Return the GPUs to divide: those that the nodes list, or the window's average if no node ever listed any; 0
-        if unknown."""
+        """Return the GPUs to divide: those that the nodes list, without lost ones.
+
+        If the nodes list none, not even lost ones, return the window's average; 0 if that is unknown."""
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
 

@@ -138,7 +138,7 @@ def _heading(text: str) -> str:
 def _edited(text: str, revision: Revision) -> str:
     """Return the file's text with the changes of the revision.
 
-    ruamel.yaml gets the text without the lines that are only comments. `_merged` puts these lines back."""
+    ruamel.yaml gets the text without blank lines and lines that are only comments. `_merged` puts these lines back."""
     lines = [f"{line}\n" for line in text.splitlines()]
     bare = "".join(line for line in lines if _has_content(line))
     _, indent, offset = load_yaml_guess_indent(bare)
@@ -192,8 +192,8 @@ def _dumped(editor: YAML, tree: Any) -> list[str]:
 def _merged(lines: Sequence[str], before: Sequence[str], after: Sequence[str]) -> str:
     """Apply the differences between `before` and `after` to the lines of a file, and return the new text.
 
-    before, after: the file before and after the change as ruamel.yaml formats it, without lines that are only
-        comments."""
+    before, after: the file before and after the change as ruamel.yaml formats it, without blank lines and lines
+        that are only comments."""
     content = [number for number, line in enumerate(lines) if _has_content(line)]
     first: list[int] = []
     """For each line of `before`, the index of the first of the file's lines that it represents."""
@@ -692,7 +692,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
     values = {each.name: _sent(sent, each.name) for each in SCALARS}
     numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
     if len(numbers) > MOST_QUEUES:
-        raise ValueError(f"the form has more than {MOST_QUEUES} queues")
+        raise ValueError(f"the form has more than {MOST_QUEUES} queues: edit the policy file instead")
     rows = []
     for number in numbers:
         head = f"{LISTED}.{number}."

@@ -151,7 +151,7 @@ def _sent_form(request: RequestContext) -> Form:
     try:
         return policy_form.form_from(request.form)
     except ValueError as error:
-        raise Refusal(400, "Not a form of this site", str(error)) from error
+        raise Refusal(400, "Not a valid form", str(error)) from error
 
 
 def _draft(app: PagesApp, standing: PolicyText, form: Form) -> Draft:

@@ -133,7 +133,7 @@ def nice(highest: float) -> float:
 
 
 def slug(name: str) -> str:
-    """Return the id of the HTML element for a name."""
+    """Return the part of an HTML id that stands for a name: letters and digits, different for every name."""
     return "p" + name.encode().hex()
 
 

@@ -152,6 +152,7 @@ def test_one_case_a_list_and_a_file_of_vectors() -> None:
         ("[", "not JSON: Expecting value: line 1 column 2 (char 1)"),
         ([], "it contains no case: a case has the keys total and queues"),
         ([3], "case 1: it is not a JSON object with the keys total and queues"),
+        ({"queues": []}, "case 1: total: Field required"),
         ({"name": "x", "queues": []}, "case 'x': total: Field required"),
         ({"name": "x", "total": True, "queues": []}, "case 'x': total: Input should be a valid number"),
         ({"name": "x", "total": -1, "queues": []}, f"case 'x': total: {LEAST} 0"),

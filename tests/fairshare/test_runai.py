@@ -262,7 +262,15 @@ def test_what_goes_wrong_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("resources", ['[{"nodePool": {"id": "p"}, "gpu": {"overQuotaWeight": "lots"}}]', "[3]", "3"])
+@pytest.mark.parametrize(
+    "resources",
+    [
+        '[{"nodePool": {"id": "p"}, "gpu": {"overQuotaWeight": "lots"}}]',
+        '[{"nodePool": {"id": "p"}, "gpu": {"overQuotaWeight": -1}}]',
+        "[3]",
+        "3",
+    ],
+)
 def test_a_weight_that_is_no_number_is_a_fault_of_the_service(resources: str, api: RunaiApi, there: StandIn) -> None:
     api.node_pools()
     there.answers = [httpx2.Response(200, content=f'{{"resources": {resources}}}'.encode())]

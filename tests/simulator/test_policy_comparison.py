@@ -254,7 +254,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
         ({"Cycles": float("inf")}, "Cycles: Input should be a finite number"),
         ({"Cycles": 10**12}, "Cycles: Input should be less than or equal to 1000000"),
         ({"Nodes": [{"GPUs": 8 * 10**10}]}, "Nodes.0.GPUs: Input should be less than or equal to 1000000"),
-        ({"Nodes": [{"GPUs": 10**6}] * 2}, "Nodes: 2000000 GPUs are more than 1000000"),
+        ({"Nodes": [{"GPUs": 10**6}] * 2}, "Nodes: 2000000 GPUs in all nodes, and at most 1000000 are allowed"),
         ({"Queues": [{"Weight": 1}]}, "Queues.0.Name: Field required"),
         ({"Queues": [{"Name": None}]}, "Queues.0.Name: Field required"),
         (
@@ -263,7 +263,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
         ),
         (
             {"Queues": [{"Name": "a"}], "Jobs": {"a": {"GPUs": 1, "NumPods": 10**5, "NumJobs": 10**6}}},
-            "Jobs.a: 100000000000 pods are more than 1000000",
+            "Jobs.a: 100000000000 pods, and at most 1000000 are allowed",
         ),
     ],
 )
