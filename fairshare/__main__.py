@@ -159,7 +159,7 @@ def run(
         typer.Option(help="File that lists the accountants of other clusters whose usage the policy counts."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="kubernetes (the API server), or a YAML file with a cluster's objects.")
+        str | None, typer.Option(help="Cluster to use: kubernetes (the API server), or a YAML file with its objects.")
     ] = None,
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
@@ -223,9 +223,9 @@ def plan(
 @with_option_groups
 def preempt(
     policy: PolicyPath,
-    job: Annotated[str, typer.Option("--for", help="NAMESPACE/NAME of the workload that needs room.")],
+    job: Annotated[str, typer.Option("--for", help="NAMESPACE/NAME of the workload that needs GPUs.")],
     threshold: Annotated[
-        str | None, typer.Option(help="Preempt only if the workload's latency is above this, for example 50ms.")
+        str | None, typer.Option(help="Preempt only if the workload's latency is above this time, for example 50ms.")
     ] = None,
     query: Annotated[
         str, typer.Option(help="PromQL query for the latency in seconds (default: the query of the policy's SLO).")
@@ -236,14 +236,14 @@ def preempt(
             envvar="GPUTALLY_FAIRSHARE_PROMETHEUS", help="URL of the Prometheus server that answers the query."
         ),
     ] = "",
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if no pod of the workload waits.")] = 0.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the victims and stop none.")] = False,
+    gpus: Annotated[float, typer.Option(min=0, help="Number of GPUs to free if no pod of the workload waits.")] = 0.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the victims, and stop none of them.")] = False,
     output: Printed = "table",
     *,
     at: FleetOptions,
     on: ClusterOptions,
 ) -> None:
-    """Make room for one workload now, by the policy's rules and limits, and show the victims with the reasons."""
+    """Preempt pods for one workload now, by the policy's rules and limits, and show the victims with the reasons."""
     others, clock = at.others(), SystemClock()
     loaded = policies.load(policy, others)[0]
     try:
@@ -274,7 +274,7 @@ def preemption_view(report: PreemptionReport) -> RenderableType:
         parts.append(Text(f"{verdict.claimant} of queue {verdict.queue} {verdict.reason}", "bold"))
         stops = [stop for stop in report.stops if stop.claimant == verdict.claimant]
         if stops:
-            table = _preemption_table("gives way", "queue", "GPUs", "lost GPU-h", "result", "why")
+            table = _preemption_table("victim", "queue", "GPUs", "lost GPU-h", "result", "reason")
             for stop in stops:
                 victim = stop.victim
                 name = victim.gang.key
@@ -283,7 +283,7 @@ def preemption_view(report: PreemptionReport) -> RenderableType:
                 table.add_row(name, victim.gang.queue, *figures, stop.effect.result, why)
             parts.append(table)
         if verdict.spared:
-            table = _preemption_table("stays", "queue", "why")
+            table = _preemption_table("spared", "queue", "reason")
             for spared in verdict.spared:
                 table.add_row(spared.key, spared.queue, spared.reason)
             parts.append(table)
@@ -304,14 +304,16 @@ def _preemption_table(*headings: str) -> Table:
 @app.command()
 def divide(
     input: Annotated[
-        str, typer.Option("--input", help="JSON file with a case, a list of cases, or {meta, vectors}; - for stdin.")
+        str, typer.Option("--input", help="JSON file with a case, a list of cases, or {meta, vectors}; - reads stdin.")
     ],
     output: Printed = "table",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every round of the division and every remainder.")
     ] = False,
 ) -> None:
-    """Divide GPUs as KAI does, and show the shares. JSON: an array of {name, shares, remaining}, one per case."""
+    """Divide GPUs as KAI does, and show the shares.
+
+    With --output json it prints an array with an object {name, shares, remaining} for each case."""
     try:
         text = sys.stdin.buffer.read() if input == "-" else Path(input).read_bytes()
     except OSError as error:
@@ -337,16 +339,18 @@ def divide(
 def check(
     file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
     capacity: Annotated[
-        float | None, typer.Option(min=0, max=MOST, help="GPUs of the cluster, to compare quotas with.")
+        float | None,
+        typer.Option(min=0, max=MOST, help="Number of GPUs of the cluster, with which quotas are compared."),
     ] = None,
     gang: Annotated[
-        list[str] | None, typer.Option(help="QUEUE=GPUS: warn if the law can never admit this gang. Needs --capacity.")
+        list[str] | None,
+        typer.Option(help="A gang as QUEUE=GPUS: warns if the feedback law can never admit it. Needs --capacity."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings.")] = False,
 ) -> None:
-    """Report errors in a policy (exit 1), and settings that are allowed but rarely intended (exit 0)."""
+    """Report errors in a policy (exit 1), and warnings about settings that are rarely intended (exit 0)."""
     if gang and capacity is None:
-        raise policies.PolicyFault("--gang: give --capacity, the GPUs of the cluster, too")
+        raise policies.PolicyFault("--gang: give --capacity too, the number of GPUs of the cluster")
     policy, document = policies.load(file)
     warnings = policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ())))
     for line in warnings:
@@ -366,9 +370,9 @@ def release(
     ] = False,
     other: Annotated[
         list[Path] | None,
-        typer.Option(help="Another policy that publishes to this cluster: its objects stay as they are. Repeatable."),
+        typer.Option(help="Another policy that publishes to this cluster. Its objects stay as they are. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the weights and write none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the weights, and write none of them.")] = False,
     output: Printed = "table",
     *,
     on: TargetOptions,
@@ -402,12 +406,12 @@ def release(
 def adopt(
     policy: PolicyPath,
     queue: Annotated[str | None, typer.Option(help="Queue of the policy to take over (default: all).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the fields and take over none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the fields, and take over none of them.")] = False,
     output: Printed = "table",
     *,
     on: TargetOptions,
 ) -> None:
-    """Take over the weight's field from its present manager (Argo CD, Flux, kubectl). The value does not change."""
+    """Take over the fields of the weights from their present managers (Argo CD, Flux, kubectl). No value changes."""
     loaded = policies.load(policy)[0]
     with on.targets(loaded) as (cluster, outside):
         adoptions = take_over(loaded, cluster, queue=queue, clusters=outside, dry_run=dry_run)

@@ -42,13 +42,15 @@ COMMANDS = {
     "report": Command("accountant.__main__", "write a month's report as a page or a file", prefix=("report",)),
     "backup": Command("accountant.__main__", "copy the ledger, and verify the copy", prefix=("backup",)),
     "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
-    "install": Command("accountant.__main__", "make the Secrets with bearer tokens for a cluster", prefix=("install",)),
-    "fleet": Command("accountant.__main__", "usage, cost and reports of several clusters", prefix=("fleet",)),
-    "fairshare": Command("fairshare.__main__", "turn usage history into queue weights; plan, explain, simulate"),
+    "install": Command(
+        "accountant.__main__", "create the Secrets with bearer tokens for a cluster", prefix=("install",)
+    ),
+    "fleet": Command("accountant.__main__", "show usage, cost and reports of several clusters", prefix=("fleet",)),
+    "fairshare": Command("fairshare.__main__", "compute queue weights from usage history; plan, explain, simulate"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
     "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),
-    "demo": Command("gputally.demo.__main__", "simulate a cluster for a month, from GPU to bill and weight"),
+    "demo": Command("gputally.demo.__main__", "simulate a cluster for a month: metering, bills and weights"),
 }
 
 
@@ -101,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
-        print(f"gputally: no command {arguments[0]!r}; one of {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"gputally: no command {arguments[0]!r}; give one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
         return run(command, [*command.prefix, *arguments[1:]])

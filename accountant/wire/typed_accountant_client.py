@@ -54,4 +54,7 @@ class AccountantClient(AccountantConnection):
         try:
             return TypeAdapter(model).validate_json(body)
         except ValueError as error:
-            raise Unanswered(f"{self.url}{path}: not the answer of an accountant of this release") from error
+            raise Unanswered(
+                f"{self.url}{path}: not the answer of an accountant of this release: "
+                "check the address and the accountant's release"
+            ) from error

@@ -34,13 +34,13 @@ PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML)."
 PolicyOrInForce = Annotated[
     Path | None, typer.Option("--policy", help="Policy file (YAML; default: the accountant's policy in force).")
 ]
-TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
+TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for the accountant.")]
 CaPath = Annotated[
     Path | None,
     typer.Option(
         "--ca-file",
         envvar="GPUTALLY_CA_FILE",
-        help="Certificate authorities (PEM) trusted for the accountant (default: the system's).",
+        help="PEM file of the CAs to trust for the accountant (default: the system's).",
     ),
 ]
 Kubeconfig = Annotated[
@@ -103,7 +103,8 @@ class ClusterOptions:
     """The options that name a cluster, and the controller's ConfigMap in the cluster."""
 
     cluster: Annotated[
-        str, typer.Option("--cluster", help="kubernetes (the API server), or a YAML file with a cluster's objects.")
+        str,
+        typer.Option("--cluster", help="Cluster to use: kubernetes (the API server), or a YAML file with its objects."),
     ] = "kubernetes"
     kubeconfig: Kubeconfig = None
     status: Annotated[
@@ -134,7 +135,7 @@ class TargetOptions(ClusterOptions):
         Path | None,
         typer.Option(
             envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE",
-            help="Certificate authorities (PEM) trusted for Run:ai (default: the system's).",
+            help="PEM file of the CAs to trust for Run:ai (default: the system's).",
         ),
     ] = None
 

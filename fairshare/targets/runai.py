@@ -96,7 +96,7 @@ class RunaiApi:
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
-            raise Refused(f"not an address: {url!r}: {error}") from error
+            raise Refused(f"not an address: {url!r}: {error} (write for example https://example.run.ai)") from error
         if parsed.scheme != "https" and not (parsed.scheme == "http" and parsed.host in _LOCAL):
             raise Refused(f"{url}: use an https address for Run:ai")
         self._url = url.rstrip("/")

@@ -279,7 +279,10 @@ class AccountantApi:
             return self._remote.send_body(method, path, content, "application/json", encoding=encoding)
 
     def _invalid(self, path: str) -> AccountantUnavailable:
-        return AccountantUnavailable(f"{self._remote.url}{path}: not the answer of an accountant of this release")
+        return AccountantUnavailable(
+            f"{self._remote.url}{path}: not the answer of an accountant of this release: "
+            "check the address and the accountant's release"
+        )
 
 
 @contextlib.contextmanager

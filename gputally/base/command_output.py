@@ -116,7 +116,7 @@ class Terminal(Console):
         super().__init__(**({"highlight": False, "markup": False, "emoji": False} | options))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render with rich; its own control sequences stay separate segments."""
+        """Render with rich, and escape the control characters in text. Rich's own control segments do not change."""
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else for_terminal(segment.text)
             yield segment if text is segment.text else segment._replace(text=text)

@@ -16,7 +16,7 @@ def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise fault(f"not an address: {url!r}: {error}") from error
+        raise fault(f"not an address: {url!r}: {error} (write for example {example})") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise fault(f"not an address: {url!r} (write for example {example})")
     return parsed

@@ -118,7 +118,7 @@ class Money:
         places = minor_places(self.currency) if places is None else places
         units = Fraction(self.amount) * 10**places
         if units.denominator != 1:
-            raise ValueError(f"{self.amount} {self.currency} is no multiple of the unit with {places} decimals")
+            raise ValueError(f"{self.amount} {self.currency} has more than {places} decimals")
         return tuple(Money(_to_decimal(n, places), self.currency) for n in apportion(units.numerator, weights))
 
 

@@ -73,7 +73,7 @@ def compute_of(shape: str) -> int:
 
 
 def parts() -> dict[str, Fraction]:
-    """Return the part of a GPU that a slot of each shape has."""
+    """Return the fraction of a GPU that a slot has, by shape, for all shapes except a whole GPU."""
     return {SHARED: Fraction(1, REPLICAS)} | {shape: Fraction(compute_of(shape), 7) for shape in GEOMETRY}
 
 

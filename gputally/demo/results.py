@@ -38,6 +38,9 @@ from gputally.demo.worker_processes import LEDGER_FILES, LedgerFigures
 class TeamResult:
     """The result of the demo for one team.
 
+    accounts: the team's GPU time in the ledger.
+    cost: its cost; None if some of the time has no price.
+    weight: the weight of its queue in the policy.
     share_before, share_after: the team's share of all GPU time that teams held, under static and time-based weights.
     entitled: the share to which the team is entitled, by its weight and its demand."""
 

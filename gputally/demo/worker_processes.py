@@ -311,7 +311,8 @@ class AgentPool:
         self._send_all("follow", events, until_ms)
 
     def finish_hour(self) -> None:
-        """Wait for the end of `start_hour`, before any other call except those of a delivery."""
+        """Wait until the calls that `start_hour` started have ended. Until then, call no other method except those of a
+        delivery."""
         self._spooled = [site.result(_EVENTS) for site in self._sites]
 
     def deliver_alone(self, name: str) -> int:

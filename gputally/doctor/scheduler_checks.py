@@ -622,9 +622,10 @@ def _blocked_by_taint(
     free: Mapping[str, float],
     notes: Mapping[str, str],
 ) -> Finding:
-    """Return the finding for a taint.
+    """Return the finding for a taint that keeps pods from free GPUs.
 
-    cases: the pods that it keeps from free GPUs, each with the nodes.
+    cases: these pods, each with the nodes that have the taint and enough free GPUs for the pod.
+    free: the number of free GPUs by node.
     notes: the scheduler's messages by pod uid."""
     key, value, effect = taint
     nodes = sorted({name for _, names in cases for name in names})

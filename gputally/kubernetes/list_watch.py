@@ -222,8 +222,9 @@ class Reflector(Generic[O, V]):
     def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
         """Call `sync` and `follow` in turn until `stop` is set. Log a failure, and try again after a growing pause.
 
-        task: has a fault while an answer cannot be processed, or if no answer comes for longer than a watch lasts. A
-            server that does not answer is no fault of the task; `heard_ms` and `failures` show it."""
+        task: has a fault after an answer that cannot be processed, until a later one is processed, and while a request
+            takes longer than the task's time limit. An error of the API server is no fault of the task; `heard_ms` and
+            `failures` show it."""
         log = structlog.get_logger("gputally.kubernetes.api_client")
         self._task = task
         failures = absent = 0

@@ -76,7 +76,9 @@ def _context(identity: Identity) -> ssl.SSLContext:
             [f"{identity.certificate}, {identity.key}: these are not a certificate and its key: {error.reason}"]
         ) from error
     except OSError as error:
-        raise BadCertificate([f"{identity.certificate}, {identity.key}: {error.strerror}"]) from error
+        raise BadCertificate(
+            [f"{identity.certificate}, {identity.key}: one of these files cannot be read: {error.strerror}"]
+        ) from error
     if identity.client_ca is not None:
         try:
             context.load_verify_locations(identity.client_ca)

@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 
 import httpx2
 import jwt
+import structlog
 
 from gputally.base import http_calls
 from gputally.base.clock import Clock
@@ -67,16 +68,18 @@ def key_source(issuer: Issuer) -> Fetch:
         with http_calls.client(tls, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
             content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
         if content is None:
-            raise OSError(f"{url}: more than {_MOST_KEY_BYTES} bytes of keys")
+            raise OSError(f"{url}: the answer has more than {_MOST_KEY_BYTES} bytes, too many for a set of keys (JWKS)")
         return content
 
     return fetch
 
 
 class Keys:
-    """The public keys of an issuer by id, which are fetched again when they are old. Thread-safe."""
+    """The public keys of an issuer by id, which are fetched again when they are old. A failure is logged.
+    Thread-safe."""
 
-    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+    def __init__(self, issuer: str, fetch: Fetch, clock: Clock) -> None:
+        self._issuer = issuer
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
@@ -94,7 +97,10 @@ class Keys:
             if (not fresh or name not in self._keys) and may_try:
                 self._load(now)
             if self._fetched_ms is None or now - self._fetched_ms > STALE_MS:
-                raise AuthorityUnavailable("the issuer's keys cannot be fetched")
+                raise AuthorityUnavailable(
+                    f"the keys of the issuer {self._issuer} cannot be fetched: try again in a minute "
+                    "(the server's log has the reason)"
+                )
             if name not in self._keys:
                 raise Unauthenticated("the token is signed with an unknown key")
             return self._keys[name]
@@ -103,7 +109,10 @@ class Keys:
         self._tried_ms = now
         try:
             key_set = jwt.PyJWKSet.from_json(self._fetch().decode())
-        except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError):
+        except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError) as error:
+            structlog.get_logger("http").warning(
+                "issuer_keys_not_fetched", issuer=self._issuer, reason=http_calls.reason(error)
+            )
             return  # the present keys stay in use until they are stale
         self._keys = {key.key_id or "": key.key for key in key_set.keys if key.public_key_use in (None, "sig")}
         self._fetched_ms = now
@@ -119,7 +128,7 @@ class Issuers:
         clock: Clock,
         fetch: Callable[[Issuer], Fetch] = key_source,
     ) -> None:
-        self._issuers = [(issuer, Keys(fetch(issuer), clock)) for issuer in issuers]
+        self._issuers = [(issuer, Keys(issuer.issuer, fetch(issuer), clock)) for issuer in issuers]
         self._grants = grants
         self._clock = clock
 
@@ -280,9 +289,13 @@ class Provider:
             document = _document(self._request("GET", url))
             authorize, token = document.get("authorization_endpoint"), document.get("token_endpoint")
             if document.get("issuer") != self.issuer.issuer:
-                raise AuthorityUnavailable("the provider's OpenID configuration is that of another issuer")
+                raise AuthorityUnavailable(
+                    "the provider's OpenID configuration names an issuer other than the configured one"
+                )
             if not isinstance(authorize, str) or not isinstance(token, str):
-                raise AuthorityUnavailable("the provider's OpenID configuration lacks an endpoint")
+                raise AuthorityUnavailable(
+                    "the provider's OpenID configuration lacks authorization_endpoint or token_endpoint"
+                )
             self._endpoints = Endpoints(_safe(authorize), _safe(token))
         return self._endpoints
 
@@ -291,7 +304,9 @@ class Provider:
             with http_calls.client(self._tls, _PROVIDER_TIMEOUT_SECONDS) as client:
                 return client.request(method, url, headers={"Accept": "application/json"}, **more)
         except httpx2.HTTPError as error:
-            raise AuthorityUnavailable(f"the provider does not answer ({type(error).__name__})") from error
+            raise AuthorityUnavailable(
+                f"{self.label} does not answer ({http_calls.reason(error)}): try again in a minute"
+            ) from error
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

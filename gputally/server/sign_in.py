@@ -216,7 +216,7 @@ class SignInService:
         self._sign_in_cookie = ("__Secure-" if self._secure else "") + f"{signer.program}-sign-in"
         self.providers = tuple(Provider(issuer, issuer.login) for issuer in callers.issuers if issuer.login is not None)
         self._keys = {
-            provider.issuer.issuer: Keys(openid_connect.key_source(provider.issuer), clock)
+            provider.issuer.issuer: Keys(provider.issuer.issuer, openid_connect.key_source(provider.issuer), clock)
             for provider in self.providers
         }
 
@@ -310,11 +310,13 @@ class SignInSite(Protocol):
     """The program that serves the sign-in pages."""
 
     def people(self, request: Request, /) -> SignInService:
-        """Return the service. Raises a refusal if sign-in is not configured."""
+        """Return the program's sign-in service. Raises an exception that refuses the request if sign-in is not
+        configured."""
         ...
 
     async def form(self, request: Request) -> Mapping[str, Sequence[str]]:
-        """Return the fields of a form of these pages. Raises a refusal for any other form."""
+        """Return the fields of a form of these pages. Raises an exception that refuses the request for any other
+        form."""
         ...
 
     def page(self, request: Request, template: str, /, **values: Any) -> Response:

@@ -81,7 +81,8 @@ class Unauthenticated(Exception):
 
 
 class AuthorityUnavailable(Exception):
-    """The server that could identify the caller (an API server, an issuer) does not answer."""
+    """The caller cannot be identified at present: the API server or the issuer gives no valid answer, or a file with a
+    secret cannot be read."""
 
 
 class TooManyUnknown(Exception):
@@ -161,7 +162,7 @@ class FileToken:
 
 
 class SingleToken:
-    """Accepts a single token with all scopes, for a process that calls itself."""
+    """Accepts a single token, with all scopes, for a process that calls its own API."""
 
     def __init__(self, token: str) -> None:
         self._digest = sha256(token)

@@ -89,7 +89,7 @@ def test_unit_price_times_stated_hours_is_exact():
 
 def test_minor_units():
     assert (minor_places("USD"), minor_places("JPY"), minor_places("KWD")) == (2, 0, 3)
-    with pytest.raises(ValueError, match="no multiple"):
+    with pytest.raises(ValueError, match="has more than 0 decimals"):
         Money(Decimal("0.5"), "JPY").split([1, 1])
 
 

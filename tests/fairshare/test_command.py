@@ -76,7 +76,10 @@ def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None
     assert ":1: warning: `cost` freezes all weights" in capsys.readouterr().out
     assert main(["check", str(path), "--strict"]) == 1
     assert main(["check", str(path), "--gang", "a=8"]) == 1
-    assert capsys.readouterr().err == "gputally fairshare: --gang: give --capacity, the GPUs of the cluster, too\n"
+    assert (
+        capsys.readouterr().err
+        == "gputally fairshare: --gang: give --capacity too, the number of GPUs of the cluster\n"
+    )
     path.write_text("queues: [{name: a, refs: [kai:a]}]\n")
     assert main(["check", str(path), "--strict"]) == 0
 

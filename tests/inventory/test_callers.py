@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
@@ -175,8 +176,11 @@ def test_keys_are_kept_fetched_again_and_changed(issuers, keys, clock):
     clock.advance(FRESH_MS)
     assert ask(issuers, signed(clock, OTHER, kid="k2", **bound())).cluster == "edge"
     clock.advance(STALE_MS)
-    with pytest.raises(AuthorityUnavailable):
+    with capture_logs() as logs, pytest.raises(AuthorityUnavailable, match=r"issuer https://oidc\.edge cannot be"):
         ask(issuers, signed(clock, OTHER, kid="k2", **bound()))
+    assert [(log["event"], log["issuer"], log["reason"]) for log in logs] == [
+        ("issuer_keys_not_fetched", EDGE, "connection refused")
+    ]
     keys.out, keys.content = False, b"<html>"
     clock.advance(AGAIN_MS)
     with pytest.raises(AuthorityUnavailable):
