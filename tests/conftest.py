@@ -19,14 +19,17 @@ from typing import Any
 import pytest
 import structlog
 import structlog.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded
 from tests.hypothesis_examples import examples
 from tests.restored_logging import restored_logging
 
-settings.register_profile("house", max_examples=examples(30, 200))
+# How long an example or its generation takes depends on the machine.
+settings.register_profile(
+    "house", max_examples=examples(30, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("house")
 
 _REAL = re.compile(r"^pytestmark = \[?pytest\.mark\.real\b", re.MULTILINE)

@@ -33,7 +33,6 @@ NOW_MS = 1_793_534_400_000
 def quiet(few: int, many: int) -> settings:
     return settings(
         max_examples=examples(few, many),
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

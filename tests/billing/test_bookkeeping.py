@@ -102,7 +102,7 @@ HOURS_OF_TEAMS = (st.integers(0, 700), st.integers(1, 40), st.sampled_from("abc"
 """First hour, number of hours, team."""
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(st.tuples(*HOURS_OF_TEAMS), max_size=3), max_size=4))
 def test_closed_plus_corrections_is_the_present(keep, rounds):
     """However often facts arrive and corrections are booked, no GPU-microsecond is missing or counted twice."""
@@ -261,7 +261,7 @@ def test_a_month_is_due_once_its_grace_is_over(keep):
     assert any(objection.kind == "grace" for objection in keeper.standing(OCT))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.randoms(use_true_random=False), copies=st.integers(1, 2))
 def test_closing_is_blind_to_order(keep, order, copies):
     rows = [
@@ -405,7 +405,7 @@ def test_a_price_takes_up_nothing_that_waits_or_was_refused(closed):
     assert keeper.proposals() == []
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(*HOURS_OF_TEAMS, st.sampled_from(("accept", "refuse", ""))), max_size=6))
 def test_closed_and_corrections_and_refused_and_waiting_are_the_present(keep, late):
     """In GPU-microseconds, whatever arrives and whatever is decided about it; the closed bytes stay."""

@@ -186,7 +186,7 @@ TEAMS = st.sampled_from(["a", "b", "c"])
 POLICIES = st.sampled_from(["keep", "spread"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(
         st.tuples(TEAMS, st.integers(0, 20), st.integers(1, 10**7), st.sampled_from(["H100", "T4", "L4"]), TEAMS),
@@ -236,7 +236,6 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
         assert sum(c.gpu_us for c in lines.charges) == sum(c.gpu_us for c in plain)
 
 
-@settings(deadline=None)
 @given(cut=st.integers(1, 86_399_999), times=st.integers(1, 50))
 def test_bills_of_parts_add_up_and_grow_with_the_capacity(cut, times):
     """A span's bills are the sum of those of its two parts; twice the GPUs in every row cost twice as much."""

@@ -69,7 +69,7 @@ def book(text: str, folder: Path) -> PriceBook:
     return load(place)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(
     instants=st.lists(st.tuples(st.integers(0, 40), st.integers(-5, SPAN + 5)), max_size=12),
     named=st.sampled_from(sorted(BOOKS)),

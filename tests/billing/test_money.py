@@ -143,7 +143,7 @@ def test_not_a_zone(name):
         zone(name)
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(
     st.integers(1_000_000_000, 2_000_000_000),
     st.integers(1, 40 * 24 * 3600),

@@ -130,7 +130,7 @@ def test_statements_are_equal_to_the_byte(duck, plain, book):
     assert canonical(statement(duck, book, *SPAN)) == canonical(statement(plain, book, *SPAN))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(cuts=st.lists(st.integers(1, DAYS * MS_PER_DAY - 1), min_size=1, max_size=3, unique=True))
 def test_priced_time_is_additive_over_any_split(duck, book, cuts):
     def priced(start, end):

@@ -259,7 +259,7 @@ def test_what_cannot_be_trued_up(keeper):
         keeper.true_up(OCT, TWO_REGIONS, "ada", "x")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.builds(

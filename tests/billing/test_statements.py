@@ -109,7 +109,7 @@ def test_bytes_are_golden(october):
     }  # fmt: skip
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(order=st.randoms(use_true_random=False))
 def test_the_order_of_records_changes_no_byte(order):
     rows = [
@@ -128,7 +128,7 @@ def test_one_record_more_changes_the_hash(october):
     assert len(hashes) == 2
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(
     st.lists(
         st.tuples(
@@ -294,7 +294,7 @@ PRICES = st.one_of(st.decimals("0", "99", places=4), st.just(Decimal("1E+2")), s
 @given(TIMES, st.integers(-40, 40))
 @example([9 * 10**18 // 4, 1, 9 * 10**18 // 4], 0)
 @example([10**17, 3, 10**17 + 1], 5)
-@settings(max_examples=examples(40, 1000), deadline=None)
+@settings(max_examples=examples(40, 1000))
 def test_hours_are_divided_as_lists_are(times, off):
     total = max(0, nano_gpu_hours(sum(times)) + off)
     assert nano_hours(total, np.array(times, dtype=np.int64)).tolist() == apportion(total, times)
@@ -303,7 +303,7 @@ def test_hours_are_divided_as_lists_are(times, off):
 @given(st.lists(st.integers(-(10**9), 10**15), min_size=1, max_size=30), PRICES, st.sampled_from(("USD", "JPY", "KWD")))
 @example([7 * 10**15, 3, 10**15 + 1], Decimal("98.7654"), "USD")
 @example([5, -3, 10**14], Decimal("1E+2"), "JPY")
-@settings(max_examples=examples(40, 1000), deadline=None)
+@settings(max_examples=examples(40, 1000))
 def test_amounts_are_divided_as_lists_are(nano, price, currency):
     costs = [exact_product(price, Decimal(each).scaleb(-HOUR_PLACES)) for each in nano]
     exact = {at: Money(cost, currency) for at, cost in enumerate(costs)}

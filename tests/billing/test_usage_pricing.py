@@ -131,7 +131,7 @@ MINUTES = st.integers(min_value=0, max_value=600)
 MODELS = ("H100", "T4", "L4")
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(
     spans=st.lists(
         st.tuples(MINUTES, st.integers(1, 300), st.sampled_from("abc"), st.integers(0, 100), st.sampled_from(MODELS)),

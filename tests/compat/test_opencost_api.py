@@ -452,7 +452,7 @@ def truth(charges: Sequence[Charge]) -> tuple[int, Fraction, dict[str, int]]:
     return sum(charge.gpu_us for charge in billed), cost / HOUR_US, unpriced
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(
     charges=books(),
     keys=st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3),
@@ -479,7 +479,7 @@ def test_allocations_and_idle_are_the_capacitys_cost(
     assert all(one.idle == name.endswith("__idle__") for name, one in named.items())
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(steps=st.lists(books(), min_size=1, max_size=4), keys=st.sampled_from([("pod",), ("node", "team"), ("all",)]))
 def test_steps_accumulate_to_the_whole_in_any_grouping(steps: list[list[Charge]], keys: tuple[str, ...]) -> None:
     sets = [

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
@@ -76,7 +76,7 @@ def _notebook(hours: float = 1.0, **ready: Any) -> list[Gang]:
 
 def _law(few: int, many: int) -> Any:
     """Return the number of examples for a law."""
-    return settings(max_examples=examples(few, many), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=examples(few, many))
 
 
 def test_the_reason_says_what_was_measured_and_what_is_lost() -> None:

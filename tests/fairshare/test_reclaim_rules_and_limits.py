@@ -164,7 +164,7 @@ def pools(draw: st.DrawFn) -> tuple[Queues, int]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(40, 400), deadline=None)
+@settings(max_examples=examples(40, 400))
 @given(pools())
 def test_victims_are_lawful(case: tuple[Queues, int]) -> None:
     queues, gang = case
@@ -268,7 +268,7 @@ def trees(draw: st.DrawFn) -> tuple[Rows, str, int]:
     return rows, "x0", gang
 
 
-@settings(max_examples=examples(33, 200), deadline=None)
+@settings(max_examples=examples(33, 200))
 @given(trees())
 def test_victims_along_a_tree_are_lawful_and_no_quota_is_broken(case: tuple[Rows, str, int]) -> None:
     rows, queue, gang = case

@@ -268,7 +268,7 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, PreemptionInputs]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(30, 300), deadline=None)
+@settings(max_examples=examples(30, 300))
 @given(clusters())
 def test_no_queue_falls_below_its_quota(case: tuple[Policy, PreemptionInputs]) -> None:
     """Nor does any queue above it that is not the claimant's own: a department may move GPUs within itself."""
@@ -296,7 +296,7 @@ def test_no_queue_falls_below_its_quota(case: tuple[Policy, PreemptionInputs]) -
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(20, 200), deadline=None)
+@settings(max_examples=examples(20, 200))
 @given(clusters())
 def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
@@ -313,7 +313,7 @@ def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, PreemptionInpu
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(20, 200), deadline=None)
+@settings(max_examples=examples(20, 200))
 @given(clusters())
 def test_limits_hold(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
@@ -325,7 +325,7 @@ def test_limits_hold(case: tuple[Policy, PreemptionInputs]) -> None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(20, 200), deadline=None)
+@settings(max_examples=examples(20, 200))
 @given(clusters(), st.randoms(use_true_random=False))
 def test_order_of_the_list_is_no_input(case: tuple[Policy, PreemptionInputs], chance: random.Random) -> None:
     rules, here = case
@@ -336,7 +336,7 @@ def test_order_of_the_list_is_no_input(case: tuple[Policy, PreemptionInputs], ch
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(15, 100), deadline=None)
+@settings(max_examples=examples(15, 100))
 @given(clusters())
 def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, PreemptionInputs]) -> None:
     """From the cycle's record as the accountant keeps it, with every number and sentence."""
@@ -352,7 +352,7 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Pree
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(20, 200), deadline=None)
+@settings(max_examples=examples(20, 200))
 @given(clusters())
 def test_every_running_gang_that_stays_has_a_reason(case: tuple[Policy, PreemptionInputs]) -> None:
     rules, here = case
@@ -434,7 +434,7 @@ AMOUNTS = st.sampled_from([1.0, 2.0, 4.0, 0.5, 1 / 7, 3 / 7, 0.1])
 PARTS = st.lists(st.dictionaries(st.sampled_from([*ROOM_NODES, "elsewhere"]), AMOUNTS, max_size=2), max_size=6)
 
 
-@settings(max_examples=examples(60, 2_000), deadline=None)
+@settings(max_examples=examples(60, 2_000))
 @given(
     st.fixed_dictionaries(dict.fromkeys(ROOM_NODES, st.sampled_from([0.0, 1.0, 2.5, -1.0]))),
     st.lists(AMOUNTS, max_size=4) | st.builds(lambda size, n: [size] * n, AMOUNTS, st.integers(1, 5)),
@@ -471,7 +471,7 @@ def test_a_trial_answers_as_the_room_would(
     assert trial.fits() == room_with(kept).place(sizes, total, nodes)
 
 
-@settings(max_examples=examples(60, 2_000), deadline=None)
+@settings(max_examples=examples(60, 2_000))
 @given(
     st.lists(
         st.builds(

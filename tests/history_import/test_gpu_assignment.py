@@ -140,7 +140,7 @@ _DEMANDS = st.lists(
 )
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(_DEMANDS, st.integers(1, 3), st.integers(0, 5))
 def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
     """No GPU exceeds its time, no holder its request, and the ledger accepts every set."""

@@ -60,7 +60,7 @@ def test_what_follows_goes_on_with_its_epoch_and_what_lies_before_has_its_own():
     assert [one.epoch for one in found] == [epoch("prometheus", at(0)), epoch("prometheus", at(24))]
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), min_size=1, max_size=5), st.sampled_from([1, 6, 24]))
 def test_runs_in_any_order_do_every_hour_once_with_ascending_numbers(wanted, hours):
     done: dict[str, list[tuple[int, int]]] = {}

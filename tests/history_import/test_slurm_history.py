@@ -304,7 +304,7 @@ _JOBS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(_JOBS)
 def test_hours_are_those_of_the_accounting_and_no_gpu_has_more_than_its_time(drawn):
     jobs = [job(n, nodes, gpus, start, start + length) for n, (nodes, gpus, start, length) in enumerate(drawn)]

@@ -307,7 +307,7 @@ def asked(page: str | None, now_ms: int = 5) -> PagedQuery:
     return open_page(["cost"], 0, 9, now_ms, page, span_days=1)
 
 
-@settings(max_examples=examples(60, 400), deadline=None)
+@settings(max_examples=examples(60, 400))
 @given(
     costs=st.lists(st.integers(1, 10**12), min_size=1, max_size=40),
     limits=st.lists(st.integers(1, 9), min_size=1, max_size=60),

@@ -207,7 +207,7 @@ KEYS = ("window", "standings", "gpus", "explanation", "verdict", "claimant", "si
 NESTED = st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(st.sampled_from(["weight", "preemption", "hold"]), NESTED, NESTED, st.none() | st.floats())
 def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
     def one(name, content, subject):

@@ -101,7 +101,7 @@ def asked(service: Service, mode: str, examples: int) -> Counter[int]:
     def ask(operation: APIOperation) -> None:
         @seed(20261101)
         @settings(
-            max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+            max_examples=examples, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))

@@ -43,7 +43,7 @@ def test_the_questions_tell_something(known):
 
 @pytest.mark.thorough
 @given(rows=ROWS, seed=st.integers(0, 1_000), timezone=st.sampled_from(("UTC", "America/New_York", "Asia/Kathmandu")))
-@settings(max_examples=examples(3, 60), deadline=None)
+@settings(max_examples=examples(3, 60))
 def test_any_ledger_has_the_answers_of_its_lake(rows, seed, timezone):
     """Hours of Kathmandu begin at a quarter past an hour of UTC: the lake is divided there, and so is the query."""
     span = START_MS - 45 * MINUTE, SPAN[1]

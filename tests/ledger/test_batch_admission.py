@@ -282,7 +282,7 @@ def figures(ledger: DuckLedger) -> object:
 
 
 @given(node=ANY, epoch=ANY, gpu=ANY, name=ANY, label=ANY)
-@settings(max_examples=examples(20, 500), deadline=None)
+@settings(max_examples=examples(20, 500))
 def test_whatever_is_accepted_is_archived_and_restored(node, epoch, gpu, name, label):
     hand, clock = Hand(), VirtualClock(NOW_MS)
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ def plain_watermark(lives: Collection[Life], end: int, least: float) -> int | No
     return reached[max(1, math.ceil(least * len(reached))) - 1] if reached else None
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(steps=st.lists(STEP, max_size=25), asked=st.integers(0, 4), end=st.integers(0, 90), least=st.floats(0, 1))
 def test_counted_step_by_step_it_is_what_counting_anew_gives(steps, asked, end, least):
     fleet = Fleet()

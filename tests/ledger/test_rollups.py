@@ -146,7 +146,7 @@ BYS: tuple[tuple[Dimension, ...], ...] = ((), ("pod",), ("gpu", "day"), ("namesp
     edges=st.tuples(st.integers(0, 7 * DAY * 4), st.integers(0, 7 * DAY * 4)),
     whole=st.booleans(),
 )
-@settings(max_examples=examples(3, 15), deadline=None)
+@settings(max_examples=examples(3, 15))
 def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
     """Compares with a ledger without sums, for records in random order and changes of the time zone."""
     low, high = (FIRST_MS + edge * BUCKET_MS // 4 for edge in sorted(edges))

@@ -340,7 +340,7 @@ def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(send, ledge
 
 @given(pods=_pods, edges=_edges, step=st.sampled_from((1, 5, 15)), folded=st.booleans(), late=st.booleans())
 @pytest.mark.thorough
-@settings(max_examples=examples(5, 30), deadline=None)
+@settings(max_examples=examples(5, 30))
 def test_sums_and_rows_say_the_same(pods, edges, step, folded, late):
     """For folded and unfolded hours, hours that changed after folding, and any span. Parts add up to the whole."""
 

@@ -65,7 +65,7 @@ def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
     book=st.sampled_from(BOOKS),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=examples(2, 60), deadline=None)
+@settings(max_examples=examples(2, 60))
 def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, inside, cuts, book, order):
     several = [DIMENSIONS[cut] for cut in sorted(cuts)]
     span = (START_MS + order.randrange(3) * 7_001, START_MS + 200 * MINUTE)
@@ -119,7 +119,7 @@ def hours_by_owner(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 @pytest.mark.thorough
 @given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
-@settings(max_examples=examples(4, 30), deadline=None)
+@settings(max_examples=examples(4, 30))
 def test_columns_and_charges_rank_alike(rows, cuts, order):
     with busy_ledger(rows, order) as ledger:
         span = (START_MS, START_MS + 200 * MINUTE)

@@ -372,7 +372,7 @@ def figures(lines: list[UsageLine], by: tuple[Dimension, ...]) -> dict[tuple[str
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6, 40), suppress_health_check=list(HealthCheck))
 @given(stays, downs, st.booleans(), st.sets(st.sampled_from(SEEN), min_size=1), st.sets(st.sampled_from(OTHERS)))
 def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others):
     by = tuple(name for name in get_args(Dimension) if name in seen | others)
@@ -384,7 +384,7 @@ def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6, 40), suppress_health_check=list(HealthCheck))
 @given(stays, downs, st.booleans(), st.sampled_from(NODES), st.sampled_from(GPUS), st.sets(st.sampled_from(OTHERS)))
 def test_a_node_asked_for_alone_has_what_it_has_among_all(hand, told, down, moved, node, gpu, others):
     filters: tuple[dict[Dimension, tuple[str, ...]], ...] = (

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -91,7 +91,6 @@ KINDS = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(ms("2000-01-01T00:00:00Z"), ms("2060-01-01T00:00:00Z")),

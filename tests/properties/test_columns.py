@@ -66,7 +66,7 @@ def groups(draw: Any) -> list[Section]:
     return found
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(groups())
 def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
     incoming = Incoming(sections)
@@ -82,7 +82,7 @@ def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
     assert incoming.sets.seq.tolist() == [min(row.seq for row in found) for found in of_sets]
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(groups())
 def test_accounts_and_digests_are_those_of_each_row(sections: list[Section]) -> None:
     records = [row for section in sections for row in section.rows]
@@ -112,7 +112,7 @@ def test_a_set_in_order_is_beyond_doubt() -> None:
     assert batch_admission.beyond_doubt(Incoming([Section(("c", "n", "e"), [row])]), NOW_MS).all()
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 16)), min_size=1, max_size=12),
     st.lists(st.integers(0, 20), min_size=3, max_size=3),

@@ -182,7 +182,7 @@ def by_gpu(history: History) -> dict[str, list[ClosedSet]]:
     return sets
 
 
-@settings(max_examples=examples(40, 240), deadline=None)
+@settings(max_examples=examples(40, 240))
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
 def test_rows_add_up_to_the_time_and_never_overlap(steps: Steps, interval_ms: int, per_holder: bool) -> None:
     history = play(steps, interval_ms, per_holder)
@@ -214,7 +214,7 @@ def test_rows_add_up_to_the_time_and_never_overlap(steps: Steps, interval_ms: in
         assert end_ms == history.last.at_ms, uuid
 
 
-@settings(max_examples=examples(40, 240), deadline=None)
+@settings(max_examples=examples(40, 240))
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
 def test_busy_time_and_energy_add_up_to_the_device(steps: Steps, interval_ms: int, per_holder: bool) -> None:
     steps = [step for step in steps if step[1][0] != "restart"]
@@ -226,7 +226,7 @@ def test_busy_time_and_energy_add_up_to_the_device(steps: Steps, interval_ms: in
         assert 0 <= history.energy_uj[uuid] - energy_uj <= history.unknown_energy_uj[uuid]
 
 
-@settings(max_examples=examples(40, 240), deadline=None)
+@settings(max_examples=examples(40, 240))
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_holders_get_what_the_node_knows_they_had(steps: Steps, interval_ms: int) -> None:
     """If the node is read at every change, a holder's rows equal the truth: to the microsecond if its share divides the
@@ -246,7 +246,7 @@ def test_holders_get_what_the_node_knows_they_had(steps: Steps, interval_ms: int
             assert sum(row.busy_us or 0 for row in rows) == history.node.busy_us(uid, START_MS, end_ms)
 
 
-@settings(max_examples=examples(26, 160), deadline=None)
+@settings(max_examples=examples(26, 160))
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_a_restart_never_adds_time(steps: Steps, interval_ms: int) -> None:
     """With restarts a holder gets at most its true time, and a lone holder that stays gets all of it."""

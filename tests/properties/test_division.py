@@ -18,7 +18,7 @@ from tests.usage_windows import usage_window
 
 HOUR_US = 3_600_000_000
 POOL = 16.0
-USUAL = settings(max_examples=examples(20, 120), deadline=None)
+USUAL = settings(max_examples=examples(20, 120))
 Claims = tuple[Claim, ...]
 Situation = tuple[Policy, dict[str, int], dict[str, Standing]]
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
@@ -196,7 +196,7 @@ def test_without_k_the_configured_weights_stand(situation: Situation) -> None:
 
 
 @given(situations(), st.data())
-@settings(max_examples=examples(26, 160), deadline=None)
+@settings(max_examples=examples(26, 160))
 def test_who_used_more_gets_no_more_weight(situation: Situation, data: st.DataObject) -> None:
     policy, usage, standings = situation
     roots = [queue.name for queue in policy.queues if queue.parent is None]

@@ -32,8 +32,8 @@ from tests.usage_windows import usage_window
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
 WEEK_S = 604_800.0
-MANY = settings(max_examples=25, deadline=None)
-USUAL = settings(max_examples=examples(13, 80), deadline=None)
+MANY = settings(max_examples=25)
+USUAL = settings(max_examples=examples(13, 80))
 EVERY_LAW = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 
 
@@ -140,7 +140,7 @@ def test_inside_the_quiet_zone_nothing_moves(siblings: LawQueues, data: st.DataO
 
 
 @given(siblings=groups())
-@settings(max_examples=examples(10, 80), deadline=None)
+@settings(max_examples=examples(10, 80))
 def test_a_memory_that_was_written_down_is_the_same_memory(siblings: LawQueues) -> None:
     law = Deficit(DeficitPolicy(), NO_TURNS)
     memory = law(siblings, {}).memory
@@ -261,7 +261,7 @@ def test_what_moves_all_alike_moves_nobody() -> None:
 
 @pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
 @given(seed=st.integers(0, 1_000_000))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_in_a_tree_no_cycle_goes_further_than_a_step_nor_past_the_multipliers(law: str, seed: int) -> None:
     chance = Random(seed)
     parents = {"dept": None, "a": "dept", "b": "dept", "c": None}

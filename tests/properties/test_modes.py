@@ -213,7 +213,7 @@ modes = st.sampled_from(MODES)
 stories = st.lists(seconds, min_size=2, max_size=8)
 
 
-@settings(max_examples=examples(33, 200), deadline=None)
+@settings(max_examples=examples(33, 200))
 @given(modes, stories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_rows_add_up_to_the_device_in_every_mode(mode: str, story: list[Second], interval_ms: int) -> None:
     closed, snapshots = play(mode, story, interval_ms)
@@ -242,7 +242,7 @@ def test_rows_add_up_to_the_device_in_every_mode(mode: str, story: list[Second],
         assert sum(row.sm_active_us or 0 for row in rows) == known_sum(snapshots, "sm_active_us")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(modes.filter(lambda mode: not mode.startswith("mig")), stories)
 def test_without_a_process_in_sight_all_busy_time_of_a_shared_gpu_is_nobodys(mode: str, story: list[Second]) -> None:
     """The level `allocation`: the pods' busy time is unknown, never zero, unless the device was idle."""
@@ -258,7 +258,7 @@ def test_without_a_process_in_sight_all_busy_time_of_a_shared_gpu_is_nobodys(mod
     assert sum(row.busy_us or 0 for row in rows) == total
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(stories)
 def test_a_sole_holder_has_what_the_device_did_less_what_strangers_did(story: list[Second]) -> None:
     story = [replace(second, present=frozenset({0}), busy_known=True) for second in story]
@@ -284,7 +284,7 @@ def batches(sets: list[ClosedSet]) -> list[Batch]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(3, 20), deadline=None)
+@settings(max_examples=examples(3, 20))
 @given(modes, stories, st.integers(0, 2**16))
 def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: list[Second], seed: int) -> None:
     """Each batch arrives twice and out of order; the ledger holds exactly the rows' content."""

@@ -138,7 +138,7 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
     )
 
 
-@settings(max_examples=examples(8, 60), deadline=None)
+@settings(max_examples=examples(8, 60))
 @given(
     attacks=st.lists(st.tuples(st.integers(0, 29), _batches), max_size=8),
     by_api=st.booleans(),

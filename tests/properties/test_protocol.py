@@ -381,5 +381,5 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = pytest.mark.thorough(Protocol.TestCase)
 TestProtocol.settings = settings(
-    max_examples=examples(5, 40), stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(5, 40), stateful_step_count=18, suppress_health_check=list(HealthCheck)
 )

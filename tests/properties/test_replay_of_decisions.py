@@ -72,7 +72,7 @@ def _recorded(target: TargetReport, window: UsageWindow, policy: Policy, at_ms: 
 
 @pytest.mark.parametrize("law", LAWS)
 @given(several=cycles())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_what_was_recorded_comes_to_the_same_bit_for_bit(law: str, several: Cycles) -> None:
     policy = _policy(law)
     last = WeightResult((), ())
@@ -143,7 +143,7 @@ def _state(name: str, spent: str | None) -> BudgetState:
 
 @pytest.mark.parametrize("law", LAWS)
 @given(several=cycles(), spent=st.sets(st.sampled_from(("a1", "b", "c")), min_size=1, max_size=2))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(law: str, several: Cycles, spent: set[str]) -> None:
     policy = _policy(law)
     window, standings, _ = several[0]

@@ -60,7 +60,7 @@ from tests.shared_files import shared_cases
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 Ledgers = Callable[..., DuckLedger]
-TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_check=list(HealthCheck))
+TRUSTED = settings(max_examples=examples(4, 24), suppress_health_check=list(HealthCheck))
 
 
 def few(quick: int, long: int) -> settings:

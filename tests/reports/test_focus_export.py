@@ -270,7 +270,7 @@ def ledgers(draw: st.DrawFn) -> ListLedger:
 
 
 @given(ledgers(), st.sampled_from(["keep", "spread"]), st.sampled_from(["UTC", "Europe/Berlin", "Pacific/Kiritimati"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_whatever_was_used_the_charges_are_the_statement(ledger: ListLedger, idle: str, timezone: str) -> None:
     rows = """
         id: a100, model: A100, price: '1.337', valid_from: 2026-01-01, valid_to: 2026-10-15

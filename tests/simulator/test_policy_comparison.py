@@ -56,7 +56,7 @@ def test_water_fill(total: int, demand: dict[str, int], weights: dict[str, float
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(50, 400), deadline=None)
+@settings(max_examples=examples(50, 400))
 @given(
     st.integers(0, 10**6),
     st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 10**6), st.integers(1, 9)), min_size=1),

@@ -253,7 +253,7 @@ def key(event: Event) -> tuple[object, ...]:
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(50, 400), deadline=None)
+@settings(max_examples=examples(50, 400))
 @given(queues_st, jobs_st, outages_st)
 def test_capacity_limits_and_quotas_always_hold(queues: list[Claim], jobs: list[Job], outages: list[Outage]) -> None:
     engine = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES)
@@ -289,7 +289,7 @@ def test_capacity_limits_and_quotas_always_hold(queues: list[Claim], jobs: list[
 
 
 @pytest.mark.thorough
-@settings(max_examples=examples(20, 150), deadline=None)
+@settings(max_examples=examples(20, 150))
 @given(queues_st, jobs_st, outages_st, st.integers(0, 2**32), st.lists(st.integers(1, 599), max_size=4))
 def test_the_outcome_depends_on_the_inputs_alone(
     queues: list[Claim], jobs: list[Job], outages: list[Outage], seed: int, stops: list[int]
@@ -304,7 +304,7 @@ def test_the_outcome_depends_on_the_inputs_alone(
     assert [key(e) for e in one] == [key(e) for e in pieces]
 
 
-@settings(max_examples=examples(13, 80), deadline=None)
+@settings(max_examples=examples(13, 80))
 @given(jobs_st)
 def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
     """Work conserving: with one queue, no limit and a search of the whole queue, no waiting job would fit."""
@@ -324,7 +324,7 @@ def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
         assert all(engine.outcomes[name].job.gpus > free for name in waiting)
 
 
-@settings(max_examples=examples(40, 400), deadline=None)
+@settings(max_examples=examples(40, 400))
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["join", "leave", "rejoin"]), st.integers(0, 9))))
 def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[tuple[str, int]]) -> None:
     gangs = [Gang(number, 0, 1 + number * 7 % 5, 1, 0) for number in range(len(steps))]

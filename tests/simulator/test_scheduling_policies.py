@@ -124,7 +124,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 @given(workloads(), st.sampled_from([True, False]))
 @pytest.mark.thorough
-@settings(max_examples=examples(12, 100), deadline=None)
+@settings(max_examples=examples(12, 100))
 def test_gpus_and_work_are_conserved(work: Workload, reclaim: bool) -> None:
     pool = Pool(16, [4.0, 2.0, 0.0], [1.0, 2.0, 3.0], rules=Rules(reclaim=reclaim))
     record = replay(work, pool, 400 * HOUR)

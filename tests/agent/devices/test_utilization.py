@@ -108,7 +108,7 @@ polls = st.lists(
 )
 
 
-@settings(max_examples=examples(16, 100), deadline=None)
+@settings(max_examples=examples(16, 100))
 @given(polls, st.integers(0, 100))
 def test_the_counter_never_decreases_and_never_outruns_time(
     polls: list[tuple[int, list[tuple[int, int]]]], rate: int
@@ -130,7 +130,7 @@ def test_the_counter_never_decreases_and_never_outruns_time(
     assert before <= at_ms * 1_000
 
 
-@settings(max_examples=examples(16, 100), deadline=None)
+@settings(max_examples=examples(16, 100))
 @given(st.lists(st.integers(0, 100), min_size=8, max_size=80), st.lists(st.integers(1, 7), min_size=1, max_size=30))
 def test_how_often_the_ring_is_read_does_not_change_the_sum(load: list[int], chunks: list[int]) -> None:
     ring = [((n + 2) * 200_000, percent) for n, percent in enumerate(load)]

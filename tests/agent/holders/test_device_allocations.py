@@ -378,7 +378,7 @@ hami_texts = st.one_of(
 )
 
 
-@settings(max_examples=examples(50, 300), deadline=None)
+@settings(max_examples=examples(50, 300))
 @given(given_pods, fraction_texts, fraction_texts, hami_texts)
 def test_whatever_is_said_nobody_holds_what_is_not_there(
     pods: list[PodResources], fraction: str, memory: str, hami: str

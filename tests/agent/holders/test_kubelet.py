@@ -277,7 +277,7 @@ def to_message(pb: Any, pod: PodResources) -> Any:
     return message
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(st.lists(pods, max_size=4))
 def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodResources]) -> None:
     pb: Any = messages
@@ -285,7 +285,7 @@ def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodReso
     assert kubelet_pod_resources.decode_list(sent.SerializeToString()) == tuple(listed)
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(st.lists(devices, max_size=5))
 def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Devices]) -> None:
     pb: Any = messages
@@ -319,7 +319,7 @@ def test_what_is_no_message_is_said_to_be_none(message: bytes) -> None:
         kubelet_pod_resources.decode_list(message)
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(st.one_of(st.binary(max_size=200), st.builds(lambda p: b"\x0a" + bytes([len(p)]) + p, st.binary(max_size=100))))
 def test_no_bytes_make_it_fail_in_another_way(message: bytes) -> None:
     for decode in (kubelet_pod_resources.decode_list, kubelet_pod_resources.decode_allocatable):

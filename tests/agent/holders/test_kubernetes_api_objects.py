@@ -110,7 +110,7 @@ places = st.lists(st.sampled_from(
 ), min_size=1, max_size=4)  # fmt: skip
 
 
-@settings(max_examples=examples(50, 300), deadline=None)
+@settings(max_examples=examples(50, 300))
 @given(places, json_values)
 def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value: Any) -> None:
     pod: Any = pod_object()
@@ -123,7 +123,7 @@ def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value:
         kubernetes_api_objects.read(json.dumps(pod).encode(), "n", ("*",))
 
 
-@settings(max_examples=examples(33, 200), deadline=None)
+@settings(max_examples=examples(33, 200))
 @given(st.binary(max_size=100))
 def test_no_bytes_make_it_fail_in_another_way(data: bytes) -> None:
     with contextlib.suppress(Unreadable):

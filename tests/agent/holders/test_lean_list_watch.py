@@ -182,7 +182,7 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=examples(33, 200), deadline=None)
+@settings(max_examples=examples(33, 200))
 @given(st.lists(lines, max_size=5))
 def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
     clock = VirtualClock(T0)

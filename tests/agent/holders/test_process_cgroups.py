@@ -154,7 +154,7 @@ _PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=examples(66, 400), deadline=None)
+@settings(max_examples=examples(66, 400))
 @given(st.one_of(st.text(max_size=200), st.lists(_PIECES, max_size=20).map("".join)), st.sets(st.just(UID)))
 def test_no_control_group_makes_it_fail(cgroup: str, known: set[str]) -> None:
     for match in pods_in(cgroup):

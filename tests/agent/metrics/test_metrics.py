@@ -162,7 +162,6 @@ def test_counters_only_grow_and_scraping_changes_nothing(bench: Bench) -> None:
 LOOKS = st.sampled_from([(None, "device"), (None, "allocation"), ("time-slicing", "process"), ("time-slicing", "gpm")])
 
 
-@settings(deadline=None)
 @given(st.lists(LOOKS, min_size=2, max_size=12))
 def test_however_a_holder_is_read_and_shared_its_time_is_counted_once(looks: list[tuple[str | None, Method]]) -> None:
     """Added up as Prometheus does: the growth of each series between scrapes, with none for a new series."""
@@ -304,7 +303,7 @@ series = st.dictionaries(st.tuples(words, words), numbers, max_size=5)
 TEXT = TextFormat()
 
 
-@settings(max_examples=examples(20, 120), deadline=None)
+@settings(max_examples=examples(20, 120))
 @given(st.lists(st.tuples(st.sampled_from(KINDS), series), max_size=4))
 def test_the_parser_reads_back_what_was_given(drawn: list[tuple[Kind, dict[tuple[str, str], float]]]) -> None:
     families = []

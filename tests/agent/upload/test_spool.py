@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -43,7 +43,7 @@ def outbox(open_outbox: Open) -> Outbox:
     return open_outbox()
 
 
-@settings(max_examples=examples(16, 100), deadline=None)
+@settings(max_examples=examples(16, 100))
 @given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
 def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
     made = uuid.UUID(uuid7(at_ms, lambda n: bits & ((1 << n) - 1)))
@@ -636,6 +636,4 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(
-    max_examples=examples(13, 80), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestProtocol.settings = settings(max_examples=examples(13, 80), stateful_step_count=30)

@@ -177,7 +177,7 @@ def test_409_that_leads_nowhere_backs_off_instead_of_spinning(shipping: Shipping
     assert shipping.uploader().ship().outcome == "retry"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bad=st.sets(st.integers(0, 19), max_size=5), sizes=st.lists(st.integers(1, 3), min_size=20, max_size=20))
 def test_exactly_the_undecodable_sets_are_parked_and_everything_else_arrives(
     tmp_path_factory: pytest.TempPathFactory, accountant: ScriptedAccountant, bad: set[int], sizes: list[int]

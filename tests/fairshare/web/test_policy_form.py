@@ -264,7 +264,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 @given(policies(), policies())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) -> None:
     """The fields of one policy, entered into the form of another, give exactly the first."""
     text = policy_text(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
@@ -283,7 +283,7 @@ def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) 
 
 
 @given(policies(), st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObject) -> None:
     """In the block style of `kubectl` and editors, with a comment above and after every line."""
     plain = policy.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -299,7 +299,7 @@ def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObje
 
 
 @given(policies())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_browser_sends_what_was_shown(policy: Policy) -> None:
     shown = form_of(PolicyText.of(policy_text(policy.model_dump(mode="json", by_alias=True)), "x"))
     sent = {name: [value] for name, value in shown.values.items()}
