@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, Nested
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, secret_properties
 from accountant.lake.tables import DECIMALS, TABLES, ColumnType, LakeTable
-from gputally.base.errors import AccountantError
+from gputally.base.errors import AccountantError, without_password
 from gputally.base.units import MS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -254,11 +253,6 @@ def rows_where(
 def committed(table: Table, batch: str) -> bool:
     """Whether a snapshot of the table has this commit id (BATCH)."""
     return any(snapshot.summary is not None and snapshot.summary.get(BATCH) == batch for snapshot in table.snapshots())
-
-
-def without_password(uri: str) -> str:
-    """The URI with `***` in place of a password."""
-    return re.sub(r"//([^:/@]+):[^@/]+@", r"//\1:***@", uri)
 
 
 def described(error: BaseException | None) -> str:

@@ -31,8 +31,9 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
-from accountant.lake.iceberg_catalog import NAMESPACE, Catalogue, described, rows_where, without_password
+from accountant.lake.iceberg_catalog import NAMESPACE, Catalogue, described, rows_where
 from accountant.lake.tables import ARROW, TABLES, LakeTable
+from gputally.base.errors import without_password
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 """Name of the Iceberg catalog in Spark or Trino; default `lake`."""

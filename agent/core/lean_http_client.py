@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from agent.core.settings import SettingsError
 from gputally.base.atomic_file import Stamp, stamp, stamp_of
-from gputally.base.errors import AgentError
+from gputally.base.errors import AgentError, without_password
 
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 64 * 1024
@@ -90,15 +90,12 @@ def connection_to(
 
     Raises SettingsError for a URL that is not http(s)://host[:port][/path] and for files that cannot be read."""
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        scheme, host, port, path = _split(url)
     except ValueError as error:
-        raise SettingsError(f"url {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-        raise SettingsError(f"url {url!r}: expected http(s)://host[:port][/path]")
-    prefix = parts.path.rstrip("/")
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s), prefix
+        raise SettingsError(f"url {without_password(url)!r}: expected http(s)://host[:port][/path]") from error
+    prefix = path.rstrip("/")
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=timeout_s), prefix
     try:
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except (OSError, ssl.SSLError) as error:
@@ -108,7 +105,19 @@ def connection_to(
             context.load_cert_chain(identity.cert, identity.key)
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"client certificate {identity.cert}: {error.strerror or error}") from error
-    return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context), prefix
+    return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context), prefix
+
+
+def _split(url: str) -> tuple[str, str, int | None, str]:
+    """Return scheme, host, port (None if there is none) and path of a URL. Raises ValueError for a URL that is not
+    http(s)://host[:port][/path]."""
+    parts = urlsplit(url)
+    port = parts.port
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("it has no scheme or no host")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("it has a user name, a query or a fragment")
+    return parts.scheme, parts.hostname, port, parts.path
 
 
 class HttpSender:
@@ -174,19 +183,18 @@ def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
 
     Raises SettingsError for a URL that is not http://HOST[:PORT][/PATH]. The returned function raises OSError or
     http.client.HTTPException without an answer, and ValueError for an error status or a page that is too large."""
-    refusal = SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {url!r}")
+    refusal = SettingsError(f"{setting}: expected http://HOST:PORT/metrics, got {without_password(url)!r}")
     try:
-        parts = urlsplit(url)
-        host, port, path = parts.hostname, parts.port or default_port, parts.path or "/metrics"
+        scheme, host, port, path = _split(url)
     except ValueError as error:
         raise refusal from error
-    if parts.scheme != "http" or not host:
+    if scheme != "http":
         raise refusal
 
     def read() -> str:
-        connection = http.client.HTTPConnection(host, port, timeout=PAGE_TIMEOUT_S)
+        connection = http.client.HTTPConnection(host, port or default_port, timeout=PAGE_TIMEOUT_S)
         try:
-            connection.request("GET", path, headers={"Accept": "text/plain"})
+            connection.request("GET", path or "/metrics", headers={"Accept": "text/plain"})
             answer = connection.getresponse()
             body = answer.read(MAX_PAGE_BYTES + 1)
         finally:

@@ -109,7 +109,8 @@ class ProcessReading:
     """One process on a GPU or on one of its MIG instances.
 
     busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
-        estimate, of which only the proportion between processes is used.
+        estimate: if the times of all processes exceed that of the GPU or MIG instance, they are scaled down in
+        proportion.
     accounted_us: the same time from the driver's accounting mode, which misses nothing and takes precedence.
     running: False for a process that ended since the previous reading. The next reading does not list it.
     mps_client: True if the process is in the MPS server's list of clients.

@@ -259,7 +259,9 @@ class WithDcgm:
 
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
-    """Return the values with a corrected busy ratio of a MIG instance. DCGM reports at most 1/slices there (NVIDIA/DCGM
-    issue 138). If the ratio of active multiprocessors is larger, it is the better lower bound."""
+    """Return the ratios of a device or an instance, with a corrected busy ratio for a MIG instance.
+
+    DCGM's busy ratio of an instance never exceeds 1/slices (NVIDIA/DCGM issue 138). The ratio of active multiprocessors
+    is also a lower bound of the true ratio, so the larger of the known ones becomes the busy ratio."""
     known = [values[field] for field in _BOUNDS if field in values]
     return {**values, "busy": max(known)} if place[1] is not None and known else values

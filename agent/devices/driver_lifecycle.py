@@ -340,7 +340,9 @@ class Gpus:
         )
 
     def _log_answering(self, gpu: Gpu, reason: str) -> None:
-        """Log once that a GPU stopped answering or answers again. reason: why it does not answer; "" if it does."""
+        """Log that a GPU does not answer, once for each new reason, and once that it answers again.
+
+        reason: why the GPU does not answer; "" if it answers."""
         if reason == self._silent.get(gpu.uuid, ""):
             return
         self._silent[gpu.uuid] = reason

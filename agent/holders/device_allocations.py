@@ -387,7 +387,7 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
 def parse_number(text: str) -> Decimal | None:
     """Parse a number in an annotation or a limit. Return None if it is not a number, or out of range."""
     try:
-        value = Decimal(text[:32])
+        value = Decimal(text)
     except InvalidOperation:
         return None
     return value if value.is_finite() and -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT else None

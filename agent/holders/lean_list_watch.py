@@ -252,7 +252,10 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer
     Source: kubernetes.io, "Accessing the Kubernetes API from a Pod"."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise SettingsError("not in a cluster: KUBERNETES_SERVICE_HOST is not set")
+        raise SettingsError(
+            "the API server's address is unknown, because KUBERNETES_SERVICE_HOST is not set: run the agent in a pod, "
+            "or set --api-url (`off`: no API server is used)"
+        )
     if ":" in host:
         host = f"[{host}]"
     return ApiServer(f"https://{host}:{port}", account / "ca.crt", account / "token")

@@ -113,8 +113,8 @@ class ProcessTable:
         self._users: dict[str, str] = {}
 
     def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
-        """Return the holder of a process; None if this table has never contained the process. The holder of a process
-        that has ended is known if the holder was requested before.
+        """Return the holder of a process. For a process that has ended, return the holder that an earlier call found;
+        None if there was no earlier call.
 
         known_pods: see `holder_in`.
         same: True if the process has used a GPU since the last call, so that the number belongs to the same process."""

@@ -215,7 +215,8 @@ def _holder_busy(key: tuple[str, str, str], before: Holders, after: Holders, com
 
 
 def _others(layout: Layout, before: Holders, after: Holders) -> list[int]:
-    """Return the busy time of processes without an allocation, on each part."""
+    """Return the busy microseconds of processes without an allocation, on each part. Processes whose busy time is
+    unknown are left out."""
     totals = [0] * len(layout.parts)
     if not after or after.keys() <= layout.positions.keys():
         return totals

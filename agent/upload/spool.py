@@ -719,7 +719,8 @@ class Outbox:
             self._spool.put(key, value)
 
     def shift_times(self, first_seq: int, last_seq: int, by_ms: int) -> int:
-        """Shift the times of the unconfirmed records among these by `by_ms`. Return their number."""
+        """Shift the times of the unconfirmed records from `first_seq` to `last_seq` by `by_ms`. Return the number of
+        shifted records."""
         first = max(first_seq, self.durable_seq + 1)
         with self._spool.transaction():
             records = self._records("seq BETWEEN ? AND ? AND kind != ?", first, last_seq, LOSS)
@@ -781,7 +782,8 @@ class Outbox:
         if free + self._spool.unused_bytes() < needed:
             raise OutboxUnavailable(
                 f"outbox {self.path} cannot be written: {free // 1024} KiB of its volume are free, and "
-                f"{RESERVE_BYTES // 1024} KiB must stay free for removing sent records; free some space on the volume"
+                f"{needed // 1024} KiB are needed, including {RESERVE_BYTES // 1024} KiB for removing sent records; "
+                "free some space on the volume"
             )
 
     def _is_volume_nearly_full(self) -> bool:

@@ -49,7 +49,7 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
 from gputally.base.clock import Clock
-from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable
+from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable, without_password
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, quantity, to_fields_v1, value_at
 
@@ -93,12 +93,9 @@ class RunaiApi:
         credentials: a folder with `client-id` and `client-secret`.
         cluster: the id of the only cluster whose units are read; None: all clusters.
         ca_file: certificate authorities (PEM) that are trusted instead of the system's."""
-        try:
-            parsed = httpx2.URL(url)
-        except httpx2.InvalidURL as error:
-            raise Refused(f"not an address: {url!r}: {error} (write for example https://example.run.ai)") from error
+        parsed = http_calls.address(url, "https://example.run.ai", Refused)
         if parsed.scheme != "https" and not (parsed.scheme == "http" and parsed.host in _LOCAL):
-            raise Refused(f"{url}: use an https address for Run:ai")
+            raise Refused(f"{without_password(url)}: use an https address for Run:ai")
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._clock = clock

@@ -1,6 +1,15 @@
-"""Defines the exceptions that several programs raise."""
+"""Defines the exceptions that several programs raise, and hides passwords in their messages."""
 
 from __future__ import annotations
+
+import re
+
+_PASSWORD = re.compile(r"(^[\w+.-]+://|//|^(?![\w+.-]+://))([^:/@\s]*):\S*@")
+
+
+def without_password(text: str) -> str:
+    """Return a URL, or a text with URLs, with `***` in place of the password. The URL need not be valid."""
+    return _PASSWORD.sub(r"\1\2:***@", text)
 
 
 class AccountantError(Exception):

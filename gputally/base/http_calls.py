@@ -10,16 +10,22 @@ from pathlib import Path
 
 import httpx2
 
+from gputally.base.errors import without_password
+
 
 def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
     """Parse an http or https address. Raises `fault` for any other text. example: a valid address for the message."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise fault(f"not an address: {url!r}: {error} (write for example {example})") from error
+        raise _no_address(url, example, fault) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise fault(f"not an address: {url!r} (write for example {example})")
+        raise _no_address(url, example, fault)
     return parsed
+
+
+def _no_address(url: str, example: str, fault: type[Exception]) -> Exception:
+    return fault(f"not an address: {without_password(url)!r} (write for example {example})")
 
 
 def tls_context(ca_file: Path | None, fault: type[Exception]) -> ssl.SSLContext:

@@ -12,8 +12,23 @@ from hypothesis import strategies as st
 
 from gputally.base.apportionment import apportion, prorate
 from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.errors import without_password
 from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.yaml_file import FileFault, convert, parse, read
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("http://host:80/path", "http://host:80/path"),
+    ("http://user@host", "http://user@host"),
+    ("http://user:word@host:80/path", "http://user:***@host:80/path"),
+    ("postgresql+psycopg://a:b@c/d?timeout=1", "postgresql+psycopg://a:***@c/d?timeout=1"),
+    ("http://:word@host", "http://:***@host"),
+    ("http://user:w#r/d@2@host", "http://user:***@host"),
+    ("user:word@host:80", "user:***@host:80"),
+    ("cannot reach http://user:word@host: refused", "cannot reach http://user:***@host: refused"),
+])  # fmt: skip
+def test_a_message_hides_the_password_of_a_url(text: str, shown: str) -> None:
+    assert without_password(text) == shown
 
 
 def test_virtual_time_passes_on_both_clocks_and_only_when_moved() -> None:

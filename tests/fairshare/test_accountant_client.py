@@ -175,6 +175,12 @@ def test_no_answer() -> None:
     assert str(_refused(refuse, _posts)) == "http://accountant:8080: Connection refused"
 
 
+@pytest.mark.parametrize("url", ["ftp://user:word@accountant", "http://user:w#rd@accountant"])
+def test_the_refusal_of_an_address_hides_its_password(url: str) -> None:
+    with pytest.raises(AccountantUnavailable, match=r"not an address: '\w+://user:\*\*\*@accountant'"):
+        AccountantApi(url)
+
+
 @pytest.mark.parametrize("url", ["accountant:8080", "ftp://accountant", "http://", "http://[::"])
 def test_no_address(url: str) -> None:
     with pytest.raises(AccountantUnavailable, match="not an address"):

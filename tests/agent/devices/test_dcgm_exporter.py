@@ -185,10 +185,15 @@ def test_over_http() -> None:
         exporter.close()
 
 
-@pytest.mark.parametrize("url", ["https://x/metrics", "localhost:9400", "http:///x"])
+@pytest.mark.parametrize("url", ["https://x/metrics", "localhost:9400", "http:///x", "http://x/?collect=1"])
 def test_an_address_that_cannot_be_scraped_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match="dcgm_url"):
         fetch_from(url)
+
+
+def test_the_refusal_of_an_address_hides_its_password() -> None:
+    with pytest.raises(SettingsError, match=r"got 'http://user:\*\*\*@x/metrics'"):
+        fetch_from("http://user:word@x/metrics")
 
 
 @given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))

@@ -20,6 +20,7 @@ from agent.holders.device_allocations import (
     Node,
     NodeAllocations,
     ResourceClaims,
+    declared_ppm,
     find_holders,
     like_a_gpu,
     limited_ppm,
@@ -356,6 +357,17 @@ def test_a_pod_that_kai_did_not_place_joins_none_of_its_groups() -> None:
 
 
 request_keys = st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucores"])
+
+
+@pytest.mark.parametrize(("text", "ppm"), [
+    ("0." + "3" * 40, 333_333),
+    ("0" * 40 + ".5", 500_000),
+    ("0.5" + " " * 40, 500_000),
+    ("0.5" + " " * 40 + "x", None),
+    ("0." + "5" * 40 + "x", None),
+])  # fmt: skip
+def test_a_long_text_is_read_to_its_end(text: str, ppm: int | None) -> None:
+    assert declared_ppm(text, "", MEMORY_MIB) == ppm
 
 
 @given(st.dictionaries(request_keys, st.text(max_size=12)))

@@ -223,7 +223,7 @@ class TestApiServer:
         assert api_server.requests == []
 
     def test_the_address_in_a_cluster(self, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match="not in a cluster"):
+        with pytest.raises(SettingsError, match=r"KUBERNETES_SERVICE_HOST is not set: .* set --api-url"):
             in_cluster({})
         with pytest.raises(SettingsError, match="CA file"):
             in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)

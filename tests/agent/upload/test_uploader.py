@@ -352,7 +352,10 @@ def test_a_renewed_authority_is_trusted_without_a_restart(shipping: Shipping, tm
 
 @pytest.mark.parametrize(("url", "ca_file", "fault"), [
     *((url, None, "url") for url in (
-        "ftp://host", "host:8080", "http://", "http://user@host", "http://host:port", "http://[::1", "http://h/?q=1")),
+        "ftp://host", "host:8080", "http://", "http://user@host", "http://host:port", "http://[::1", "http://h/?q=1",
+        "http://:word@host", "http://h/#fragment")),
+    ("http://user:word@host", None, r"url 'http://user:\*\*\*@host': expected http"),
+    ("http://user:w#rd@host", None, r"url 'http://user:\*\*\*@host': expected http"),
     ("https://host", "none.pem", r"CA file .*No such file"),
     ("https://host", "empty.pem", "CA file"),
 ])  # fmt: skip
