@@ -390,7 +390,7 @@ class Service:
     def _look(self, name: str, reload: Callable[[], bool]) -> None:
         try:
             if reload():
-                self._log.info("taken_into_force", what=name)
+                self._log.info("file_reloaded", what=name)
         except BadCertificate as error:
             self._stays(str(error))
 
@@ -422,7 +422,7 @@ class Service:
         except CannotClose as refused:
             raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
         if version is not None:
-            self._log.info("price_book_taken_into_force", version=version.version)
+            self._log.info("price_book_in_force", version=version.version)
 
     def _watch(
         self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None

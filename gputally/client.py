@@ -72,7 +72,8 @@ class Client:
         *,
         breakdown: bool = False,
     ) -> pd.DataFrame:
-        """Return GPU-microseconds per group and account. The six accounts of all rows add up to the capacity.
+        """Return GPU-microseconds per group and account. Without `where`, and with a token for all teams, the
+        six accounts of all rows add up to the capacity.
 
         The columns are the dimensions of `by`, then `<account>_gpu_us` for each account, then the other figures
         (`memory_mib_s` is missing if unknown).
@@ -81,7 +82,7 @@ class Client:
         breakdown: True for further columns: `starting_us`, `gang_waiting_us` and `running_idle_us`, which add up to
             allocated_idle, and `reserved_unused_us`.
 
-        attrs: coverage (the metered share, 0 to 1)."""
+        attrs: coverage (the metered share of the whole span, without filters, 0 to 1)."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
         types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
@@ -124,8 +125,9 @@ class Client:
         month is returned as it was closed.
 
         `gpu_us` is an integer; `gpu_hours`, `unit_price` and `cost` are Decimal (None without a price). The gpu_us of
-        the lines add up to the capacity, and their costs to attrs["cost"]. attrs["due"] is the amount that each team
-        owes, rounded to the currency's minor unit (Decimal 12.34, not 1234), with commitments, corrections and credits.
+        the lines of the whole cluster add up to the capacity. The costs of the lines add up to attrs["cost"].
+        attrs["due"] is the amount that each team owes, rounded to the currency's minor unit (Decimal 12.34, not 1234),
+        with commitments, corrections and credits.
 
         attrs: cost, due, due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
         with _valid_answer("/v1/statement"):

@@ -174,7 +174,8 @@ class DeliveryState(Model):
 
     tries: number of attempts, since the last manual retry if there was one.
     next_ms: time of the next attempt; null: no further automatic attempt.
-    detail: the answer of the destination."""
+    detail: what the destination accepted, why the attempt failed, or the reason for the manual retry; empty during an
+        attempt."""
 
     key: str
     outcome: Outcome
@@ -200,7 +201,7 @@ class Reconciled(Model):
 
 
 class ObservedPods(Model):
-    """The number of stored observations."""
+    """The answer to a report of pod facts. pods: number of pods in the report, which is stored."""
 
     pods: int
 

@@ -74,9 +74,9 @@ REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "l
 
 @figure_router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
-    """Returns the GPU-microseconds of every account per group. Over all groups they add up to the capacity. Consecutive
-    pages belong to one answer and add up to it, even if more is booked meanwhile. `coverage` is that of the whole
-    answer."""
+    """Returns the GPU-microseconds of every account per group. Unless a filter or the caller's teams limit the answer,
+    they add up to the capacity over all groups. Consecutive pages belong to one answer and add up to it, even if more
+    is booked meanwhile. `coverage` is that of the whole span, without filters, and the same on every page."""
     page, where, zone, note = _open_query("usage", params, deps, principal, params.breakdown)
 
     def compute() -> UsageAnswer:
@@ -462,7 +462,8 @@ def _store_reports(
 
 
 def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
-    """Raises Refusal unless a pod reports for its own job, or a caller of some teams for a job that they pay for."""
+    """Raises Refusal if a pod reports for a job other than its own, or if a person or program reports for a job that
+    has held no GPU yet, or that the caller's teams did not pay for."""
     if principal.pod is not None and principal.cluster is not None:
         if deps.ledger.job_of(principal.cluster, principal.pod) != key:
             raise Refusal("forbidden", f"{principal.name!r} may report progress only for its own job")

@@ -284,4 +284,4 @@ def import_jobs(
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(ObservedPods, "/v1/pods", body, "application/json")
-    Terminal().print(f"{len(facts):,} jobs of {cluster} stored, {len(reading.faults):,} faulty records left out")
+    Terminal().print(f"jobs of {cluster} stored: {len(facts):,}; faulty records left out: {len(reading.faults):,}")

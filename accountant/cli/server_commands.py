@@ -279,7 +279,7 @@ def restore(
         store = open_store(folder or ".", ObjectStorage(secrets=object_storage), ledger.parent)
         backups.restore(store, file, ledger)
     elif ledger.exists():
-        raise backups.NoBackup(f"{ledger}: there is a ledger already: move it away first")
+        raise backups.NoBackup(f"{ledger}: a ledger exists at this path: move it away, or restore to another path")
     clock = SystemClock()
     restored = open_ledger(ledger, clock, archive=_store(archive, object_storage, ledger.parent))
     try:
@@ -332,7 +332,7 @@ def revoke(name: Annotated[str, Argument(help="Name of the token, as `token list
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
     write_file(file.resolve(), text.encode())
-    Terminal(soft_wrap=True).print(f"{name} is revoked; {len(_entries(file))} tokens are left in {file}")
+    Terminal(soft_wrap=True).print(f"{name} is revoked. Tokens left in {file}: {len(_entries(file))}")
 
 
 @token_app.command()
@@ -443,7 +443,7 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
 @clock_app.command("show")
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
-    """Show whether the clock is trusted, and which items are dated in the future."""
+    """Show whether the clock is trusted, and which stored items it dated in the future."""
     report = at.ask(ClockReport, "/v1/clock")
     print_answer(output, report, terminal_tables.clock)
 
@@ -464,6 +464,7 @@ def heal(
     *,
     at: ZonedLedger,
 ) -> None:
-    """Correct items that a clock dated in the future. The clock must be right again."""
+    """Correct records, policies, pod facts and decisions that a wrong clock dated in the future. Set the clock right
+    first."""
     records = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
     print_answer(output, records, terminal_tables.misdated_table)

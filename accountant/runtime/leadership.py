@@ -47,15 +47,12 @@ class Elected(Protocol):
 
 
 class Leadership:
-    """Knows whether this replica leads.
+    """Knows whether this replica leads. election: None for a single replica, which always leads."""
 
-    election: None for a single replica, which always leads.
-    tasks: record the threads that this object starts; None: they are not recorded elsewhere."""
-
-    def __init__(self, election: Elected | None, clock: Clock, tasks: BackgroundTasks | None = None) -> None:
+    def __init__(self, election: Elected | None, clock: Clock) -> None:
         self._election = election
         self._clock = clock
-        self._tasks = tasks or BackgroundTasks(clock)
+        self._tasks = BackgroundTasks(clock)
         self._stop = threading.Event()
         self._log = structlog.get_logger("accountant.leadership")
 

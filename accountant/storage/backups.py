@@ -153,7 +153,7 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
     if not store.exists(file) or not store.exists(note):
         raise NoBackup(f"{store}/{file}: not a backup: name a .duckdb file that has its .json file beside it")
     if ledger.exists() or ledger.with_name(ledger.name + ".wal").exists():
-        raise NoBackup(f"{ledger}: there is a ledger already; move it away first")
+        raise NoBackup(f"{ledger}: a ledger exists at this path: move it away, or restore to another path")
     backup = _read(store, note)
     fresh = ledger.with_name(f".{ledger.name}.restoring")
     with _reachable(ledger.parent):

@@ -55,7 +55,7 @@ class CurrentUse:
 
     starting_us, gang_waiting_us: parts of its idle time.
     burn_per_hour: cost of an hour at this rate, without unpriced time; None without a price book.
-    unpriced_gpus: held GPUs without a price."""
+    unpriced_gpus: held GPUs without a price; 0 without a price book."""
 
     start_ms: int
     end_ms: int

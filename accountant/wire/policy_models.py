@@ -502,8 +502,11 @@ def _one_way_to_runai(policy: Policy) -> None:
                 f"queue {queue.name!r} has a ref of Run:ai: set the URL of its control plane in targets.runai.url",
             )
         if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
-            reason = "Run:ai owns its Queues: set targets.kai.mode: off, or targets.runai.mode: off and kai's to usage"
-            raise PolicyError(i, "refs", f"queue {queue.name!r} has refs of kai and runai: {reason}")
+            reason = (
+                f"queue {queue.name!r} has refs of kai and of runai, so its past usage would reach Run:ai's scheduler"
+                " twice: set targets.kai.mode to off, or set targets.runai.mode to off and targets.kai.mode to usage"
+            )
+            raise PolicyError(i, "refs", reason)
 
 
 def _one_cluster_for_kai(policy: Policy) -> None:

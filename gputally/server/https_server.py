@@ -305,7 +305,7 @@ class _Server(uvicorn.Server):
     def _renew_certificate(self, tls: Tls) -> None:
         try:
             if tls.renew():
-                self._log.info("taken_into_force", what="certificate")
+                self._log.info("file_reloaded", what="certificate")
         except BadCertificate as error:
             self._log.error("certificate_refused", fault=str(error))
 

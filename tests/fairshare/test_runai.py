@@ -184,8 +184,12 @@ def test_a_node_pool_that_counts_history_itself_is_said_to(loop: Make, there: St
     ("queue", "targets", "fault"),
     [
         (["runai:a"], {}, "set the URL of its control plane in targets.runai.url"),
-        (["runai:a", "kai:a"], {"runai": {"url": URL}}, "Run:ai owns its Queues"),
-        (["runai-department:a", "kai:a"], {"runai": {"url": URL}, "kai": {"mode": "usage"}}, "Run:ai owns its Queues"),
+        (["runai:a", "kai:a"], {"runai": {"url": URL}}, "would reach Run:ai's scheduler twice"),
+        (
+            ["runai-department:a", "kai:a"],
+            {"runai": {"url": URL}, "kai": {"mode": "usage"}},
+            "would reach Run:ai's scheduler twice",
+        ),
     ],
 )
 def test_history_reaches_runai_in_one_way_only(queue: list[str], targets: dict[str, Any], fault: str) -> None:

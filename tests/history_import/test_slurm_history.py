@@ -183,7 +183,7 @@ def test_the_command_names_the_jobs_that_agents_reported(tmp_path, capsys):
     ledger.close()
     file.write_text(SACCT)
     assert main(["slurm", "import", str(file), "--cluster", "hpc", "--db", str(path)]) == 0
-    assert "2 jobs of hpc stored, 0 faulty records left out" in capsys.readouterr().out
+    assert "jobs of hpc stored: 2; faulty records left out: 0" in capsys.readouterr().out
     again = open_ledger(path, VirtualClock(start + 120_000))
     (line,) = [one for one in again.usage(start, start + 60_000, ("job", "namespace")) if one.accounts_gpu_us.allocated]
     trail = again.trail(0, 10)

@@ -48,7 +48,7 @@ def test_a_backup_is_asked_for_listed_fetched_and_restored(place, run_command, c
     assert re.search(r"2026-11-01 11:00:00\s+2026-11-01 11:30:00\s+0\b", out)
     with Service(Settings(data=tmp_path / "new", auth="off"), clock) as again:
         assert booked(again) == truth
-    assert "there is a ledger already; move it away first" in run_command.refused("restore", new, "--from", source)
+    assert "a ledger exists at this path: move it away" in run_command.refused("restore", new, "--from", source)
 
 
 def test_a_lost_volume_comes_back_from_backup_archive_and_agents(folder, place, run_command, clock, archiving):

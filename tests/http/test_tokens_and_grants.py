@@ -181,7 +181,7 @@ def test_a_revoked_token_ends_while_the_others_go_on(listed, clock, capsys):
     for name, secret in secrets.items():
         assert ask(way, secret).name == name
     assert main(["token", "revoke", "ann", "--file", str(path)]) == 0
-    assert "1 tokens are left" in capsys.readouterr().out
+    assert f"ann is revoked. Tokens left in {path}: 1" in capsys.readouterr().out
     assert "# whose they are" in path.read_text()
     assert "# machines" in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
