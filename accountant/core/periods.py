@@ -61,7 +61,10 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
     except ValueError as error:
         raise ValueError(f"not a date: {text!r} (write 2026-10-01, or 2026-10-01T09:00:00+02:00)") from error
     if at.tzinfo is None:
-        raise ValueError(f"{text!r} has a time of day but no offset: write 2026-10-01T09:00:00+02:00, or …Z")
+        raise ValueError(
+            f"{text!r} has no offset from UTC: write 2026-10-01T09:00:00+02:00 or 2026-10-01T07:00:00Z, or only a day: "
+            "2026-10-01"
+        )
     if at.microsecond:
         raise ValueError(f"{text!r} has a fraction of a second: write whole seconds")
     return round(at.timestamp()) * MS_PER_SECOND

@@ -275,7 +275,8 @@ class Fleet:
     def month(
         self, members: Sequence[Member], month: Month, progress: ProgressCallback = lambda *_: None
     ) -> tuple[FleetMonth, Mapping[str, Statement]]:
-        """The month's summary, and the statements of the members that it sums. Raises SeveralCurrencies."""
+        """The month's summary, and by ledger the statements that it sums. Raises SeveralCurrencies if the operator gave
+        rates, but none for the currency of a statement."""
         stated: dict[str, Statement] = {}
         of_ledgers: list[LedgerMonth] = []
         teams: list[TeamMonth] = []

@@ -246,7 +246,7 @@ class FleetService:
 
 
 def run(service: FleetService) -> None:
-    """Serves until `service.over` is set, which a signal also does."""
+    """Serves until `service.over` is set. SIGTERM and SIGINT set it."""
     settings, events = service.settings, structlog.get_logger("accountant.fleet")
     tls = composition.tls(settings)
     set_on_signals(service.over)

@@ -102,7 +102,7 @@ class ReportOrder(Model):
     team: Team | None = None
     """None: the report of the whole cluster."""
     each_team: bool = False
-    """One report for every team that had GPU time in the span."""
+    """One report for every team with a billed amount, or with a correction, a credit or a charge, in the span."""
     forms: tuple[Form, ...] = Field(default=("pdf",), min_length=1)
     to: tuple[Name, ...] = Field(min_length=1)
 

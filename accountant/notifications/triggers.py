@@ -180,7 +180,7 @@ def reports(
     """The due reports in the order of the file.
 
     closed: months, oldest first.
-    teams: returns the teams with GPU time in a span."""
+    teams: returns the teams that get a report of a span."""
     due_reports: list[ReportDue] = []
     for order in deliveries_file.reports:
         for period in _ended(order, closed, now_ms, tz, grace_ms):

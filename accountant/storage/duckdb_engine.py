@@ -205,12 +205,13 @@ class Database:
                 settings["threads"] = threads
             self._connection = duckdb.connect(str(path), config=settings)
             self._file = path.open("rb")
-        except duckdb.Error as error:
+        except (duckdb.Error, OSError) as error:
             self._lock.close()
-            raise LedgerUnavailable(f"{path}: cannot be opened: {one_line(error)}") from error
-        except OSError as error:
-            self._lock.close()
-            raise LedgerUnavailable(f"{path}: cannot be opened: {error.strerror}") from error
+            reason = (error.strerror if isinstance(error, OSError) else None) or one_line(error)
+            raise LedgerUnavailable(
+                f"{path}: cannot be opened: {reason}: check its permissions and the free disk space, or restore a "
+                "backup with: gputally accountant restore"
+            ) from error
         except BaseException:
             self._lock.close()
             raise

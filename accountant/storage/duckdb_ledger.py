@@ -193,8 +193,8 @@ class Offsite(Transactions):
         """Write the records since the last part into a new part. Returns None if there are no new records or there is
         no archive.
 
-        Raises LedgerUnavailable. If the part was written before the failure, the next call records it in the
-        ledger."""
+        Raises LedgerUnavailable. If the part was written before the failure, the next call records it in the ledger.
+        Raises LedgerDamaged if the archive has parts that this ledger lacks, and one of them is missing or damaged."""
         if self._archive is None:
             return None
         with self._copying:

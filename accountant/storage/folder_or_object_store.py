@@ -153,7 +153,14 @@ class FileStore:
             yield
         except (OSError, pa.ArrowException) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-            raise LedgerUnavailable(f"{self.address}: {reason}") from error
+            raise _unusable(self.address, reason) from error
+
+
+def _unusable(address: str, reason: str) -> LedgerUnavailable:
+    return LedgerUnavailable(
+        f"{address}: the store cannot be read or written: {reason}: check the address, the access rights and the free "
+        "space"
+    )
 
 
 def in_folder(folder: Path) -> FileStore:
@@ -176,7 +183,7 @@ def open_store(address: str, storage: ObjectStorage, staging: Path) -> FileStore
         scheme, host, root = io.parse_location(address.rstrip("/"), io.properties)
         files = io.fs_by_scheme(scheme, host)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise LedgerUnavailable(f"{address}: {str(error).partition(chr(10))[0]}") from error
+        raise _unusable(address, str(error).partition("\n")[0]) from error
     return FileStore(address.rstrip("/"), arrow_files.SubTreeFileSystem(root, files), staging)
 
 

@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path, clock):
 
 def test_a_file_that_is_no_ledger_is_one_clear_line(path, clock):
     path.write_bytes(b"not a database" * 1000)
-    with pytest.raises(LedgerUnavailable, match=rf"^{path}: cannot be opened: [^\n]*$"):
+    with pytest.raises(LedgerUnavailable, match=rf"^{path}: cannot be opened: [^\n]*: check its permissions [^\n]*$"):
         open_ledger(path, clock)
     path.unlink()
     open_ledger(path, clock).close()

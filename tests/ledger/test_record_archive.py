@@ -192,7 +192,10 @@ def test_a_damaged_or_missing_part_is_not_taken_over(make, hand, archive, tmp_pa
 def test_an_archive_that_cannot_be_written_leaves_everything_as_it_was(opened, hand, tmp_path):
     (tmp_path / "file").write_text("")
     ledger = filled(opened(archive=in_folder(tmp_path / "file" / "archive")), hand)
-    with pytest.raises(LedgerUnavailable, match=r"file/archive: .*Not a directory"):
+    with pytest.raises(
+        LedgerUnavailable,
+        match=r"file/archive: the store cannot be read or written: .*Not a directory.*: check the address",
+    ):
         ledger.archive(NOW_MS)
     assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
 

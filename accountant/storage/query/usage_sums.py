@@ -67,9 +67,9 @@ def sums(
     GPU must not overlap.
 
     kinds: how devices are grouped. The device is 0 if they are not distinguished.
-    payers: the class of each holder, and 0 for time without a holder. Holders without a class are left out. If it is
-        None, all holders form class 1.
-    by_payer: if `payers` is None, each holder is a class of its own, with the holder's id as the class.
+    payers: by id, the class of each holder that pays. Id 0 stands for time without a payer. Ids without a class are
+        left out. If it is None, all holders that pay form class 1, and time without a payer is class 0.
+    by_payer: if `payers` is None, each holder that pays is a class of its own, with the holder's id as the class.
     gpus: the only GPUs that count, also in spans of every GPU. None: all."""
     grouping = _Grouping.of(kinds, payers, by_payer=by_payer, gpus=gpus, figures=_ALL_CELLS if memos else _ACCOUNTS)
     tables = [table for table in _tables(cursor, state, spans, grouping) if len(table)]

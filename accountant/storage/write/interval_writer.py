@@ -64,7 +64,9 @@ class TouchedSpan:
 
 @dataclass(frozen=True, slots=True)
 class _NeighbourSet:
-    """A stored set that overlaps a touched span, as in the table."""
+    """A stored set that overlaps a touched span, or overlaps another set that does.
+
+    booked: whether the set counts as received; otherwise only its pieces in the table `piece` count."""
 
     gpu: int
     id: SetId
@@ -376,7 +378,7 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
 
 
 def _own(fleet: Fleet, reached: Iterable[_GpuExtent], gpus: Collection[int]) -> Own:
-    """Return the changed tenures, according to agents' records, of GPUs that imports named."""
+    """Return the entries of `Fleet.own` for these GPUs, which imports named, after the commit."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in gpus}
     for reach in reached:
         if not reach.imported:
