@@ -1,13 +1,14 @@
 """Writes planned weights to the cluster, restores base weights, and takes over a field that another manager owns.
 
-Writes are independent: one that is contested or refused does not stop the others. If the API server does not answer,
-the remaining writes are not tried. Writes above the limit of one cycle wait for the next. The largest changes go first,
-and those on which others depend. A lost lease stops all writes at once, because the new leader may already be writing.
+Writes are independent: a refused write, or one to a field of another manager, does not stop the others. If the API
+server does not answer, the remaining writes are not tried. The number of writes in a cycle is limited. Writes on which
+others depend have precedence, then the largest changes; the others wait for the next cycle. A lost lease stops all
+further writes, because the new leader may already be writing.
 
-The controller never forces a write. A field of another owner stays contested until that owner releases it, or until
-`gputally fairshare adopt` transfers it. The transfer does not change the value. The first weight published afterwards
-records it as the base. A GitOps tool that still has the field in its manifests overwrites it at its next sync, and
-`advice` returns what to change there."""
+The controller never forces a write. The API server rejects a write to a field of another manager until that manager
+releases the field, or until `gputally fairshare adopt` transfers it. The transfer does not change the value, which the
+first published weight then records as the base weight. A GitOps tool that still has the field in its manifests
+overwrites it at its next sync, and `advice` returns what to change there."""
 
 from __future__ import annotations
 

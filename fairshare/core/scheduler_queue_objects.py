@@ -1,4 +1,5 @@
-"""Finds the target's object for each queue of the policy, and reads and writes the controller's annotations on it.
+"""Finds the target's object for each queue of the policy, reports settings that differ from the policy, and reads and
+formats the controller's annotations on the object.
 
 The first write to an object records the operator's own weight as the base weight, which `release` restores. Another
 annotation holds the value that the controller wrote last. If the field now has another value, another client changed

@@ -1,6 +1,6 @@
-"""Renders divisions, plans and outcomes as tables for the terminal, and as documents for JSON and YAML output.
+"""Renders divisions, plans, writes, adoptions and preemptions as tables for the terminal or as records.
 
-Tables show rounded numbers. Documents contain them in full."""
+Tables show rounded numbers. Records contain the exact numbers. Preemptions have records only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Divides GPUs among sibling queues in KAI's two phases, and by water-filling.
+"""Divides GPUs level by level among the queues of a tree, in KAI's two phases; `fill` divides by weight up to a cap.
 
-In the first phase every queue gets its deserved quota. In the second phase the rest goes to queues that want more, one
-priority after the other. Within a priority it is divided in proportion to
+In the first phase every queue gets its deserved quota, but no more than it requests and its limit allows. In the second
+phase the rest goes to queues that want more, the highest priority first. Within a priority it is divided in proportion
+to
 
     P = max(0, n + k (n - U))
 
@@ -12,7 +13,8 @@ priority after the other. Within a priority it is divided in proportion to
 Example: two queues of equal weight have n = 0.5. With k = 1, the one that used everything (U = 1) has P = 0, and the
 other (U = 0) has P = 1.
 
-Each round gives whole units. After the rounds the units that are left go to the queues with the largest fractions.
+Each round gives whole units, or the rest of a request. After the rounds the units that are left go to the queues with
+the largest fractions.
 
 `kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The only exceptions are cases in
 which the scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are

@@ -1,8 +1,9 @@
-"""Computes entitlements and weights for the whole queue tree, and applies budgets that are used up.
+"""Computes entitlements and weights for the whole queue tree, with weight 0 for queues whose budget is used up.
 
 The policy's law returns the weights for every set of siblings. The policy's bounds then limit them: multipliers of the
-configured weight, largest step, hold-down and deadband. Only a turn may exceed the bounds. `Explanation` holds every
-intermediate value. Equal inputs give equal weights, in any order.
+configured weight, largest step, hold-down and deadband. Only a turn (`gang_turns`: a time in which the weights admit
+one large gang) may exceed the bounds. `Explanation` holds every intermediate value. The weights do not depend on the
+order of the queues in the inputs.
 
 U is a queue's usage as a part of a capacity, and P is the factor by which KAI divides (`division`). This module
 computes U differently from KAI in two ways:

@@ -1,7 +1,9 @@
-"""Limits how far a published weight moves in one cycle: largest step, hold-down, deadband, multipliers.
+"""Limits the change of a weight in a cycle (step, deadband, hold-down) and its distance from the configured one.
 
-Step, deadband and hold-down limit the distance from the weight in force. Without them a scheduler that preempts at
-every change would thrash. The multipliers limit the distance from the configured weight."""
+The step is the largest change in one cycle. The deadband suppresses small changes. The hold-down is the time before a
+weight may change in the opposite direction. Without them a scheduler that preempts at every change would thrash. The
+multipliers limit a weight to a range around the configured weight; `rescale` also keeps the sum of the siblings'
+weights."""
 
 from __future__ import annotations
 

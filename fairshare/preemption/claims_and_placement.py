@@ -1,7 +1,7 @@
-"""Lists the claims of a cycle, and computes whether the pods of a claim fit on nodes.
+"""Assembles the inputs of a preemption decision, lists the claims, and computes whether a claim's pods fit on nodes.
 
-A claim is a workload that has waited long enough and may preempt others, or one for which a person or a latency
-objective requests GPUs.
+A claim is a workload that has waited long enough and may preempt others, or a workload or queue for which a person or a
+latency objective requests GPUs.
 
 Pods are placed largest first, each on the node that then has the fewest GPUs left. A gang whose pods are unknown fits
 if enough GPUs are free in total. The placement does not predict where a scheduler will place a pod."""

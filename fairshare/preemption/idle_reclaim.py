@@ -9,12 +9,12 @@ without which the gang still runs. The rule never uses an average over pods, bec
 against the limits of all preemptions.
 
 The accountant returns how busy every pod was recently. The owner of each newly idle pod gets an annotation and an
-Event. The time of the warning is in memory and, for restarts, in the status ConfigMap. If a pod is no longer idle, the
-warning is withdrawn and its owner gets an Event. While the accountant does not answer, no workload counts as idle, and
-no warning is withdrawn.
+Event. The time of the warning is in memory and, for restarts, in the status ConfigMap. In a dry run there is only the
+Event, which says that it is a dry run. If a pod is no longer idle, the warning is withdrawn and its owner gets an
+Event. While the accountant does not answer, no workload counts as idle, and no warning is withdrawn.
 
-A warning that could not be written does not count, so its grace period does not begin. A warning of a dry run says so,
-and does not count once the rule is enforced. This module stops no workload."""
+A warning that could not be written does not count, so its grace period does not begin. A warning of a dry run does not
+count once the rule is enforced. This module stops no workload."""
 
 from __future__ import annotations
 

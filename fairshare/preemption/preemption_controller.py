@@ -1,4 +1,4 @@
-"""Runs preemption for all targets in a cycle, or for one workload by hand, and keeps the state of the limits.
+"""Runs preemption for a target in a cycle or for a workload by hand, keeps its state, and counts evictions by queue.
 
 The state contains:
 
@@ -16,8 +16,8 @@ evictions by the scheduler, because their age is unknown. These counts are only 
 those of one cycle. Volcano's scheduler does not state for which queue it evicts, so with Volcano only the controller's
 own evictions are counted.
 
-A preemption by hand follows the controller's rules and limits, for a single workload. The class and wait of the
-workload do not matter. It is refused while usage is old or its coverage is low."""
+A preemption by hand follows the controller's rules and limits, for a single workload. The workload's priority class and
+waiting time do not matter. It is refused while usage is old, its coverage is low, or too many nodes have no agent."""
 
 from __future__ import annotations
 

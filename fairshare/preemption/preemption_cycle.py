@@ -1,12 +1,12 @@
-"""Runs one target's preemption in one cycle, and reports what prevented it.
+"""Runs one target's preemption in one cycle, records the decisions, and reports what prevented a preemption.
 
 Each cycle decides from the present state and the past preemptions that the limits count. Decision records contain all
-inputs, so `replay_verdicts` can compute the verdicts again. A dry run decides and reports in the same way, but stops
-nothing and does not test the victims with the Eviction API.
+inputs besides the policy, so `replay_verdicts` can compute the verdicts again. A dry run decides and reports in the
+same way, but stops nothing and does not test the victims with the Eviction API.
 
 The condition `Preemption` explains why a workload waits although the policy allows preemption for it: the API server or
-a webhook refuses, disruption budgets protect every possible victim, or a limit of the policy is reached. It does not
-name workloads that a rule protects."""
+a webhook refuses, disruption budgets protect every possible victim, a limit of the policy is reached, or a warning to
+an owner cannot be written. It does not name workloads that a rule protects."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Finishes preemptions that an earlier cycle began.
+"""Finishes preemptions of Kueue's Workloads and Volcano's Jobs that an earlier cycle or a person began.
 
-The patch that stops a workload also writes an annotation on the object, the intent. A deactivated Workload is activated
-again only after Kueue has taken its quota back, because Kueue might otherwise not see that it was stopped. A Volcano
-Job whose Command was lost gets another one. All objects are checked in every cycle, or every five minutes while the
-controller stops no workload and has nothing to finish. A crash therefore loses no intent.
+The patch that stops a workload also writes an annotation on the object: the intent to stop it and let it run again. A
+deactivated Workload is activated again only after Kueue has taken its quota back, because Kueue might otherwise not see
+that it was stopped. A Volcano Job that did not restart gets another Command, three in all. All objects are checked in
+every cycle, or every five minutes while the controller stops no workload and has nothing to finish. A crash therefore
+loses no intent.
 
 Preemptions are finished even if usage is unknown, or if preemption or the target has been switched off since, because a
-deactivated Workload must run again. This module stops no workload."""
+deactivated Workload must run again. This module begins no preemption."""
 
 from __future__ import annotations
 

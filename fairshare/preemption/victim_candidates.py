@@ -1,8 +1,8 @@
-"""Lists the parts of workloads that could be preempted, which of them are protected, and the order of least loss.
+"""Lists the parts of workloads that could be preempted, which parts are protected, and which are preferred as victims.
 
-An elastic workload gives up its surplus pod by pod. Its core is the part without which it does not run. The core is
-stopped as a whole, together with the rest of the surplus. Kueue's Workloads and Volcano's Jobs are always stopped
-whole, by their own controllers.
+The core of a workload consists of the pods without which it does not run. Its other pods are the surplus, and can be
+stopped one by one. The core is stopped as a whole, together with the rest of the surplus. Kueue's Workloads and
+Volcano's Jobs are always stopped whole, by their own controllers.
 
 Work since the last checkpoint is lost. Without a checkpoint it is lost since the start."""
 
