@@ -1,7 +1,9 @@
-"""Runs `gputally agent`: reads the settings, creates the parts, and runs them until a signal arrives.
+"""Runs `gputally agent`. `run` creates the parts from the settings and runs them until a signal arrives; the other
+commands are in `agent.commands`.
 
 A user's mistake gives a one-line message on stderr and exit code 2, a fault of the machine (spool, port) exit code 1.
-The agent logs one JSON object per line. The functions of single commands import the libraries that only they need."""
+If the driver was replaced or the clock was set back, the process restarts itself. The agent logs one JSON object per
+line. The functions of single commands import the libraries that only they need."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Makes, verifies, lists, prunes and restores backups, in a folder or in an object store.
 
 A backup is `NAME.duckdb` with `NAME.json` beside it, which holds its time, number of rows and SHA-256. The backup
-counts as existing only once its .json file is there. Restoring never overwrites a ledger. Records newer than the backup
-come from the archive, if there is one, and from the agents."""
+counts as existing only once its .json file is there. Restoring never overwrites a ledger. After that, records newer
+than the backup come from the archive, if there is one, and from the agents."""
 
 from __future__ import annotations
 

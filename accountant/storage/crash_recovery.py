@@ -4,13 +4,14 @@ After certain kinds of damage DuckDB 1.5 silently drops every commit of the log.
 last commit, as a power failure leaves it) it refuses to open. The log is therefore checked first.
 
 DuckDB syncs a commit before it begins the next, so a power failure damages only the last commit, in any of its blocks.
-The log is then copied aside and cut before that commit. Damage in an earlier commit needs a person to decide. If the
-header is of an unknown version, this module cannot judge the log. DuckDB then opens it as it is. Before that, the file
-and the log are copied aside, because DuckDB may drop a log whose header it does not know.
+The log is then copied aside and cut before that commit. If an earlier commit is damaged, the ledger does not open
+(LedgerDamaged): an administrator restores a backup, or cuts the log. If the header is of an unknown version, this
+module cannot judge the log. DuckDB then opens it as it is. Before that, the file and the log are copied aside, because
+DuckDB may drop a log whose header it does not know.
 
-Framing: a header entry, then entries of u64 size, u64 checksum and payload. A commit ends with a constant marker entry.
-Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage. The checksum is DuckDB's own (`checksum.cpp`):
-products of 64-bit words XORed together, and MurmurHash64A of the rest.
+Format of the log: a header entry, then entries of u64 size, u64 checksum and payload. A commit ends with a constant
+marker entry. Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage. The checksum is DuckDB's own
+(`checksum.cpp`): products of 64-bit words XORed together, and MurmurHash64A of the rest.
 
 DuckDB 1.5 writes data into free blocks and then switches its header, so that after a crash either the old or the new
 state is valid. Its metadata is the exception. A metadata block has 64 parts. When some are free, DuckDB overwrites the

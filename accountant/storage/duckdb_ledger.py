@@ -1,7 +1,8 @@
-"""Implements the ledger's protocols on DuckDB: all writes, snapshots, copies and archive runs.
+"""Implements the ledger's protocols on DuckDB: writes, queries, copies, the archive and the correction of future dates.
 
 `accountant.storage.transactions` runs transactions. The class `Offsite` below makes copies and writes the archive. Both
-tasks read from a snapshot while the writer continues. They take the writer's lock only to change the ledger's tables.
+tasks read from a snapshot while the writer continues. They take the writer's lock only to change the ledger's tables,
+and to replay archive parts that the ledger lacks.
 
 Records with a date in the future come from a clock that was ahead. `redate` quarantines them with that reason, so that
 their time is unmetered. It gives policies, observations, decisions and the ends of facts about nodes, namespaces and

@@ -1,8 +1,9 @@
 """Stores files in a folder, or under a prefix of an object store (`s3://`, `gs://`, `abfs://`).
 
-A file written with `create` appears completely or not at all and is never overwritten. The files written with `create`
-are manifests. A writer creates the manifest after the data files that belong to it, so a data file without a manifest
-was left behind by an interrupted writer. DuckDB reads the store's files by the name that `url` returns."""
+A file written with `create` appears completely or not at all and is never overwritten. In an object store, two writers
+at the same moment are not detected. The files written with `create` are manifests. A writer creates the manifest after
+the data files that belong to it, so a data file without a manifest was left behind by an interrupted writer. DuckDB
+reads the store's files by the name that `url` returns."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Determines when each GPU was in service, on which node, and when it was down or retired. Reads the owners of GPUs.
+"""Determines when each GPU was in service, down or retired, and on which node; and which GPUs may be retired or moved.
 
 A GPU is capacity from its first booked record until its node is deleted, until it has been missing from its node's
 reports for 24 h, or until it is retired by command. A GPU known only from an import is capacity up to its last record,
-because no source says that it still exists. All this depends only on the booked records and the inventory, not on the
-order in which they arrived.
+because no source says that it still exists. All this depends only on the booked records, the inventory and the
+retirements, not on the order in which they arrived.
 
 Retiring by command is for machines that were switched off for good and are in no cluster or inventory file. Without it
 their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is

@@ -1,4 +1,5 @@
-"""Answers all queries of one reader from the same commit, and checks that the ledger balances.
+"""Answers all queries of one reader from the same commit, checks that the ledger balances, and lists quarantined
+records and lost numbers.
 
 A report runs many queries while the writer commits. Results are cached within the snapshot, so that a later query can
 reuse them (accountant.storage.query.group_by_dimensions). A snapshot is not thread-safe, because it uses one cursor."""

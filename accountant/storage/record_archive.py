@@ -18,7 +18,8 @@ backup, the archive has a part that the ledger has not recorded. Its records are
 without `part.json` is a leftover of a killed writer. Parts are never changed or deleted.
 
 Replayed rows are booked like rows from agents, so a rebuilt ledger equals the original. Replaying is idempotent: rows
-at or below a mark are skipped, and everything else is added only if it is missing."""
+at or below a mark are skipped, and most other data are added only if they are missing. If the ledger is older than the
+part, the part's nodes, namespaces and retirements of GPUs replace the ledger's."""
 
 from __future__ import annotations
 

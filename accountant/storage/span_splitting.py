@@ -1,4 +1,4 @@
-"""Splits a span into days, hours, quarter-hours and edges.
+"""Splits a span into whole days, hours and quarter-hours and the shorter parts at its ends.
 
 Queries read whole days, hours and quarter-hours from the sums of that size if they exist, and the rest from the rows.
 This module computes the parts and reads nothing. Spans are [start_ms, end_ms)."""

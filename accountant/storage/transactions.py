@@ -1,8 +1,8 @@
 """Runs transactions of one writer beside many readers.
 
-The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes the new `State`. A
-reader holds `_swap` only while it opens its snapshot and takes the state that belongs to it. A reader therefore never
-sees the rows of one commit with the GPUs of another."""
+The writer holds the lock `_writing` for a whole transaction, and the lock `_swap` only while it commits and publishes
+the new `State`. A reader holds `_swap` only while it opens its snapshot and takes the state that belongs to it. A
+reader therefore never sees the rows of one commit with the GPUs of another."""
 
 from __future__ import annotations
 

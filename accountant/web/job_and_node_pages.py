@@ -1,4 +1,4 @@
-"""Serves the pages of jobs, with the decisions that concern a job, and of nodes, with the timeline of each GPU.
+"""Serves the pages of jobs, with the decisions about a job, and of nodes, both with timelines of GPUs; moves a GPU.
 
 Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. KAI adds the prefix `pg-`, and Kueue the kind of the
 job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs

@@ -1,7 +1,7 @@
 """Serves the home, month, team, prices, coverage, decisions, late-change proposal and sign-in pages.
 
-Names come from users, so all text passes jinja2's autoescape. There are no scripts and no external content. The report
-pages are the HTML report with the navigation on top."""
+Names come from users, so all text passes jinja2's autoescape. There are no scripts and no external content. The month
+and team pages are the HTML report with the navigation on top."""
 
 from __future__ import annotations
 

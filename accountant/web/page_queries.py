@@ -3,8 +3,8 @@
 Invariants:
 - The cache key of an answer contains everything on which the answer depends, besides the records: the span, who may see
   it, prices and acts.
-- Answers are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands of
-  jobs.
+- Lists of jobs are cut to what a page can show before they are cached: a month of a large fleet has tens of thousands
+  of jobs.
 
 The page modules send quick queries to the ledger directly."""
 

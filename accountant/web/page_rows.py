@@ -1,6 +1,7 @@
 """Computes the rows, totals and links that the pages show, and divides long lists into pages.
 
-Templates (accountant.web.month_and_decision_pages) only format them. The present instant is an argument."""
+The templates, which accountant.web.month_and_decision_pages renders, only format them. The present instant is an
+argument."""
 
 from __future__ import annotations
 

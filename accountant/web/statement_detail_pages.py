@@ -3,7 +3,7 @@
 Every figure of the month's and the team's page links here with the selection of statement lines that it sums. The last
 row of the table is the figure itself: the sum of all its lines, even if only the largest are listed.
 
-A team lead sees the lines of their own teams, and only acts that concern these.
+A team lead sees the lines of their own teams, only acts that concern these, and no invoice.
 
 The invoice is the newest stored one (`gputally accountant reconcile --keep`, or a true-up)."""
 

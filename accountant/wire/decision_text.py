@@ -1,4 +1,5 @@
-"""Explains a recorded decision in words and numbers, for the pages of the accountant and of the controller.
+"""Explains a recorded decision in words and numbers, and reads the shares of queues from decisions, for the pages of
+the accountant and of the controller.
 
 All values come from the decision itself and from those of the same cycle, as the controller posted them. A posted
 decision is external JSON, so missing values and values that are not numbers are left out."""

@@ -1,7 +1,7 @@
-"""Defines the policy file (queues, targets, laws, budgets and preemption rules) and two answers about it: usage over a
-window (`UsageWindow`) and the controller's decisions (`Decision`).
+"""Defines the policy file (queues, targets, laws, budgets and preemption rules), the usage over a window
+(`UsageWindow`) and the controller's decisions (`Decision`).
 
-These are frozen pydantic models. Integers have their unit in the name, and money is a decimal string with a currency.
+These are frozen pydantic models. Times in UTC milliseconds end in `_ms`, and money is a decimal string with a currency.
 Unknown keys are refused.
 
 The models only define what can be written. `fairshare.targets` writes weights into the objects of schedulers, and

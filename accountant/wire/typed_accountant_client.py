@@ -1,4 +1,4 @@
-"""Reads the accountant's answers as pydantic models."""
+"""Sends requests to an accountant and returns its answers as pydantic models."""
 
 from __future__ import annotations
 

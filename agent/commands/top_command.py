@@ -1,7 +1,7 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-`History` turns frames into lines, and `Drawing` draws them with as many columns as fit on the terminal. An unknown
-value is a dash, never a zero."""
+A `Frame` is one reading of the machine. `History` turns frames into lines, and `Drawing` draws them with as many
+columns as fit on the terminal. An unknown value is a dash, never a zero."""
 
 from __future__ import annotations
 

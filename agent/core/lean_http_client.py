@@ -1,6 +1,6 @@
-"""Sends POST requests over one persistent connection, and reads metrics pages.
+"""Sends POST requests over one persistent connection, reads metrics pages, and reads bearer tokens from files.
 
-It limits the size of answers, and reads renewed token files again.
+It limits the size of answers. It reads the files of tokens, CAs and client certificates again when they change.
 
 The module uses only http.client, because the agent's image contains no HTTP library. It follows no redirects."""
 

@@ -1,4 +1,4 @@
-"""Defines the values that a source reads at one moment: GPUs, allocations and readings.
+"""Defines `Source`, which reads a node, and the values that it reads at one moment: GPUs, allocations and readings.
 
 All values are frozen. Values that a source creates for every device and sample are msgspec structs, which take a tenth
 of the time of dataclasses. A failed reading is `Unavailable(reason)`, never 0 and never None. Cumulative readings

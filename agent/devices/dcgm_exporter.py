@@ -1,10 +1,11 @@
 """Reads figures that NVML does not give on a GPU from the dcgm-exporter on the same node.
 
-These figures are multiprocessor and tensor activity, and the busy time of MIG instances, on GPUs older than Hopper. A
+These figures are, on GPUs older than Hopper, multiprocessor and tensor activity and the busy time of MIG instances. A
 figure that NVML has given at least once never comes from the exporter, because the two counters have different origins.
-The exporter's figures are averages that it renews periodically (every 30 s by default). They are integrated over time
-like any gauge, and unknown once they are too old. A separate thread fetches them. It limits the size and the time of a
-request, and pauses after repeated failures.
+A figure that NVML supports but refuses at the moment does not come from it either. The exporter's figures are averages
+that it renews periodically (every 30 s by default). They are integrated over time like any gauge, and unknown once they
+are too old. A separate thread fetches them. It limits the size and the time of a request, and pauses after repeated
+failures.
 
 The exporter's pod labels are ignored, because they name the holder at another moment. A device that several pods share
 is listed several times. Some of these samples have the device's whole value and others only a part of it, so the

@@ -1,10 +1,10 @@
 """Reads the activity of a GPU and of its MIG instances from NVML's GPM samples.
 
-GPM returns the exact average between two samples, so no activity between two readings is missed. `Gpm` keeps two sample
-buffers for the GPU and for each instance (an engine), and swaps them. It dates each sample separately, because slow
-lookups can delay a sample after the reading has begun. It turns the percentages into counters of microseconds that
-never decrease. GPM is the only source of activity inside a MIG instance, and exists from Hopper on. Source: nvml.h,
-nvmlGpmMetricsGet; two samples need at least 100 ms between them."""
+GPM returns the exact average between two samples, so no activity between two readings is missed. An engine is the GPU
+or one of its instances. `Gpm` keeps two sample buffers per engine, and swaps them. It dates each sample separately,
+because slow lookups can delay a sample after the reading has begun. It turns the percentages into counters of
+microseconds that never decrease. GPM is NVML's only source of activity inside a MIG instance, and exists from Hopper
+on. Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms between them."""
 
 from __future__ import annotations
 

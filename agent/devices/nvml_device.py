@@ -1,4 +1,4 @@
-"""Reads one physical GPU: counters, gauges, MIG instances and processes.
+"""Reads one physical GPU: counters, gauges, MIG instances, processes and the recovery actions that its faults require.
 
 Handles exist while the library is open (`open`, `close`). The facts about the GPU stay while the library is closed, and
 so do the counters unless the driver may have been restarted. A failed reading is Unavailable with its reason, and does

@@ -1,4 +1,5 @@
-"""Groups holders (pods and other users of GPUs) and devices (GPUs and MIG instances) by the dimensions of a query.
+"""Groups holders (pods and other users of GPUs) and spans of time by the dimensions of a query, and looks up the values
+of dimensions.
 
 Holders with equal values of the queried dimensions form one class, and DuckDB sums per class. The cost of an answer
 therefore grows with its number of rows, not with the number of pods.

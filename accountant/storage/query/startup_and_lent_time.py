@@ -3,7 +3,8 @@
 Start-up time (`idle_phases`) is a part of `allocated_idle`. It is separate from `usage`, because only statements and
 reports need it. Holders are processed in batches, and DuckDB sums the rows. To read few rows, the hourly sums are read
 first: they show which holder left GPUs idle in which hour. Rows are then read only for three kinds of hours: those in
-which a phase ended, those at the ends of the span, and those without sums. The result equals that of reading all rows.
+which a phase began or ended, those at the ends of the span, and those without sums. The result equals that of reading
+all rows.
 
 Borrowed time (`lent_time`) is computed per GPU and quarter-hour, and only for hours in which something was borrowed. A
 quarter-hour is cut where the span ends inside it. Borrowers are sorted by name, so the result does not depend on the

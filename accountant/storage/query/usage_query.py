@@ -1,11 +1,11 @@
-"""Computes usage per group over any span, including unmetered and down time, as lines or as columns.
+"""Computes usage per group over any span, including unmetered and down time, and the hourly usage of teams and jobs.
 
-The engine sums by class of holders and kind of device (`usage_sums`). Names are looked up once per class and kind, and
-the paying team once per queue and namespace. Unmetered time has no rows, and down time comes from the inventory. Both
-are computed per GPU and added, so that the accounts of every GPU add up to its capacity exactly.
+The engine sums by class of holders and kind of device (`usage_sums`). Names and teams are looked up once per class and
+kind. Unmetered time has no rows, and down time comes from the inventory. Both are computed per GPU and added, so that
+the accounts of every GPU add up to its capacity exactly.
 
-Start-up time requires reading every pod, so `usage_columns` computes it once for all groupings. Memory grows with the
-result: it holds the result's keys, and some hundred bytes per row."""
+Only `usage_columns` includes start-up time. It requires reading every pod, so it is computed once for all groupings.
+Memory grows with the result: it holds the result's keys, and some hundred bytes per row."""
 
 from __future__ import annotations
 

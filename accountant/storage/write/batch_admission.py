@@ -3,9 +3,11 @@
 The records of an outbox are numbered. Its mark is the highest number up to which all records are stored. `admit`
 compares a batch with the mark:
 
-- A batch that starts at or below the next number is accepted. Records that are already stored are dropped.
+- A batch that starts at or below the next number is accepted. Records that are already stored are dropped, and
+  those that differ from the stored ones are quarantined.
 - A batch that starts above it is refused, because records in between are missing and may still arrive.
-- If the agent says that it has no older records, the batch is accepted and the numbers in between are lost.
+- If the agent says that it has no older records, the batch is accepted and the numbers in between are recorded as
+  lost.
 
 `GroupCommit` collects batches that are committed together. After the last batch, `sort_out` checks the rows of all
 batches, and `interval_writer` writes them. Until the commit, marks advance only in the group, so a failed transaction

@@ -1,7 +1,8 @@
 """Keeps a register of the node to which each GPU and each pod belongs, and checks records against it before booking.
 
 A GPU belongs to the node that first reported it. Another node takes the GPU over if the owner has been silent about it
-for `move_after_ms`, or if an administrator confirms the move. Earlier time stays with the former owner.
+for `move_after_ms`, or if an administrator confirms the move. An owner known only from an import need not be silent.
+Earlier time stays with the former owner.
 
 The node of a pod is the first of these that is known:
 

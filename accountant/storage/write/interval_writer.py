@@ -1,4 +1,4 @@
-"""Writes intervals and resolves their overlaps with stored ones.
+"""Writes the records of a group commit, and resolves the overlaps of intervals with stored ones.
 
 Rows are stored as received. A set is the rows of one GPU with the same span. Most sets need no comparison: a set that
 starts after all earlier rows of its GPU and lies inside one quarter-hour counts as it is (`simple`). Any other set is

@@ -1,4 +1,5 @@
-"""Maps the names of outboxes, GPUs, devices and holders to the integer ids of the ledger, and back.
+"""Maps the names of outboxes, GPUs, devices and holders to the integer ids of the ledger and back, and caches the queue
+of each pod.
 
 A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
 cached are looked up in the table, so memory stays bounded for any number of pods.
