@@ -1,9 +1,10 @@
 """Builds one running accountant from its settings: ledger, ingest, prices, inventory, HTTP application, optional
 listeners.
 
-`maintain` runs all tasks that are due: it checks files, reads the inventory and runs checkpoints. `start` calls it in a
-thread. The demo and the tests call it themselves at chosen times. `close` flushes the ingest before it closes the
-ledger."""
+`start` starts a thread for each kind of task: maintenance, windows of a new policy, the lake, deliveries and pages.
+`maintain` runs the maintenance that is due: it checks files, reads the inventory, looks for late records, and runs
+checkpoints, archive and backups. The demo and the tests call it themselves at chosen times. `close` flushes the ingest
+before it closes the ledger."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Authenticates requests, requires a scope per route, limits callers to their own teams and nodes, and refuses unknown
-teams.
+"""Authenticates requests, requires a scope per route, limits the rate of requests, limits callers to their own teams,
+refuses unknown teams, and reads the tokens file and the callers file.
 
-A request is authenticated by a bearer token, Kubernetes TokenReview, a client certificate or a sign-in cookie.
-`CallersFile.check` reads a changed callers file again; an invalid new version changes nothing.
+A request is authenticated by a bearer token (of the tokens file, of an issuer or of Kubernetes), by a client
+certificate or, for reading and for forms of the HTML pages, by a sign-in cookie. `CallersFile.check` reads a changed
+callers file again; an invalid new version changes nothing.
 
 Authorisation precedes the body: a request without permission is answered before any byte of its body is read. Routes
-check further limits of a principal (teams, nodes) themselves."""
+check the teams of a principal with the functions below, and its node themselves."""
 
 from __future__ import annotations
 

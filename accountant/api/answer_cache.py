@@ -1,4 +1,5 @@
-"""Caches answers of the API and of the HTML pages in memory, in one store that is limited in bytes.
+"""Caches answers of the API and of the HTML pages in memory, in one store that is limited in bytes, and divides long
+lists into pages.
 
 The store has two kinds of entries; the least recently used ones are evicted first.
 
@@ -7,16 +8,16 @@ on besides the records (who may see it, the price book, the administrative acts)
 
 - An answer that is computed quickly is not cached, so with a small ledger every page is current.
 - An answer with an equal mark is current, however old it is.
-- An answer without a mark shows when it was computed. It is refreshed once it is older than a minute, or than twenty
-  times its computing time, whichever is longer, so the cost is a fraction of one core for any number of readers. An
-  answer older than an hour is not shown.
+- An answer without a mark, or with an older one, shows when it was computed. It is refreshed once it is older than a
+  minute, or than twenty times its computing time, whichever is longer, so the cost is a fraction of one core for any
+  number of readers. An answer older than an hour is not shown.
 - Concurrent callers with the same key wait for one computation.
 - Answers are computed ahead of readers, so that the first page view is fast. After an hour without readers this happens
-  every half an hour.
+  every half-hour.
 
 `AnswerCache.page` caches long lists between the requests for their pages. The digest of a list is its version.
 
-- All pages of a list come from one answer, whatever is committed meanwhile.
+- All pages of a list are parts of one answer, whatever is committed meanwhile.
 - A list that is no longer cached is computed again. If it is equal, byte by byte, its pages continue; otherwise the
   page is refused.
 - A cursor names the digest of its list and the number of lines shown so far. It contains the span and the instant of

@@ -1,8 +1,9 @@
-"""Serves statements, reports and the bookkeeping: months, credits, adjustments, corrections, price books, invoice
-reconciliations and the audit trail.
+"""Serves statements, reports and the bookkeeping: months, credits, adjustments, proposals, corrections, price books,
+invoice reconciliations and the audit trail.
 
-Statements and reports are computed on request and have an ETag of their content, so that a client with the same content
-gets 304 instead. Proposals are late changes to closed months, which an administrator accepts or refuses."""
+Statements and reports are made on request, the statement of a closed month from its stored bytes. They have an ETag of
+their content, so that a client with the same content gets 304 instead. Proposals are late changes to closed months,
+which an administrator accepts or refuses."""
 
 from __future__ import annotations
 

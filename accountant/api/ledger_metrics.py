@@ -4,12 +4,12 @@ The `gputally_month_…` families describe the current month in the configured t
 gauges, because they can fall: late rows reduce `unmetered`, and a lower price reduces the cost. Prometheus would take a
 falling counter for a restart and add the whole month again.
 
-A scrape needs a few queries of the sums, and results are cached for `CACHE_MS`. If the ledger cannot be read, its
-families are left out and `gputally_ledger_up` is 0. Figures of the last quarter-hour describe the one that ended
-`SETTLE_MS` ago, whose records are expected to have arrived.
+A scrape needs a few queries of the ledger, and results are cached for `CACHE_MS`. If the ledger cannot be read, its
+families are left out and `gputally_ledger_up` is 0. Figures of "the last quarter of an hour" describe the 15 minutes
+that ended `SETTLE_MS` ago, because their records are expected to have arrived.
 
-The number of series is limited by the GPU models and pools, teams, nodes of the inventory and queues of the policy, by
-MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES."""
+The number of series is limited: by the GPU models, pools and teams, by the nodes of the inventory, by the queues and
+budgets of the policy, by MOST_NODES (the nodes with the most unmetered time) and by MOST_NAMESPACES."""
 
 from __future__ import annotations
 

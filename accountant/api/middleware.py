@@ -1,4 +1,5 @@
-"""Handles what all requests need: id, security headers, cross-site rules, body limits, one log line.
+"""Handles what all requests need: id, security headers, cross-site rules, one log line, and reading, decompressing and
+validating bodies within limits.
 
 `AccessMiddleware` is plain ASGI, so that it adds little to the ingest and never reads a body. The log line has method,
 path, status, time, caller and problem, but no token and no query string.

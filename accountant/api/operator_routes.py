@@ -1,4 +1,5 @@
-"""Serves backups, ledger checks, quarantine, deliveries, retired GPUs, the clock, health and metrics.
+"""Serves backups, ledger checks, quarantine, deliveries, the owners of GPUs, moved and retired GPUs, the clock, health
+and metrics.
 
 /v1/clock reports whether the accountant's clock can be trusted, and which stored items are dated in the future."""
 

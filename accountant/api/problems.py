@@ -1,9 +1,10 @@
 """Defines every error answer of the API as RFC 9457 problem+json, and adds them and the agents' bodies to the OpenAPI
 document.
 
-`type` is `agent.wire.PROBLEM` plus an identifier from the table, whose meaning never changes. Agents decide by status
-and type: they split a batch after 413, bisect it after 400 and 422, and try again later after everything else. `detail`
-is text for people and may change. Additional members are allowed.
+`type` is `agent.wire.PROBLEM` plus an identifier from the table `PROBLEMS`, whose meaning never changes. Agents decide
+by status and type: they split a batch after 413, bisect it after 400 and 422, continue from the number in the answer
+after a sequence gap (409), and try again later after everything else. `detail` is text for people and may change.
+Additional members are allowed.
 
 `agent.wire` uses msgspec instead of pydantic. Its JSON Schema is generated and added to the others."""
 

@@ -3,7 +3,8 @@
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the requested time
 zone). An unknown parameter is an error, because a mistyped filter must not match everything.
 
-The estimated cost of a query is the GPU-hours of its span times the number of dimensions of its groups."""
+The size of a query is estimated as the GPU-hours of capacity in its span and clusters, times the number of dimensions
+of its groups. No amount of money is involved."""
 
 from __future__ import annotations
 

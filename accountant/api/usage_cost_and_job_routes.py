@@ -1,4 +1,4 @@
-"""Serves usage, cost, windows, waits, budgets and jobs.
+"""Serves usage, cost, windows, waits, budgets and jobs, and stores the epochs that jobs report as finished.
 
 Window boundaries and decay are defined in accountant.core.window_decay."""
 

@@ -1,4 +1,4 @@
-"""Compares budgets with spend, and forecasts the month-end cost.
+"""Compares budgets with spend, and forecasts the month-end cost and when a budget will be used up.
 
 A budget belongs to a queue (with its descendants) or to a team. It is in money or GPU-hours, per calendar month. Money
 is the cost of held time, before shares of idle capacity. If some of that time has no price, the spend is unknown. Days
@@ -8,17 +8,17 @@ before the ledger's first record are left out of a forecast, not counted as days
 and adds the spend so far. For example, 10 days of about 100 EUR each and 20 days left give 1,000 + 20 · 100 = 3,000
 EUR.
 
-The interval contains the total with a probability of 80 % if the days' amounts are independent and have one
-distribution. After few days it is wide, and with fewer than MIN_DAYS whole days there is no forecast. After k days with
-mean m and standard deviation s, the next n days add up to
+The interval of the forecast contains the total with a probability of 80 % if the days' amounts are independent and have
+one distribution. After few days it is wide, and with fewer than MIN_DAYS whole days there is no forecast. After k days
+with mean m and standard deviation s, the next n days add up to
 
     m · n ± z · s · sqrt(n + n² / k)
 
 Source: prediction interval of a sum of n further draws, normal approximation. Sums are `math.fsum`, so equal days give
 equal forecasts.
 
-A report (`outlook`) shows two forecasts: a straight line (the spend divided by the elapsed part of the month) and the
-run rate with its interval."""
+A report (`outlook`) shows two forecasts: a straight line (the spend so far, continued at its mean rate since the start
+of the month or of the ledger's records) and the run rate with its interval."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Computes how long pods waited in their queues.
+"""Computes how long pods waited in their queues and until they started, and combines what a pod's node and the API
+server report about it.
 
 A pod that was never scheduled has waited until it ended, or until now. If an instant that a wait needs is unknown, the
 pod is left out of that figure, because unknown is not zero.
 
-Events after the end of the span are ignored: a pod that was placed later still waited at the end. A past month
-therefore always has the same result."""
+`queue_waits`, which reports use, ignores events after the end of the span: a pod that was placed later still waited at
+the end. A past month therefore always has the same result. `pod_wait` uses every instant that it is given."""
 
 from __future__ import annotations
 

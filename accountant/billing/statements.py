@@ -1,13 +1,13 @@
-"""Builds a month's statement: lines that add up, payable amounts, canonical bytes.
+"""Builds the statement of a month or of another span: lines that add up, payable amounts, canonical bytes.
 
 Invariants:
-- Every GPU-microsecond of the month's capacity is on exactly one line, by the paying team and its account.
+- Every GPU-microsecond of the span's capacity is on exactly one line. A line is for one paying team and one account.
 - Hours have nine decimals and add up. A line's cost is exactly its unit price times its hours. Only payable amounts are
   rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
 - The amount due is the payable amount, plus unused commitments, corrections of closed months, and credits and charges
   booked in this one.
 - Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
-  stored and contain the hash of the previous month."""
+  stored and contain the hash of the previous closed month."""
 
 from __future__ import annotations
 

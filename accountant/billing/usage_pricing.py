@@ -5,11 +5,12 @@ price or none. Time is added as integers first and priced afterwards, so the res
 split. Only commitments are computed per hour, or part of an hour at the ends of the span.
 
 Held time (busy, idle and unknown) is billed to its holder. If idle time were free, holding GPUs would cost nothing.
-Unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the working capacity.
-Unmetered time and down time are never billed. Billed time without a price is listed as unpriced, and a sum that
-contains unpriced time is None.
+With `shared_gpus: busy`, a holder also pays for the time that it used beyond its share. Unallocated time is priced too
+and stays in `__idle__`, so that the lines add up to the price of the working capacity. Unmetered time and down time are
+never billed. Billed time without a price is listed as unpriced, and a sum that contains unpriced time is None.
 
-Amounts are not rounded here. `gputally.base.money` rounds them once."""
+GPU-hours have nine decimals: the total is rounded once and divided among prices and groups. Amounts of money are not
+rounded here. `gputally.base.money` rounds them once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Closes and prices months and books amounts: queries the ledger, applies the rules, records acts in the journal.
+"""Closes and prices months, compares them with invoices and books amounts: queries the ledger, applies the rules,
+records acts in the journal.
 
 An act is an entry of the journal, such as a close. The rules are in `month_closing` and `corrections_and_adjustments`.
 The classes here pass them the ledger's data and record the resulting acts. The statement of a closed month comes from
 its stored bytes, never from the ledger again. Corrections, adjustments and credits do not change statement lines. An
-act is recorded only if the journal has not changed since its author read it.
+act that changes a month or books an amount is recorded only if no act that matters to it was recorded since its author
+read the journal. Invoices, and price books for open months, can be recorded at any time.
 
 `fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module.
 Content that was recorded stays readable in later releases."""

@@ -1,9 +1,10 @@
 """Turns late records into proposals and correction lines of a closed month, and computes credits and charges.
 
 Late records change what a closed month should have been. `differences` compares two things: the closed lines with all
-corrections since, and the lines that the ledger and the price book give now. The difference is booked in the open
+corrections since, and the lines that the ledger and the price book give now. The difference is booked in the first open
 month, as one line per team, account, kind of GPU and price. A changed price gives a reversal at the old price and a
-line at the new one. In GPU-µs the closed lines and all corrections add up exactly to the present lines.
+line at the new one. When no difference is left to decide on, the closed lines, all corrections and all refused changes
+add up exactly to the present lines in GPU-µs.
 
 Only an administrator's act changes a closed month. The difference, except for what was refused before, is one proposal.
 If it is accepted, it becomes corrections. If it is refused, it is recorded and not proposed again. The proposal's id is

@@ -1,11 +1,11 @@
 """Stores every version of the price book, and compares two of them for a month.
 
-A book comes from the file that the settings name, or from an administrator's act (re-pricing, true-up). The newest act
-is in force. The file is put in force only if its content differs from that of the file before, so a restart does not
-undo a later act. Every version stays readable, because statements refer to them.
+A book comes from the file that the settings name, or from an administrator's act (re-pricing, true-up). The book that
+was recorded last is in force. The file is put in force only if its content differs from that of the file before, so a
+restart does not undo a later act. Every version stays readable, because statements refer to them.
 
-A version consists of the price book as written (its base) and the invoice rates of past months. The rates are stored
-separately, so that a later price book keeps them."""
+A version consists of the price book as written (its base) and the rates that true-ups derived from the invoices of past
+months. The rates are stored separately, so that a later price book keeps them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Runs the commands for months, prices, corrections, credits, deliveries, retired GPUs and the provider's invoice.
+"""Runs the commands for months, prices, corrections, credits, deliveries, owners of GPUs, retired GPUs and the
+provider's invoice.
 
-Each calls a running accountant (or, with --db, opens a stopped ledger), prints the resulting state, and shows in one
-line why the accountant refused.
+Each calls a running accountant (or, with --db, opens a stopped ledger; `deliveries` has no --db), prints the resulting
+state, and shows in one line why the accountant refused.
 
 `reconcile` compares the provider's invoice with the bills. It reads the invoice locally and sends only sums per kind of
 item. A small file says which GPU an instance type has, because invoices do not:

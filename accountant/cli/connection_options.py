@@ -1,6 +1,8 @@
-"""Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger.
+"""Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger; prints
+answers and writes files.
 
-A command has a parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced` (`gputally.base.command_output`)."""
+A command has one parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced`. The decorator `with_option_groups`
+(`gputally.base.command_output`) makes each field of that type an option of the command."""
 
 from __future__ import annotations
 

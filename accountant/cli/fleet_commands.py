@@ -1,4 +1,5 @@
-"""Runs `fleet`: usage, cost and reports of several clusters, from the lake to which they publish."""
+"""Runs the commands of `fleet`: clusters, usage, cost, windows, report and serve, for several clusters, from the lake
+to which they publish."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Runs `serve`, `backup`, `backups`, `restore`, `token` and `clock`.
 
-`serve` exits with 0 after a requested stop, and with 70 if the database failed and the process has to be started again.
+`serve` exits with 0 after a requested stop, and with 70 if the process has to be started again, because the database
+failed or because another replica took over the Lease.
 
 The accountant reads the token file again within a second of a change, so a revoked token is refused from the next
 request on. `token revoke` deletes only the lines of the entry; comments and other entries stay as they are."""

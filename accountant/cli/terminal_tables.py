@@ -1,4 +1,4 @@
-"""Formats answers as tables with units and totals."""
+"""Formats the accountant's answers as tables for the terminal, with units."""
 
 from __future__ import annotations
 

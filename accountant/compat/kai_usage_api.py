@@ -1,16 +1,19 @@
 """Serves the Prometheus queries that KAI-Scheduler's usage client sends.
 
-KAI's `connectionString` can point here instead of to Prometheus. The usage is exact, without duplicate series, includes
-MIG and shared GPUs, and is refused when it is stale. No other PromQL is supported. Paths: GET and POST /api/v1/query,
-and the paths that Prometheus clients check first (/-/healthy, /-/ready, /api/v1/status/config).
+KAI's `connectionString` can point here instead of to Prometheus. The usage is exact, without duplicate series, and
+includes MIG and shared GPUs. Usage older than `stale_after` is refused, so KAI keeps its previous usage. Beyond
+`plain_after` the answer is capacity without usage, so the configured weights apply. No other PromQL is supported.
+Paths: GET and POST /api/v1/query, and the paths that Prometheus clients check first (/-/healthy, /-/ready,
+/api/v1/status/config).
 
-All scheduling shards send the same text, so each has a path prefix, `/shards/NAME`. Its usage and capacity are those of
-its nodes. NAME is the shard's partition label value, and `/shards` alone is the shard of nodes without one. Without the
-prefix the answer covers the whole cluster, for a KAI with one shard. If several clusters share the ledger,
-`/clusters/NAME` comes first.
+The queries of all scheduling shards have the same text, so each shard has a path prefix, `/shards/NAME`. Its usage and
+capacity are those of its nodes. NAME is the shard's partition label value, and `/shards` alone is the shard of nodes
+without one. Without the prefix the answer covers the whole cluster, for a KAI with one shard. If several clusters share
+the ledger, `/clusters/NAME` comes first.
 
-The window ends at the watermark, not at the present. Otherwise the capacity of the last minute would already count, but
-its usage would not, and every queue would seem to use less than it does. All answers of one fetch use the same window.
+The window of usage ends at the watermark (the instant up to which enough GPUs have records), not at the present.
+Otherwise the capacity of the last minute would already count, but its usage would not, and every queue would seem to
+use less than it does. All answers of one fetch use the same window.
 
 The query is parsed, not compared as text. Parentheses and aggregations such as `max by (queue_name) (...)` are accepted
 and have no effect, since there is one row per queue. A query that is not one of the six supported ones is refused with

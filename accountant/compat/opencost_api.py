@@ -1,13 +1,14 @@
-"""Serves OpenCost's HTTP API from the ledger.
+"""Serves OpenCost's HTTP API from one ledger, or from several together.
 
 Supported are GET /allocation and /allocation/compute, their summaries, and the nodes' GPUs as /assets, each with and
 without the prefix /model. Other paths that OpenCost's clients open return an empty answer of the right shape. The API
-is read-only. Every client that reaches the port can read every team's cost, so it is a separate port for a
-NetworkPolicy, without CORS headers.
+is read-only and has no credentials or CORS headers: every client that reaches it can read every team's cost. An
+accountant therefore serves it on a separate port for a NetworkPolicy, and a fleet server authenticates before it calls
+this application.
 
 GPU time without a price has cost 0 here, because OpenCost's clients convert every column to a number. The `warning` of
-the answer then names the models and hours. Unmetered time has a warning too. An answer needs a few ledger queries, for
-any number of steps, and contains nothing after the present.
+the answer then names the models and hours. Unmetered time has a warning too. Steps that meet at whole hours need one
+ledger query for up to 31 of them; other steps need one each. An answer contains nothing after the present.
 
 Allocations are computed from charges. Time is kept as integers per GPU model and price until it is displayed, so the
 parts of any step, key or share add up exactly. Over one span the costs of all allocations and of `__idle__` equal the

@@ -6,6 +6,7 @@ keeps the time. The rank compares in this order:
 1. Measured claims come before claims that an agent carried over a restart, and both before imported ones.
 2. The older outbox comes first. The epoch of an outbox is a UUIDv7, so its text sorts by creation.
 3. The lower sequence number comes first.
+4. The lower name of the node comes first.
 
 The result depends only on the set of claims, not on the order of arrival."""
 

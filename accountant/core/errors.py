@@ -1,7 +1,7 @@
-"""Defines the accountant's exceptions, and suggests known names for a mistyped one.
+"""Defines exceptions of the accountant that several packages use, and suggests known names for a mistyped one.
 
-Every message is one line: the place, then the reason. An invalid row inside a valid batch raises nothing: it is
-quarantined, and the ledger continues. Only a batch that is invalid as a whole raises (BadBatch)."""
+Every message is one line: the reason, after the place if there is one. An invalid row inside a valid batch raises
+nothing: it is quarantined, and the ledger continues. Only a batch that is invalid as a whole raises (BadBatch)."""
 
 from __future__ import annotations
 

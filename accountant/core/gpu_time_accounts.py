@@ -1,4 +1,5 @@
-"""Splits each microsecond of a GPU into accounts (busy, idle, unknown, down), for one row or for columns of rows.
+"""Splits each microsecond of a GPU into accounts (busy, idle, unknown, unheld, down), cuts spans out of rows, and adds
+rows up.
 
 `split` computes the accounts of one row, and `part` cuts a span out of a set (the rows of one GPU with the same span).
 Both conserve time to the microsecond:

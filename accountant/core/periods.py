@@ -1,4 +1,5 @@
-"""Defines calendar months and days of a time zone as UTC spans, and values that change at known instants.
+"""Defines calendar months, days and hours of a time zone as UTC spans, parses instants, and defines values that change
+at known instants.
 
 Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured time zone. It is an hour longer or
 shorter if the clocks change in it."""
