@@ -1,4 +1,4 @@
-"""Measures the fairness, utilisation and waits of a simulation.
+"""Measures the fairness, utilisation, waits, preemptions and weight changes of a simulation.
 
 The share error of a queue in a window is computed in three steps:
 
@@ -10,7 +10,7 @@ The share error of a queue in a window is computed in three steps:
    cluster's capacity in the window.
 
 Only contended windows count, in which the demand exceeds the capacity. The first-come-first-served run determines them.
-Times are GPU-seconds, in `feasible_demand` and `entitlement` GPU-milliseconds."""
+GPU time is in GPU-seconds, in `feasible_demand` and `entitlement` in GPU-milliseconds. Waits are in hours."""
 
 from __future__ import annotations
 

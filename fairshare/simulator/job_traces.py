@@ -1,4 +1,4 @@
-"""Reads jobs from trace files, and reconstructs jobs from the ledger's history.
+"""Reads jobs from trace files and teams' shares from CSV, and reconstructs jobs from the ledger's history.
 
 Every row of a trace that is not a valid job is reported as a fault with its place (`file:line`, or `file: row N` in a
 Parquet file).

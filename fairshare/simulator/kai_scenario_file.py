@@ -5,9 +5,9 @@ Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPo
 `Time,QueueID,Allocation,FairShare`.
 
 A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
-`kai` the scheduler counts history itself (with the file's k, in whole GPUs). Under any other law the scheduler has
-k = 0 and the weights that the controller publishes. All nodes form one pool: they determine only the number of GPUs and
-the largest pod."""
+`kai` the scheduler counts history itself (with the file's k, in whole GPUs). Under the other laws k is 0. The weights
+are those of the file (`static`) or those that the controller publishes. All nodes form one pool: they determine only
+the number of GPUs and the largest pod."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Defines the policies that `simulate` compares: feedback laws, and baseline schedulers.
 
-Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) set weights with the controller's own
-code. The other policies model a kind of scheduling, not a product:
+Feedback laws (`kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) set weights with the controller's own code.
+`static` keeps the configured weights, without feedback. The other policies model a kind of scheduling, not a product:
 
 - `fifo` has one line for all jobs, and `easy` adds EASY backfilling.
 - `partition` gives each queue a fixed part of the cluster.

@@ -1,4 +1,5 @@
-"""Maps the policy to KAI-Scheduler's Queue objects, and reports when weights have no effect.
+"""Reads KAI-Scheduler's objects, writes weights to its Queues, and reports when KAI's configuration gives them no
+effect.
 
 In mode `weight` the controller writes one field, `spec.resources.gpu.overQuotaWeight`, and annotations. KAI's own
 history (kValue with a usage database) must then be off, because otherwise the same usage counts twice. In mode `usage`

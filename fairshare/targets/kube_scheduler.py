@@ -1,7 +1,8 @@
-"""Maps the policy to pods of the default kube-scheduler.
+"""Reads demand and evictions of the policy's queues from pods and Events of the default kube-scheduler.
 
-The label `gputally.dev/queue` names a pod's queue, and the ref `policy:NAME` refers to that label. Shares take effect
-through the extender (`kube_scheduler_extender`), which the scheduler's own configuration must name."""
+The label `gputally.dev/queue` names a pod's queue, and the ref `policy:NAME` refers to that label. The controller
+writes no weight here. Shares take effect through the extender (`kube_scheduler_extender`), which the scheduler's own
+configuration must name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Stores the controller's conditions, and the state of each target's law, in one ConfigMap.
+"""Renders and parses the ConfigMap with the controller's conditions and the state of each target's law.
 
-`lastTransitionTime` changes only with the status. The controller reads it back from the cluster, so that it survives a
-restart. The controller writes no statuses of schedulers' objects."""
+`lastTransitionTime` changes only with the status. The controller reads this time back from the cluster, so that it
+survives a restart. A changed condition also gives an Event. The controller writes no statuses of schedulers'
+objects."""
 
 from __future__ import annotations
 

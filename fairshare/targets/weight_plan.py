@@ -1,8 +1,8 @@
 """Reads a scheduler's objects, compares their weights with the desired ones, and plans the writes. `Adapter` is the
 base class of all targets.
 
-A plan contains only values. The control loop executes or shows the plan. Applying a plan twice changes nothing the
-second time, because the plan leaves out values that the cluster already has.
+A plan is data: making it writes nothing, and the control loop executes or shows it. A plan leaves out values that the
+cluster already has.
 
 The first write records the weight that it replaces as the operator's base weight. A later weight that is neither the
 published weight nor the base comes from another client, and becomes the new base. A weight that equals the base was

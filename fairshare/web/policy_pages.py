@@ -1,4 +1,4 @@
-"""Serves the policy's form, its previews, and its file."""
+"""Serves the policy's form, previews and file, applies a changed policy, and lists the routes of all pages."""
 
 from __future__ import annotations
 

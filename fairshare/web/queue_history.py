@@ -1,6 +1,7 @@
-"""Keeps the last cycle, a sample of each queue every five minutes for two weeks, and recent decisions.
+"""Keeps the last cycle, samples of queues and recent decisions for the pages, and queries the accountant's history.
 
-It caches the usage of queues from the accountant."""
+The samples, one of each queue every five minutes for two weeks, are only in memory, and so are the process's own
+decisions. Usage and older decisions come from the accountant. Usage is cached for five minutes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs what-if previews in a separate process, one at a time.
 
-A preview replays the same days under the policy in force and under the draft. Its process has a low priority and
+A preview replays the same days under the policy in force and under a changed one. Its process has a low priority and
 limited memory. The controller ends the process on request, or when its time is over. The process sends messages through
 a pipe: ("progress", part, step), then ("done", Comparison) or ("failed", reason)."""
 

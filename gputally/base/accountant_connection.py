@@ -1,4 +1,4 @@
-"""Calls the accountant's HTTP API, authenticated by a token and verified against a CA file.
+"""Calls the accountant's HTTP API, with a bearer token and a CA file if they are given.
 
 The client follows no redirects. Its errors have one line, which never contains the token."""
 

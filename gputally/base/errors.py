@@ -1,4 +1,4 @@
-"""Defines the exceptions that several programs raise, and hides passwords in their messages."""
+"""Defines the exceptions that several programs raise, and `without_password`, which hides passwords in URLs."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Defines money and exact arithmetic of GPU time and prices.
 
-The module never combines amounts of different currencies, and refuses floats. Every operation is exact (the context
-traps Inexact) except the rounding to the currency's minor unit. That rounding goes by largest remainder, so that the
-parts add up to the whole.
+The module never combines amounts of different currencies, and refuses floats. Every operation on amounts is exact (the
+context traps Inexact) except the rounding to the currency's minor unit. A single amount is rounded half to even; the
+parts of a whole are rounded by largest remainder, so that they add up.
 
 An hour is 3.6e9 µs, and 1/3.6e9 has no finite decimal expansion. The module therefore never divides a price. It first
-expresses time in GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the total. A
-cost is then the price times that quantity, exactly."""
+rounds time to GPU-hours with nine decimals (a unit of 3.6 µs), apportioned so that the parts add up to the rounded
+total. A cost is then the price times that quantity, exactly."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 Users choose the names of pods, teams and jobs, which appear in terminals, spreadsheets and pages. One function for each
 medium replaces the characters that Unicode calls not printable (controls, bidirectional overrides, zero-width and
-unassigned characters, separators other than the space) by visible escapes. jinja2 escapes the characters of HTML, and
-json those of JSON.
+unassigned characters, separators other than the space) by visible escapes. Line ends, no-break spaces and zero-width
+joiners stay where the medium or a script needs them. `for_cell` also prevents formulas. jinja2 escapes the characters
+of HTML, and json those of JSON.
 
 The types `Epoch`, `Name` and `BootId` declare the allowed characters and the greatest length of each identifier. The
 models of requests (`agent.wire`) use these types, so a request with an invalid value is refused with an error that

@@ -1,11 +1,12 @@
 """Defines the demo's cluster and planned faults, and generates its jobs and arrivals from published distributions.
 
 The cluster has eight nodes of eight GPUs: four with H100, three with A100, and one more with A100 that the cloud may
-take back (pool `spot`). On the last A100 node two GPUs are partitioned by MIG and one is time-sliced. These three serve
-notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
+take back (pool `spot`). On the third A100 node two GPUs are partitioned by MIG and one is time-sliced. These three
+serve notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user guide, A100 80GB.
 
-There are three kinds of planned faults. Lost acknowledgements make agents send booked records again. An agent is killed
-and comes back minutes later. The accountant does not answer for an hour, in which the agents spool.
+Besides outages of nodes and of a GPU, there are three kinds of planned faults. Lost acknowledgements make agents send
+booked records again. An agent is killed and comes back minutes later. The accountant does not answer for an hour, in
+which the agents spool.
 
 The workload is synthetic, with figures from published traces:
 
@@ -18,8 +19,8 @@ The workload is synthetic, with figures from published traces:
 * The utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %).
   Notebooks have the utilisation of idle interactive pods (Alibaba GenAI: mean 7 %).
 
-The offered load is `LOAD` of the whole GPUs, so that queues wait and shares decide. The result is deterministic: every
-team draws from its own random stream, seeded by (seed, team)."""
+The offered load is `LOAD` times the capacity of the GPUs that are not divided, so that queues wait and shares decide.
+The result is deterministic: every team draws from its own random stream, seeded by (seed, team)."""
 
 from __future__ import annotations
 

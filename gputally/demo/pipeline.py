@@ -9,8 +9,8 @@ accountant and the controller from hour to hour.
 No step waits in real time. The agents and the accountant have processes of their own. While the accountant books an
 hour, the controller works on the hour before, and the machines simulate the next one.
 
-The module plays KAI's queue controller, which writes into `Queue.status` what queues hold and request, and KAI's
-scheduler, which reads `overQuotaWeight`. It does not change weights."""
+In place of KAI's queue controller, the module writes into `Queue.status` what queues hold and request. In place of
+KAI's scheduler, it reads `overQuotaWeight`. The module does not change weights."""
 
 from __future__ import annotations
 

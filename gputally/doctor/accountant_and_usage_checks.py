@@ -1,4 +1,4 @@
-"""Checks the clocks, the accountant, and its ledger's GPU time: idle, oversized, unpriced and unowned.
+"""Checks the clocks, the accountant, and GPU time in its ledger that is idle, oversized, unpriced or without an owner.
 
 The rules and thresholds for idle and oversized jobs are those of the report (accountant.reports.savings_hints)."""
 

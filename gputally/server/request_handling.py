@@ -1,5 +1,4 @@
-"""Adds headers to every response and logs every defect, reads request bodies within limits, and answers with an
-ETag."""
+"""Adds headers to responses, logs unexpected exceptions, reads bodies within limits, and serves content with ETags."""
 
 from __future__ import annotations
 

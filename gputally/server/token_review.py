@@ -1,9 +1,9 @@
-"""Authenticates service accounts and people through the Kubernetes TokenReview API.
+"""Authenticates service accounts and people by Kubernetes TokenReview, and reads their rights from RBAC.
 
 The module caches an answer for at most a minute, and never beyond the token's own expiry. An agent's token must have
 gputally's audience and be bound to a pod, so that the agent of one node cannot report for another. The review names the
 pod's node. Before Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the API server
-does not answer, callers with a cached answer stay admitted, and new callers get `AuthorityUnavailable`."""
+does not answer, callers stay admitted until their cached answer expires, and new callers get `AuthorityUnavailable`."""
 
 from __future__ import annotations
 
