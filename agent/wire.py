@@ -1,9 +1,10 @@
-"""Defines the usage batch that the agent sends to the accountant (version 1), and exports its JSON Schema.
+"""Defines the usage batch (version 1) that the agent sends to the accountant and its answer, and exports the JSON
+Schema.
 
 All numbers are integers. Times are UTC milliseconds, and spans are half-open [start, end). Every row has a sequence
 number of its outbox. Intervals and facts share one sequence.
 
-Fields may be added with a default. None is renamed, removed or given another type. Either side may therefore be one
+Fields may be added with a default. No field is renamed, removed or given another type. Either side may therefore be one
 release newer, and every earlier payload stays readable.
 
 Unknown is not zero: a value that could not be read is None, with the reason in `gaps`.

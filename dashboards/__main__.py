@@ -1,5 +1,5 @@
-"""Runs `gputally dashboards`: `build` writes the JSON and YAML files, `check` compares them with the code, and `push`
-uploads the dashboards to Grafana.
+"""Runs `gputally dashboards`: `build` writes the JSON and YAML files, `check` compares them with the code and applies
+the rules of `lint`, and `push` uploads the dashboards to Grafana.
 
 The files exist twice: in `dashboards/generated/`, for Grafana's import and provisioning and for a plain Prometheus, and
 inside the Helm chart, because a chart can only contain files of its own. Do not edit them by hand.

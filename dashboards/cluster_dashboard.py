@@ -1,8 +1,8 @@
-"""Builds the dashboard "Cluster": use, cost, waiting and data quality, by model, pool and namespace.
+"""Builds the dashboard "Cluster": capacity, use, cost, waiting workloads, power and data quality.
 
 Every description names its source. *Live* figures come from the agents and follow the GPUs within an interval (a
 minute). *Booked* figures come from the accountant's ledger, which is the source of bills and weights. They lag by the
-minutes that rows take to arrive."""
+minutes that rows take to arrive. Figures of waiting workloads come from the controller."""
 
 from __future__ import annotations
 

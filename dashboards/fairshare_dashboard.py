@@ -1,4 +1,4 @@
-"""Builds the dashboard "Fairshare": what each queue is entitled to, holds and requests.
+"""Builds the dashboard "Fairshare": the shares, weights, demand and preemptions of each queue.
 
 All figures come from the controller. While the controller keeps the last good weights (usage is too old, or too little
 of it is metered), the panels of shares and entitlements are empty, because old figures would look current."""

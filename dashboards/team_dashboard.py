@@ -1,4 +1,4 @@
-"""Builds the dashboard "Team": a team's usage and cost compared with its budgets.
+"""Builds the dashboard "Team": a team's usage and cost compared with its budgets, its jobs, and its waiting workloads.
 
 Figures of the month come from the accountant's ledger (*booked*), and most figures of present usage from the agents
 (*live*). Agents know the namespace of a pod but not its team. Live panels therefore show every namespace in which the

@@ -1,4 +1,4 @@
-"""Turns utilization samples, the energy counter and per-process figures into counters that never decrease.
+"""Turns the utilization samples and the energy of a GPU into counters, and reads the busy time of its processes.
 
 Busy time of a device: a driver keeps a short ring of samples (timestamp, percent) for 10 to 14 seconds. A gauge that
 is read periodically misses most of the use. Here every sample represents the time since the previous sample. For
@@ -23,7 +23,8 @@ percents. It is used only for processes that were never seen alive. Source: open
 sumGpuUtil adds a sample's utilisation (hundredths of a percent) to the process it names. The driver lists ended
 processes only if the agent runs in the host's PID namespace.
 
-The counters use integers only, and have neither a clock nor I/O."""
+The two counters use integers only, and have neither a clock nor I/O. The energy counter starts again when the driver's
+does."""
 
 from __future__ import annotations
 

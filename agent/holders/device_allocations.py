@@ -4,7 +4,7 @@ Only the kubelet decides which devices a pod has. A device counts once per pod, 
 A pod that ended holds nothing. A device name that matches nothing on this node is reported, never guessed.
 
 With fraction schedulers (KAI, Run:ai) a reservation pod holds the GPU, and the workloads beside it have no device of
-their own. The workloads hold the GPU, not the reservation pod; their groups or their running processes identify them.
+their own. The workloads hold the GPU, not the reservation pod; KAI's GPU groups or the running processes identify them.
 HAMi gives every pod a virtual device, and the limits of its containers state the part.
 
 The part of a shared device is read from the pod only for the sharing systems in the node's settings. It comes from data

@@ -1,15 +1,15 @@
-"""Finds the holders of a Kubernetes node's GPUs, from the kubelet, the pods and the labels of the node.
+"""Finds the holders of a Kubernetes node's GPUs, and closes the driver while a label of the node requires it.
 
 Threads follow the kubelet and the API server. `NodePods.read` joins their last data and never waits. If the API server
-does not answer, pods are known by their names and log folders only. If the kubelet does not answer, the holders are
-unknown.
+does not answer within 30 s of the start, pods are known by their names and log folders only. If it fails later, its
+last answers stay in use. If the kubelet does not answer, the holders are unknown.
 
 NVIDIA's operator and MIG manager announce their work in labels of the node, and fail while any process has the driver
 open. The labels:
 
 | Label | The driver is closed while it is |
 |---|---|
-| `nvidia.com/gpu-driver-upgrade-state` | one of `…-deletion-`, `drain-`, `pod-restart-`, `reboot-required` |
+| `nvidia.com/gpu-driver-upgrade-state` | `pod-deletion-`, `drain-`, `pod-restart-` or `reboot-required` |
 | `nvidia.com/mig.config.state` | `pending`, `rebooting` |
 | `nvidia.com/gpu.deploy.*` | `paused-for-…` (driver upgrade, MIG change) |
 | `nvidia.com/gpu.deploy.client` | anything but `true` |

@@ -27,9 +27,9 @@ last valid version stays in use.
 The folder of HPC job files has one file per GPU, named by the GPU's index (`0`) or, for a MIG instance, by index and
 GPU instance (`0.1`), with one job id per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share
 its device equally. `HpcJobs` reads the folder with every reading, but at most 1,024 files; the holders of the other
-files' GPUs are unknown. A GPU without a file has no job. If a file cannot be read or is invalid, its GPU keeps the jobs
-that were read last, and its holders are unknown until the file can be read again. If the folder cannot be read, this
-applies to every GPU."""
+files' GPUs are unknown. A GPU without a file has no job. If a file cannot be read or is invalid, the jobs that were
+read last stay, and the holders of its GPU count as unknown until the file can be read again. If the folder cannot be
+read, this applies to every GPU."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 A snapshot is valid until the next one. A span closes at multiples of the interval and at the end of a month in the
 billing time zone. When the holders of a GPU change, all rows of this GPU close at once.
 
-Sets of rows of one GPU never overlap. While the GPU is metered, their capacities add up to the time exactly. Two kinds
-of time give no rows: the time before the holders were first known, and unheld time during a restart or a gap without
-snapshots.
+Sets of rows of one GPU never overlap. While the GPU is metered and its holders are known, their capacities add up to
+the time exactly. Two kinds of time give no rows: the time before the holders were first known, and unheld time while
+the holders are unknown, during a restart or in a gap without snapshots.
 
 The meter adds up the readings of an open span, and divides the sums over its rows when it closes. The readings of
 devices and processes are sampled at different instants, so the parts are made to add up to the device's figure once per

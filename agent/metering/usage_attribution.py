@@ -1,4 +1,4 @@
-"""Splits the busy time, activity and energy of a GPU among its holders.
+"""Divides a GPU among its holders, and splits its busy time, activity and energy among them.
 
 There are rules for whole, time-sliced, MPS and MIG GPUs. A `Layout` says how a GPU is divided: first among its parts
 (the whole GPU, or its MIG instances), then each part among its holders.
@@ -6,7 +6,7 @@ There are rules for whole, time-sliced, MPS and MIG GPUs. A `Layout` says how a 
 Three sums are exact, whatever the readings are:
 
 - The capacities of a layout add up to the length of the span, times one GPU.
-- The busy shares add up to the device's busy time.
+- The busy shares and the unattributed rest add up to the device's busy time.
 - The energy shares add up to the device's energy.
 
 All values are whole units and none is negative. The result does not depend on the order of the values. The module has

@@ -1,11 +1,11 @@
-"""Declares every Prometheus metric family of GPUs, MIG instances, holders and the agent, and writes them in the text
+"""Declares the Prometheus metric families of GPUs, MIG instances, holders and the agent, and writes them in the text
 format.
 
-Metrics use base units, counters come first, and a help text ends in a full stop. Device and pod series have different
-names, so that no query adds them up by mistake. Only a pod's `_info` series has its uid. The method of busy time
-(`method`) and the kind of sharing (`sharing`) are labels of the holder's series, and both change at times while the
-holder runs. A counter with the new labels then starts and the old one stops, so a PromQL sum() over both counts no
-microsecond twice. A gauge has a series only for the newest labels.
+Metrics use base units, and a help text ends in a full stop. Device and pod series have different names, so that no
+query adds them up by mistake. Only a pod's `_info` series has its uid. The method of busy time (`method`) and the kind
+of sharing (`sharing`) are labels of the holder's series, and both change at times while the holder runs. A counter with
+the new labels then starts and the old one stops, so a PromQL sum() over both counts no microsecond twice. A gauge has a
+series only for the newest labels.
 
 Device families have one series per device (and per error code, for example), never one per pod. A missing reading gives
 no series, and never 0.

@@ -24,8 +24,8 @@ events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly o
 
 GPUs and MIG instances are named by their position, holders by their `uid` (default: the pod's name). `place` also takes
 `container`, `kind`, and of a shared GPU either `replicas` of `of_replicas` with `sharing` (default time-slicing) or
-`fraction_ppm`. Every fault of the file is reported with file:line. To find impossible events, `load_scenario` applies
-all events to a separate node first."""
+`fraction_ppm`. A fault of the file is reported with file:line. To find impossible events, `load_scenario` applies all
+events to a separate node first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sends the records of the outbox to the accountant at least once, retries failures, and acts on refusals.
+"""Sends the records of the outbox to the accountant at least once, acts on refusals, and corrects dates of unsent
+records.
 
 The uploader follows the protocol's rules for refusals exactly, because each of them affects time that a team pays for:
 
@@ -15,7 +16,8 @@ are arguments. It never logs a token and never follows a redirect.
 
 The agent dates records by the monotonic clock plus an origin, the wall time at which the monotonic clock was 0. If the
 node's clock is set, the origin changes. Within one boot of the node, the difference between the wrong and the right
-origin is the error of all times dated by the wrong one, and `ClockOrigins` shifts the unsent records by it."""
+origin is the error of all times dated by the wrong one, and `ClockOrigins` shifts the unsent records by it. Records
+that are dated ahead of the accountant's clock are kept back for up to an hour, so that they can still be corrected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs `explain`: shows the reasons for a queue's share and for a pod's wait.
+"""Runs `explain`: shows the reasons for a queue's share and for a pod's wait or preemption.
 
 The command runs one cycle as the controller would now, in which it writes and sends nothing."""
 

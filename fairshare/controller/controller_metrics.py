@@ -1,9 +1,10 @@
-"""Exports the figures of the latest cycle to Prometheus.
+"""Exports the latest cycle, and counts of preemptions, weight changes and extender answers, to Prometheus.
 
-Each scrape creates the gauges from the latest report, so a removed queue has no series. Counters change once per cycle.
+Each scrape creates the gauges from the latest report, so a removed queue has no series. Counters change once per cycle;
+the durations of extender answers change with each answer.
 
 While the controller holds the last good weights, entitlement and usage have no series, because an old figure would look
-current. A queue has one series per target, because each target divides its own GPUs."""
+current. Shares and weights in force have one series per queue and target, because each target divides its own GPUs."""
 
 from __future__ import annotations
 

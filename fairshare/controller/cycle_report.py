@@ -1,4 +1,4 @@
-"""Defines the report of one cycle, and turns it into decision records.
+"""Defines the report of one cycle, turns its weights into decision records, and computes them again from the records.
 
 Every weight can be computed again from its records: one record holds the cycle's inputs (subject `*`), and one record
 per weight refers to it."""

@@ -1,9 +1,9 @@
 """Reports a cycle as Events and conditions, as decisions to the accountant, and as log lines.
 
 Each message is sent once, because a dry run plans the same writes again in every cycle, and a contested field stays
-contested. Events and conditions that the API server refuses are lost: a cycle does not wait for them. Decisions wait,
-up to a limit, while the accountant does not answer. Decisions that it refuses are dropped, and the condition `Recorded`
-reports them."""
+contested. Events that the API server refuses are lost: a cycle does not wait for them. Conditions are written again in
+the next cycle. Decisions wait, up to a limit, while the accountant does not answer. Decisions that it refuses are
+dropped, and the condition `Recorded` reports them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Answers the kube-scheduler's `prioritize` and `preempt` requests: scores nodes and vetoes unfair victims.
 
-The extender answers from memory within `DEADLINE_MS`. Configure the scheduler with `ignorable: true` and a
-`httpTimeout` of 1 s, so that it continues without the extender. Without a view of the cluster every node has the same
-score and every preemption is allowed.
+The extender answers from memory. After `DEADLINE_MS` it scores no further node. Configure the scheduler with
+`ignorable: true` and a `httpTimeout` of 1 s, so that it continues without the extender. Without a view of the cluster
+every node has the same score. Without a view or the shares of queues every preemption is allowed.
 
 A pod that the scheduler has just placed is not in the view yet. For `ASSUME_MS` the extender therefore assumes that the
 pod is on the node with the best score, unless the view shows another node. Otherwise it would score nodes for the next
