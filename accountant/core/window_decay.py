@@ -3,9 +3,10 @@
 Usage v at age a counts v * 2^(-a / half_life). With a half-life of a day, for example, usage of yesterday counts half.
 
 For an interval over which v is spread evenly, the integral has a closed form. It is computed relative to the end of the
-interval's quarter-hour (`reference_ms`), rounded there to an integer, and added up with other intervals. Then the
-quarter-hours are weighted by their age and summed by `math.fsum`, oldest first. The result is therefore bit-equal for
-any order of arrival, and an interval has the same terms in every window with that half-life.
+interval's quarter-hour, or to the interval's own end if the half-life is shorter than a quarter-hour (`reference_ms`),
+rounded there to an integer, and added up with other intervals. Then these sums are weighted by their age and summed by
+`math.fsum`, oldest first. The result is therefore bit-equal for any order of arrival, and an interval has the same
+terms in every window with that half-life.
 
 Instants are UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life) summed over samples, in the
 limit of continuous sampling."""

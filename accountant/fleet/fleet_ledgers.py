@@ -1,8 +1,8 @@
 """Opens the ledgers of a lake as members of a fleet, and adds up their answers.
 
-Each member computes its own answers, with its own price book, policies and time zone, like its accountant. Only
-GPU-microseconds and exact amounts of one currency are added. Amounts in several currencies are converted and added only
-if the operator gives rates."""
+Each member computes its figures with its own price book and policies, and its months in its own time zone. A query for
+usage or cost has one span and one time zone for all members. Only GPU-microseconds and exact amounts of one currency
+are added. Amounts in several currencies are converted and added only if the operator gives rates."""
 
 from __future__ import annotations
 

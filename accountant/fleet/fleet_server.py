@@ -2,8 +2,9 @@
 
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
 policies. Each of these applications runs with a clock that stands at the end of its ledger's published figures. Pages
-and API of all ledgers are in `fleet_routes`. The server is stateless, because everything can be read from the lake
-again, so any number of replicas may run."""
+and API of all ledgers are in `fleet_routes`. OpenCost's API is under `/opencost/` for all ledgers and under
+`/clusters/NAME/opencost/` for one. The server is stateless, because everything can be read from the lake again, so any
+number of replicas may run."""
 
 from __future__ import annotations
 

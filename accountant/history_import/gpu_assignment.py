@@ -5,8 +5,9 @@ one holder's time on one slot. The holds of one slot never overlap. `place` ensu
 
 The kube-scheduler's records say how many GPUs of a node a pod held, but not which. The exporter's labels say which, but
 may be missing or late. `place` therefore assigns slots in this order: slots of the devices that were labelled with the
-pod, then free ones without another label, then any. If the end of a hold is known only to within the tolerance, the
-next holder's start ends it. A request without a free slot is counted as unplaced, so no GPU has more than its time.
+pod, then free ones without another label, then any. A hold that reaches into the next one on its slot by no more than
+the tolerance is cut at the start of the next. A request without a free slot is counted as unplaced, so no GPU has more
+than its time.
 
 In Prometheus the value at an instant t describes (t - step, t]. Here a cell is [t - step, t). A figure is an integer
 per cell (parts per million, MiB, milliwatts). It is None if nothing was recorded, because unknown is not zero.

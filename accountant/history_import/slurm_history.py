@@ -1,4 +1,4 @@
-"""Reads Slurm jobs from sacct or slurmdbd as pod facts, and converts them into GPUs and their holds.
+"""Reads Slurm jobs from the output of sacct or slurmrestd as pod facts, and converts them into GPUs and their holds.
 
 An agent on a Slurm node knows only a job's number. Slurm's accounting has its user, account and name. `queue_ref` is
 `slurm:ACCOUNT`. The account is used as the namespace, so that an inventory can assign it to a team. A record that
@@ -7,10 +7,10 @@ cannot be read becomes a `Fault` with its place.
 The command is `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`.
 Columns are found by their heading. Times are epoch seconds, or local times in the given zone.
 
-sacct says how many GPUs a job had, on which nodes and when. It does not say which GPUs, how many on each node, or their
-utilisation. The GPUs of a job are therefore divided evenly over its nodes. A node has as many GPUs as its description
-says, or as its jobs needed at once if that is more. Every GPU-second of a job is on some GPU, so the hours equal
-Slurm's exactly."""
+Slurm says how many GPUs a job had, on which nodes and when. It does not say which GPUs, how many on each node, or their
+utilisation. The GPUs of a job are therefore divided evenly over its nodes. A node has as many GPUs as sinfo says, or as
+its jobs needed at once if that is more. Every GPU-second of a job whose list of nodes can be read is on some GPU, so
+the hours equal Slurm's exactly. Other jobs become a `Fault`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads nodes and namespaces from a YAML file.
+"""Reads nodes, namespaces and planned maintenance from a YAML file, and merges several inventories.
 
 The file is read again when it changes. A file with a fault raises an error and changes nothing in the ledger. Times are
 UTC dates, or date-times with their offset.

@@ -1,7 +1,7 @@
-"""Derives a pod's facts: job name, requests and scheduler queue. Defines the structs into which API objects are
-decoded.
+"""Derives a pod's facts (job name, requests and scheduler queue), watches the objects that determine queues, and merges
+observations of one pod.
 
-Answers of the API server are decoded once into these structs; fields that are not needed are skipped.
+Answers of the API server are decoded once into the structs below; fields that are not needed are skipped.
 
 The chain of owners is followed for any kind of owner, so that the pods of an unknown controller share one job name. If
 the chain is incomplete (a node's agent sees only the nearest owner), labels that well-known controllers put on their
@@ -13,8 +13,8 @@ KAI and Volcano are not watched, because references use their names.
 
 A LocalQueue of Kueue belongs to a ClusterQueue, and a policy may name either. The ClusterQueue is therefore appended
 after an `@`: `kueue:NAMESPACE/NAME@CLUSTERQUEUE` (see `team_assignment`). The Workload of the pod's owner says which
-ClusterQueue admitted it. Its cohorts follow, nearest first, each after a `^`. Kinds that the cluster does not serve are
-skipped and tried again later.
+ClusterQueue admitted it. The cohorts of the ClusterQueue follow, nearest first, each after a `^`. Kinds that the
+cluster does not serve are skipped and tried again later.
 
 A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. The
 earliest observation of a placed pod therefore fixes its queue, and a later label cannot move booked time to another

@@ -1,7 +1,8 @@
-"""Answers the ledger's queries from the lake, for one ledger or for several combined.
+"""Answers the queries of one ledger from the lake, and lists the lake's ledgers.
 
 The query engine only sums integers grouped by name. All further computing uses the same code as the DuckDB ledger. The
-lake holds whole local hours, split at price changes. A query that begins or ends inside such a piece is refused."""
+lake holds whole local hours, split at price changes. A query that begins or ends inside such a piece is refused. What
+is not published is refused (quarantine, missing numbers, lent time) or empty (costs of epochs, owners of GPUs)."""
 
 from __future__ import annotations
 

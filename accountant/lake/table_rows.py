@@ -2,7 +2,7 @@
 
 `usage_hourly`: the time of a day is split at local hours and where any price changes, so that every piece has one
 price. Within a day and price, amounts are rounded cumulatively (as a running total), so that their sum equals the exact
-cost to 10⁻⁹.
+cost to 10⁻⁹. If prices depend on commitments, MIG memory or lent time, each amount is rounded separately.
 
 `focus`: the cells are those of the FOCUS 1.4 export (accountant.reports.focus_export). An exact amount can have more
 decimals than the column, so amounts are rounded cumulatively within each team's charges and add up to what the team

@@ -3,8 +3,8 @@ such as closing a month, changing prices or sending a report. Acts are numbered 
 
 The prices that were in force, the closed months, and the corrections and credits that apply are all derived from the
 journal. To record an act, the caller passes the number of the last act that it has seen. If another act was recorded
-since then, the call fails. Two people therefore cannot close the same month, and no act is based on an outdated
-state."""
+since then, the call fails. Two people therefore cannot close the same month, and no act is based on an outdated state.
+The function `record` tolerates acts that invalidate no decision (`BESIDE`), such as the progress of an import."""
 
 from __future__ import annotations
 

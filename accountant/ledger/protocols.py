@@ -1,8 +1,9 @@
 """Declares the protocols of the ledger (reader, writer, inventory) and the values they exchange.
 
-Usage, cost, statements and reports are all computed from `usage`, which returns integers per group over a span. A
-caller that needs prices or policies that change inside the span splits it at those instants and calls `usage` once per
-piece. Rows that cross an edge are divided by accountant.core.gpu_time_accounts.part, so the pieces add up exactly.
+Usage, cost, statements and reports are all computed from `usage` and `usage_columns`, which return integers per group
+over a span. A caller whose prices change inside the span splits it at those instants. The ledger itself splits it where
+a policy changes. Rows that cross an edge are divided by accountant.core.gpu_time_accounts.part, so the pieces add up
+exactly.
 
 An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
 instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger

@@ -1,9 +1,10 @@
-"""Sends each due message at most once automatically, and records the outcome of each delivery.
+"""Sends the reports and notices that are due, and records the outcome of each delivery.
 
-A background task calls `run` every minute, but `run` queries the ledger less often. It caches the list of teams with
-GPU time for ten minutes, and for a day once nothing is due any more. It caches the budget states for ten minutes, and
-for a day once every budget has passed its last threshold. Only one thread sends. If a process dies while sending, the
-recorded outcome `sending` becomes `unsure`. A message that cannot be rendered or delivered does not stop the others."""
+A refused message is tried again. A message that may have arrived is sent again only on request. A background task calls
+`run` every minute, but `run` queries the ledger less often. It caches the list of teams with GPU time for ten minutes,
+and for a day once nothing is due any more. It caches the budget states for ten minutes, and for a day once every budget
+has passed its last threshold. Only one thread sends. If a process dies while sending, the next one turns the recorded
+outcome `sending` into `unsure`. A message that is refused does not stop the others."""
 
 from __future__ import annotations
 

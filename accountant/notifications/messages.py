@@ -1,4 +1,4 @@
-"""Composes a message and renders it for mail, Slack and Microsoft Teams.
+"""Composes a message and renders it as a text file, and for mail, Slack and Microsoft Teams.
 
 Names in a message come from users of the cluster, so no medium interprets them: the HTML of mails is escaped, Slack's
 blocks are `plain_text`, and Teams' cards use text runs without Markdown. A subject is one line."""

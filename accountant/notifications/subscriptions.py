@@ -1,4 +1,5 @@
-"""Reads which reports and notices the operator wants and where they go, and records each attempt to deliver one.
+"""Defines the deliveries file (which reports and notices the operator wants and where they go), and the journal entries
+about attempts to deliver one.
 
 An example of the file:
 
@@ -18,9 +19,9 @@ notices:
   - {about: [budgets, anomalies], teams: [vision], to: [vision]}
 
 A journal entry (`sending`) is written before a message is sent, and another with the outcome afterwards. An attempt
-that failed is repeated at growing intervals. An attempt with an unknown outcome is not repeated, because the message
-may have arrived. (The outcome is unknown if the process died, or if the connection broke after the message was handed
-over.) A person can request that it is sent `again`."""
+that failed is repeated at growing intervals for three days. An attempt with an unknown outcome is not repeated, because
+the message may have arrived. (The outcome is unknown if the process died, or if the connection broke after the message
+was handed over.) An administrator can have it sent again."""
 
 from __future__ import annotations
 

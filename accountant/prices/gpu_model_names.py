@@ -1,8 +1,9 @@
 """Normalises the names of GPU models and of MIG profiles.
 
 NVML, GPU Feature Discovery and people write the same device in many ways: `NVIDIA A100-SXM4-80GB`,
-`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must match its GPU for each of these forms. A property that
-the name does not state is None; nothing is looked up or guessed.
+`NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must match its GPU for each of these forms. Memory or form
+that the name does not state is None, not guessed. Only the number of compute slices comes from a table: four for an
+A30, seven for all others.
 
 Sources: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix -SHARED with
 time-slicing and -MIG-<profile> with MIG strategy single); NVIDIA MIG user guide (seven compute slices, four on

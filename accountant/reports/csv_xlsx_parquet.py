@@ -9,10 +9,9 @@ as text and marked so that editing it does not make it a formula (CWE-1236). The
 are replaced by the end of the report's span, so equal reports give equal bytes.
 
 In Parquet, GPU-hours are DECIMAL(38, 9), unit prices DECIMAL(38, 12), the precision of a price book, and money
-DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. Totals of the lines and of
-the payable amounts, and the statement's hash, are in the file's metadata; the file has no row of totals over teams.
-There is one row group without version-dependent statistics: equal reports give equal bytes with the same version of
-Arrow."""
+DECIMAL(38, 21), so that price × hours fits without rounding; instants are UTC microseconds. There are no total rows:
+totals of the lines and of the payable amounts, and the statement's hash, are in the file's metadata. There is one row
+group. Equal reports give equal bytes with the same version of Arrow."""
 
 from __future__ import annotations
 

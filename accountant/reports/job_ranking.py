@@ -1,11 +1,12 @@
 """Ranks jobs and users by cost, and lists the cost of epochs.
 
-The ranking uses the columns of the bill: GPU-microseconds times the price in its smallest unit, exactly. Objects are
-created only for displayed jobs. The GPU-hours of each job are rounded separately (gputally.base.money), so a
-job has the same cost on every page. The rounding affects the displayed figures, not which jobs are displayed.
+The ranking uses the columns of the bill: GPU-microseconds times the price in its smallest unit, exactly. The GPU-hours
+of each job are rounded separately (gputally.base.money), so a job has the same cost on every page. Rounding can change
+the order of jobs with nearly equal costs. Objects are therefore created for four times the displayed jobs, and those
+are sorted by their rounded cost.
 
-If an epoch began before the span, only its part inside counts. Costs are exact and for the job's own time, before the
-billing policy moves any of it. Epochs are read from the ledger for the displayed jobs only."""
+If an epoch began before the span, only its part inside counts. The costs of epochs are exact and for the job's own
+time, before the billing policy moves any of it. Epochs are read from the ledger for the displayed jobs only."""
 
 from __future__ import annotations
 

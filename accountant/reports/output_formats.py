@@ -1,7 +1,7 @@
 """Lists the file formats of a report with their media types and file names.
 
-Equal reports give equal bytes in every format. The libraries of a format are imported on its first use, so unused
-formats cost no time and need not be installed."""
+Equal reports give equal bytes in every format, with the same libraries and fonts. The libraries of a format are
+imported on its first use, so unused formats cost no time and need not be installed."""
 
 from __future__ import annotations
 

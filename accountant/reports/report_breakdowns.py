@@ -1,8 +1,8 @@
 """Computes the rows of a report's tables: headline, accounts, teams, GPU kinds, jobs, users, days, hours.
 
 Tables of statement lines are sums of the same payable amounts, so their rows and columns agree to the cent. Jobs and
-users are finer than statement lines; their costs are exact. Sums are of integers and exact costs; shares and
-utilisation are computed from the sums, and are None if the divisor is 0."""
+users are finer than statement lines; their costs are exact. Time is added as integers. Shares and utilisation are
+computed from the sums, and are None if the divisor is 0."""
 
 from __future__ import annotations
 

@@ -3,10 +3,12 @@
 A report is computed from the ledger's integers and the statement of the whole cluster, so the figures of a team's page
 and of the cluster's page are equal. Renderers only format them.
 
-`read_data` reads everything that reports need from the ledger, once for all teams, with a few queries for any size of
-cluster. `made_of` builds the report of any scope from this data; `build` reads and builds one report.
+`read_data` reads what the reports of all teams have in common, with a few queries for any size of cluster. `made_of`
+builds the report of any scope from this data, and reads only the epochs of the displayed jobs; `build` does both.
+`report` adds the bookkeeping of the month and reads everything from one snapshot.
 
-The same ledger, price book and span give the same report. Pass a snapshot, so that all queries see the same commit."""
+The same ledger, price book and span give the same report. Pass a snapshot to `build`, so that all queries see the same
+commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Derives hints: idle GPUs, smaller allocations, spot capacity.
+"""Suggests how jobs could cost less: by releasing idle GPUs, by holding fewer or a slice of one, or on spot capacity.
 
 A hint is given only if enough of a job's GPU use is known. It states what was observed: the largest number of busy GPUs
 in any hour, or the utilisation over the observed hours. A MIG slice is suggested only for holders of a whole GPU,

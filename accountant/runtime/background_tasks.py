@@ -1,9 +1,10 @@
-"""Runs the recurring tasks: checkpoint, backup, archive, retention, inventory, file reloads, late records, lake.
+"""Runs the accountant's recurring tasks (routines), and defines those for late records, checkpoint, archive, retention,
+backup and lake.
 
 A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed ledger ends
-the process.
+the process. The routines for the inventory and for changed files are in accountant.composition.
 
-The windows of a new policy are queried once, so that the controller's first query is fast."""
+`warm` queries the windows of a new policy once, so that the first query of the controller is fast."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """The accountant's clock, which detects that the machine's clock was set, before anything gets a wrong timestamp.
 
-Time advances with the monotonic clock. While the wall clock contradicts it, `doubt` returns the reason, and `wall_ms`
-follows the monotonic clock, so nothing gets a timestamp from the jump. A jump ends in one of four ways: the wall clock
-is back, it was set back and has reached the time of the jump again, the senders' clocks agree with the new time, which
-is then adopted, or an administrator accepts it (`accept`).
+The clock follows the wall clock as long as that agrees with the monotonic clock to within JUMP_MS. After a jump,
+`doubt` returns the reason, and `wall_ms` follows the monotonic clock, so nothing gets a timestamp from the jump. A jump
+ends in one of these ways:
+- The wall clock is back.
+- It was set back and has reached the time of the jump again.
+- The clocks of the senders (agents) agree with the new time, which is then adopted.
+- An administrator accepts the new time (`accept`).
 
 The senders' clocks can also contradict a clock that did not jump, because it was wrong when the accountant started."""
 

@@ -1,4 +1,5 @@
-"""Exports jobs, tasks, deliveries, inventory and request counts to Prometheus.
+"""Holds the accountant's Prometheus registry, and exports ingested batches, jobs, tasks, backups, lake, deliveries,
+inventory and proposals.
 
 These metrics are for dashboards and alerts only, not for bills or weights. The ledger's own figures are exported by
 accountant.api.ledger_metrics.

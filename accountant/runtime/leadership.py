@@ -1,8 +1,8 @@
 """Lets one of several replicas of the accountant serve the ledger, while the others wait for the Lease.
 
-A waiting replica answers every request with 503, so agents keep records in their spools and send them again. A replica
-that cannot renew the Lease commits nothing more and ends before another one may start. A replica with a volume of its
-own rebuilds the ledger from the newest backup and the archive if another replica has led since it did."""
+A waiting replica answers every request except /livez with 503, so agents keep records in their spools and send them
+again. A replica that cannot renew the Lease commits nothing more and ends before another one may start. A replica with
+a volume of its own rebuilds the ledger from the newest backup and the archive if another replica has led since then."""
 
 from __future__ import annotations
 
