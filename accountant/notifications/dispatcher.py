@@ -239,6 +239,9 @@ class Dispatcher:
         except AccountantError as error:  # nothing was sent: the ledger could not be queried
             self._record(attempt, "refused", str(error))
             self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=False)
+        except Exception:  # a defect, which the task reports: whether the message was sent is unknown
+            self._record(attempt, "unsure", "a defect ended the attempt; the accountant's log has it")
+            raise
         else:
             self._record(attempt, "delivered", detail)
             self._log.info("delivered", key=due_message.key, detail=detail)

@@ -331,7 +331,9 @@ def _create(path: Path) -> None:
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Lock `path` against every other process, and against a second opening in this one."""
+    """Lock `path` against every other process, and against a second opening in this one.
+
+    Raises LedgerLocked if it is locked already; LedgerUnavailable if it cannot be locked."""
     place = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -342,7 +344,11 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise LedgerLocked(
-            f"{path}: another process has this ledger open, and only one may: stop that process first"
+        if isinstance(error, BlockingIOError):
+            raise LedgerLocked(
+                f"{path}: another process has this ledger open, and only one may: stop that process first"
+            ) from error
+        raise LedgerUnavailable(
+            f"{path}: cannot be locked: {error.strerror}: use a volume whose file system has locks"
         ) from error
     return lock

@@ -224,16 +224,15 @@ class Offsite(Transactions):
     def _acting(self, now_ms: int) -> Iterator[None]:
         """Lock the writer while the block writes an act. If acts must be archived at once, archive the act afterwards.
 
-        Raises LedgerUnavailable if the act is recorded in the ledger but could not be archived."""
+        Raises LedgerUnavailable or LedgerDamaged, as `archive` does, if the act is recorded in the ledger but could not
+        be archived."""
         with self._writing:
             yield
         if self._acts_at_once:
             try:
                 self.archive(now_ms)
-            except LedgerUnavailable as error:
-                raise LedgerUnavailable(
-                    f"the act is recorded in the ledger but not yet in the archive: {error}"
-                ) from error
+            except (LedgerUnavailable, LedgerDamaged) as error:
+                raise type(error)(f"the act is recorded in the ledger but not yet in the archive: {error}") from error
 
     def archived_act(self) -> int:
         """Return the number of the newest act in the archive; 0 without an act or an archive."""
@@ -480,8 +479,9 @@ class DuckLedger(Offsite):
             return misdated_items(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
-        """Correct the `misdated` items, record the correction as an act, and return the items. Raises CannotRedate."""
-        with self._writing:
+        """Correct the `misdated` items, record the correction as an act, and return the items. Raises CannotRedate, and
+        the errors of `_acting`."""
+        with self._acting(now_ms):
             self._require_clock()
             with self._transaction() as cursor:
                 found = misdated_items(cursor, now_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import re
@@ -98,6 +99,15 @@ def test_only_one_may_have_it_open(path, clock):
             open_ledger(path, clock)
         process.communicate("")
     assert _durable(path, clock) == 5
+
+
+def test_a_file_system_without_locks_is_not_another_process(path, clock, monkeypatch):
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    with pytest.raises(LedgerUnavailable, match=r"ledger\.duckdb: cannot be locked: No locks available: use a volume"):
+        open_ledger(path, clock)
 
 
 def test_not_even_twice_in_one_process(path, clock):

@@ -113,6 +113,10 @@ def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path
     with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
         ledger.record([act("2026-10", clock)], 0)
     assert ledger.last_act() == 1
+    deliver(ledger, 1, clock)
+    with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
+        ledger.redate(START_MS - 7 * 86_400_000, "ana", "the clock was a week ahead")
+    assert ledger.last_act() == 2
     ledger.close()
 
 

@@ -170,6 +170,17 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
     assert (state.outcome, state.detail) == ("unsure", "the accountant ended while it sent the message")
 
 
+def test_a_defect_leaves_the_delivery_unsure_and_the_next_messages_are_sent(rows):
+    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    site.close_october()
+    site.basket.trouble = [ZeroDivisionError("a defect")]
+    with pytest.raises(ZeroDivisionError):
+        site.run()
+    (state,) = site.dispatcher.known()
+    assert (state.outcome, state.detail) == ("unsure", "a defect ended the attempt; the accountant's log has it")
+    assert site.run() == ["GPU report 2026-10, team vision"]
+
+
 def test_a_destination_that_fails_for_days_is_given_up(rows):
     site = Site("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
     site.close_october()
