@@ -116,7 +116,7 @@ def test_borrowed_pods_give_way(space: str, real: KubernetesCluster, ask: Reques
     assert {stop.effect.result for stop in target.preemption.stops} == {"stopped"}
     (verdict,) = target.preemption.verdicts
     spared = {each.key: each.reason for each in verdict.spared}
-    assert "held by the disruption budget kept, which allows 0 at a time" in spared[f"Job/{space}/kept"]
+    assert "is protected by the disruption budget kept, which allows 0 disruptions now" in spared[f"Job/{space}/kept"]
     until(lambda: real.get(POD, "b0", space)["spec"].get("nodeName"), "b0 is not bound")
     assert time.monotonic() - started < 60
 
@@ -151,7 +151,7 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     both = Victim(gang, pods, 8.0, 0.0, True, "within quota", "a", "two")
     veto = EvictionCheck(real).refusal(both)
     assert veto.kind == "budget"
-    assert "allows 1 at a time" in veto.reason
+    assert "allows 1 disruptions now" in veto.reason
     one = Victim(gang, pods[:1], 4.0, 0.0, False, "within quota", "a", "one")
     assert EvictionCheck(real).refusal(one) is None
     seen = []
