@@ -89,7 +89,7 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     # Nothing is sent twice.
     rows = len(ledger.acts("imported"))
     assert imported(past, books, cluster) == 0
-    assert "imported already" in capsys.readouterr().out
+    assert "was imported before" in capsys.readouterr().out
     assert books.held(START_MS, END_MS, cluster) == found
     assert len(ledger.acts("imported")) == rows
 
