@@ -14,7 +14,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
 from accountant.lake.tables import USAGE_HOURLY
 from scripts.reference_pages import LAKE_PAGE
-from tests.docs.code_blocks import Fence, fences
+from tests.docs.code_blocks import CodeBlock, code_blocks_of
 from tests.lake.comparison_queries import SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK
 from tests.real.clickhouse import clickhouse_rows
@@ -48,9 +48,9 @@ def over_rest(
 def block(language: str, *words: str, holding: str = "") -> str:
     """Return the page's only block in this language."""
     text = LAKE_PAGE.read_text(encoding="utf-8")
-    found: list[Fence] = [
+    found: list[CodeBlock] = [
         one
-        for one in fences(LAKE_PAGE, text)
+        for one in code_blocks_of(LAKE_PAGE, text)
         if one.language == language and one.words == words and holding in one.text
     ]
     (one,) = found
