@@ -24,7 +24,7 @@ from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.lake.query_engines import Engine
-from accountant.ledger.usage_columns import sum_of_lines
+from accountant.ledger.usage_columns import sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
@@ -188,10 +188,7 @@ class Fleet:
         for member in _each(members, progress):
             for line in member.ledger.usage(*_limited(query, member)):
                 by_key.setdefault(tuple(line.key.values()), []).append(line)
-        lines = tuple(
-            several[0] if len(several) == 1 else sum_of_lines(several[0].key, several)
-            for _, several in sorted(by_key.items())
-        )
+        lines = tuple(sum_of_usage_lines(several[0].key, several) for _, several in sorted(by_key.items()))
         return UsageAnswer(
             start_ms=query.start_ms,
             end_ms=query.end_ms,

@@ -64,8 +64,10 @@ def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
     )
 
 
-def sum_of_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
-    """The sum of lines as one line with this key."""
+def sum_of_usage_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
+    """The sum of one or more lines as one line with this key. A single line keeps its values, also unknown ones."""
+    if len(lines) == 1:
+        return lines[0].model_copy(update={"key": key})
     accounts = {name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
     memos = {
         "node_down": sum(line.node_down_us or 0 for line in lines),

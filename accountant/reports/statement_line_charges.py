@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from functools import cache, partial
 from typing import Final, Literal, NamedTuple
@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.cost_allocation import bills
 from accountant.billing.statements import StatementLine
 from accountant.billing.usage_pricing import Charge
-from accountant.core.periods import Month, midnight_ms
+from accountant.core.periods import Month, day_span
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import Price, PriceBook
@@ -167,8 +167,7 @@ def _parts(charges: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, C
 
 
 def _day(text: str, tz: ZoneInfo) -> tuple[int, int]:
-    day = date.fromisoformat(text)
-    return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
+    return day_span(date.fromisoformat(text), tz)
 
 
 def charge_key(month: Month, *names: str) -> str:

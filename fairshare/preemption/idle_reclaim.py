@@ -50,6 +50,7 @@ from fairshare.preemption.victim_candidates import (
     protected,
     teams,
 )
+from fairshare.targets.status_config_map import decoded
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
@@ -257,12 +258,8 @@ class IdleWatch:
     def restore(self, text: str) -> None:
         """Continue from the text that `state` wrote. An invalid text is ignored, and every grace period begins
         again."""
-        try:
-            rows = _WARNED.decode(text or "[]")
-        except (ValueError, RecursionError):
-            rows = []
         self._warned = {}
-        for target, uid, at_ms, mode in rows:
+        for target, uid, at_ms, mode in decoded(text, _WARNED) or ():
             self._warned.setdefault(target, {})[uid] = (at_ms, mode)
 
     def state(self) -> str:

@@ -40,7 +40,7 @@ from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
 from fairshare.targets import ADAPTERS
-from fairshare.targets.status_config_map import StatusObject
+from fairshare.targets.status_config_map import StatusObject, decoded
 from fairshare.targets.weight_plan import list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort
 from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
@@ -196,11 +196,7 @@ def _text(past: Sequence[PastPreemption]) -> str:
 
 def _read(text: str) -> tuple[PastPreemption, ...]:
     """Parse an entry of the ConfigMap; an invalid text is ignored."""
-    try:
-        rows = _PAST.decode(text or "[]")
-    except (ValueError, RecursionError):
-        return ()
-    return tuple(PastPreemption(*row) for row in rows)
+    return tuple(PastPreemption(*row) for row in decoded(text, _PAST) or ())
 
 
 class PreemptionCounts:

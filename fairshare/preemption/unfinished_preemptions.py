@@ -21,6 +21,7 @@ from fairshare.core.gpu_demand import millis
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.targets.kueue import WORKLOADS, condition_of
+from fairshare.targets.status_config_map import decoded
 from fairshare.targets.volcano import COMMAND, JOB
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import ClusterError
@@ -67,10 +68,7 @@ class FinishedStep:
 def read_intent(obj: Object) -> PreemptionIntent | None:
     """Return the intent that gputally wrote on an object; None without one, or if a user made it invalid."""
     text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
-    try:
-        return _INTENT.decode(text or "")
-    except (ValueError, RecursionError):
-        return None
+    return decoded(text or "", _INTENT)
 
 
 def command(name: str, namespace: str, uid: str, reason: str) -> Object:

@@ -82,7 +82,7 @@ def conditions(standing: Object) -> tuple[Scoped, ...]:
     valid: list[Scoped] = []
     for key, text in sorted((standing.get("data") or {}).items()):
         target, _, kind = key.rpartition(".")
-        entry = _entry(text, _CONDITION)
+        entry = decoded(text, _CONDITION)
         if entry is not None and target != STATE:
             valid.append((target, Condition(kind, entry.status, entry.reason, entry.message)))
     return tuple(valid)
@@ -107,7 +107,7 @@ def memories(standing: Object) -> dict[str, Memory]:
     by_target: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         prefix, _, target = key.partition(".")
-        entry = _entry(text, _STATE) if prefix == STATE else None
+        entry = decoded(text, _STATE) if prefix == STATE else None
         if entry is not None:
             by_target[target] = entry.memory
     return by_target
@@ -138,7 +138,7 @@ def _key(scoped: Scoped) -> str:
 
 def _condition_text(condition: Condition, standing: str | None, now_ms: int) -> str:
     """Return a condition as JSON, with the transition time of the standing entry if the status is the same."""
-    previous = _entry(standing or "", _CONDITION)
+    previous = decoded(standing or "", _CONDITION)
     since = ""
     if previous is not None and previous.status == condition.status:
         since = previous.last_transition_time
@@ -146,8 +146,8 @@ def _condition_text(condition: Condition, standing: str | None, now_ms: int) -> 
     return msgspec.json.encode(entry).decode()
 
 
-def _entry(text: str, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return an entry of the ConfigMap; None for an invalid one."""
+def decoded(text: str, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Decode a text that the controller stored in an object. None if it is invalid; other clients can change it."""
     try:
         return decoder.decode(text)
     except (ValueError, RecursionError):

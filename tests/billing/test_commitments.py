@@ -84,7 +84,7 @@ def test_an_hour_below_and_an_hour_above(tmp_path):
 
 
 def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(tmp_path):
-    """invoice = teams + idle + unused commitments + unmatched, whoever the commitment belongs to."""
+    """The invoice is the sum of teams, idle time, unused commitments and unmatched amounts, for every owner."""
     rows = [
         held("2026-10-01T00:00", "2026-10-01T10:00", 5, capacity_type="reserved"),
         unheld("2026-10-01T00:00", "2026-10-01T10:00", gpus=1, capacity_type="reserved"),

@@ -144,6 +144,10 @@ def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None
     assert Extender(lambda: room, clock).preempt(body).body == {
         "NodeNameToMetaVictims": {"n2": {"Pods": [{"UID": "w"}], "NumPDBViolations": 0}}
     }
+    body = json.dumps({"Pod": _object("new"), "NodeNameToMetaVictims": {"n1": None}}).encode()
+    assert Extender(lambda: None, clock).preempt(body).body == {
+        "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}
+    }
 
 
 def test_who_knows_nothing_decides_nothing(clock: VirtualClock) -> None:

@@ -16,7 +16,7 @@ from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
-from accountant.ledger.usage_columns import sum_of_lines
+from accountant.ledger.usage_columns import sum_of_usage_lines
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import report_builder
 from accountant.reports.output_formats import RENDERINGS, Form
@@ -202,6 +202,6 @@ def test_memory_of_a_sum_is_unknown_if_no_ledger_knows_it() -> None:
         key={}, accounts_gpu_us=Accounts(allocated_idle=7), memory_mib_s=None, memory_unknown_us=7, energy_uj=2
     )
     unheld = UsageLine(key={}, accounts_gpu_us=Accounts(unallocated=9), memory_mib_s=0, energy_uj=1)
-    total = sum_of_lines({}, [held, unheld])
+    total = sum_of_usage_lines({}, [held, unheld])
     assert (total.memory_mib_s, total.memory_unknown_us, total.energy_uj) == (None, 7, 3)
     assert total.accounts_gpu_us == Accounts(allocated_idle=7, unallocated=9)

@@ -1,4 +1,4 @@
-"""Holds and figures divided into rows: every GPU's time once, whoever holds it, and unknown is not zero."""
+"""Holds and figures are divided into rows: the time of each GPU counts once, and unknown is not zero."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
-from accountant.ledger.usage_columns import sum_of_lines
+from accountant.ledger.usage_columns import sum_of_usage_lines
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
@@ -98,11 +98,7 @@ def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[U
     groups: dict[tuple[str, ...], list[UsageLine]] = {}
     for line in lines:
         groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
-    return [
-        members[0].model_copy(update={"key": dict(zip(by, key, strict=True))}) if len(members) == 1
-        else sum_of_lines(dict(zip(by, key, strict=True)), members)
-        for key, members in sorted(groups.items())
-    ]  # fmt: skip
+    return [sum_of_usage_lines(dict(zip(by, key, strict=True)), members) for key, members in sorted(groups.items())]
 
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
