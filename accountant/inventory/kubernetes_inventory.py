@@ -114,9 +114,9 @@ class ClusterInventory:
             name = f"watch {reflector.path}"
             task = self._tasks.add(name)
             thread = threading.Thread(target=reflector.run, args=(self._stop, task), name=name, daemon=True)
+            thread.start()
             task.watch(thread)
             self._watching.append(task)
-            thread.start()
             self._threads.append(thread)
 
     def sync(self) -> None:

@@ -150,8 +150,8 @@ class Ingest:
         self._closed = False
         self._task = (tasks or BackgroundTasks(clock)).add("ledger-writer")
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
-        self._task.watch(self._thread)
         self._thread.start()
+        self._task.watch(self._thread)
 
     def submit(self, raw: bytes) -> Future[Receipt]:
         """Decodes and queues a batch. Raises BadBatch at once; the future returns the Receipt after the commit, or

@@ -184,8 +184,8 @@ class Exposition:
             ) from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._task.watch(self._thread)
         self._thread.start()
+        self._task.watch(self._thread)
 
     def close(self) -> None:
         self._task.end()

@@ -72,7 +72,8 @@ class BackgroundTask:
         self._ended = False
 
     def watch(self, thread: threading.Thread) -> None:
-        """Set the thread that runs the task, so that the task has a fault once the thread has ended."""
+        """Set the started thread that runs the task, so that the task has a fault once the thread has ended. A thread
+        that has not started would look like one that has ended."""
         self._thread = thread
 
     def begin(self) -> None:
@@ -199,8 +200,8 @@ class BackgroundTasks:
             task.end()
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        task.watch(thread)
         thread.start()
+        task.watch(thread)
         return thread
 
 

@@ -379,9 +379,9 @@ def serve(
             server.listening.set()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
     if task is not None:
         task.watch(thread)
-    thread.start()
     server.listening.wait()
     address, actual_port = bound.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104

@@ -51,6 +51,22 @@ def test_a_run_that_fails_is_a_fault_until_one_succeeds(
     assert task.state().failures == 2
 
 
+def test_a_task_whose_thread_is_about_to_start_has_no_fault(
+    tasks: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, seen, stop = threading.Thread.start, list[object](), threading.Event()
+
+    def observed(thread: threading.Thread) -> None:
+        seen.append(dict(tasks.faults()))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", observed)
+    thread = tasks.start("ship", lambda stop, _: stop.wait() and None, stop, seen.append)
+    assert seen == [{}]
+    stop.set()
+    thread.join()
+
+
 def test_a_run_that_hangs_is_seen_within_a_minute(tasks: BackgroundTasks, clock: VirtualClock) -> None:
     task = tasks.add("inventory")
     assert PATIENCE_S < 60
@@ -69,8 +85,8 @@ def test_a_run_that_hangs_is_seen_within_a_minute(tasks: BackgroundTasks, clock:
 def test_a_thread_that_ends_is_a_fault_unless_the_task_is_over(tasks: BackgroundTasks) -> None:
     task, go = tasks.add("watch"), threading.Event()
     thread = threading.Thread(target=go.wait)
-    task.watch(thread)
     thread.start()
+    task.watch(thread)
     assert not tasks.faults()
     go.set()
     thread.join()
