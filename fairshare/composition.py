@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
+from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
@@ -44,15 +44,13 @@ from gputally.base.background_tasks import BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.leader_election import Election
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
 from gputally.server import https_server
 from gputally.server.https_server import Identity, Tls
 from gputally.server.tokens_and_grants import TokenFile
-
-if TYPE_CHECKING:
-    from gputally.kubernetes.leader_election import Election
 
 END_S = 5.0
 """How long a thread may take to end before the process exits without it."""
@@ -71,7 +69,6 @@ def run(settings: Settings, stop: threading.Event) -> None:
     metrics = Metrics(clock, settings.interval, tasks)
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.reloaded(settings.policy, others)
-    health = Health(clock, settings.interval, tasks)
     report_log = event_and_decision_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     reflector: Reflector[dict[str, Any], Pod] = Reflector(
@@ -84,6 +81,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
     views = ExtenderViews(pods, clock)
     reports = ReportCache()
     election = _election(settings, clock)
+    leaderless = election.leaderless if election is not None else lambda: None
+    health = Health(clock, settings.interval, tasks, leaderless)
 
     def in_mode(policy: Policy) -> Policy:
         return policies.in_dry_run(policy) if settings.dry_run else policy
@@ -133,8 +132,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
         alarms: Alarms | None = None
         if settings.prometheus:
             alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
-        leading = election.leading if election is not None else lambda: True
-        metrics.watch(alarms, leading)
+        term = election.term if election is not None else lambda: ALONE
+        metrics.watch(alarms, lambda: term() is not None)
         status = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
         clusters = stack.enter_context(
             opened(file.current, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
@@ -151,7 +150,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             observe=observe,
             pods=pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
-            leading=leading,
+            term=term,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,
             others=others,
@@ -175,10 +174,11 @@ def _election(settings: Settings, clock: Clock) -> Election | None:
     """Return the leader election; None without a cluster, or if the settings switch it off."""
     if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
-    from gputally.kubernetes.leader_election import Election  # the asynchronous client takes another half a second
+    from gputally.kubernetes.api_client import connect_for_election
 
     identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
-    return Election(settings.lease, settings.status_namespace, identity, clock, kubeconfig=settings.kubeconfig)
+    connect = partial(connect_for_election, settings.kubeconfig)
+    return Election(settings.lease, settings.status_namespace, identity, clock, connect)
 
 
 def _extender(

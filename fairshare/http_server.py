@@ -35,10 +35,19 @@ class Health:
     """Answers the probes.
 
     The controller is live if a cycle has ended within the last three intervals and a minute. It is ready after its
-    first cycle while every background task works."""
+    first cycle while every background task works and a replica leads, this one or another.
 
-    def __init__(self, clock: Clock, interval_s: float, tasks: BackgroundTasks | None = None) -> None:
+    leaderless: returns the reason if no replica is known to lead."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        interval_s: float,
+        tasks: BackgroundTasks | None = None,
+        leaderless: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._leaderless = leaderless
         self._tasks = tasks or BackgroundTasks(clock)
         self._patience_ms = 3 * interval_s * MS_PER_SECOND + 60 * MS_PER_SECOND
         self._last_cycle_ms = clock.monotonic_ms()
@@ -56,7 +65,9 @@ class Health:
         faults = [f"{name} {fault.partition(':')[0]}" for name, fault in self._tasks.faults().items()]
         if faults:
             return f"{'; '.join(faults)}: see the log for the reason"
-        return None if self._had_cycle else "the first cycle has not ended yet"
+        if not self._had_cycle:
+            return "the first cycle has not ended yet"
+        return None if self._leaderless() is None else "no replica leads: see the log for the reason"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -119,7 +119,10 @@ def _lead(settings: Settings, leader: Leadership) -> int:
         if settings.leader_election is not None:
             stop, events = threading.Event(), structlog.get_logger("accountant")
             waiting.enter_context(_signals(stop))
-            app, limits = waiting_app(settings.leader_election.lease), settings.limits.of_connections()
+            app, limits = (
+                waiting_app(settings.leader_election.lease, leader.leaderless),
+                settings.limits.of_connections(),
+            )
             url = waiting.enter_context(serving(app, settings.host, settings.port, composition.tls(settings), limits))
             events.info("waiting", url=url, lease=settings.leader_election.lease)
             if not leader.wait(stop):
@@ -134,8 +137,10 @@ def _lead(settings: Settings, leader: Leadership) -> int:
                 return run(service)
 
 
-def waiting_app(lease: str) -> ASGIApp:
-    """The application of a replica that does not lead yet: /livez answers 200, every other path 503."""
+def waiting_app(lease: str, leaderless: Callable[[], bool]) -> ASGIApp:
+    """The application of a replica that does not lead yet: /livez answers 200, every other path 503.
+
+    leaderless: returns whether no other replica is known to lead."""
 
     async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,7 +150,8 @@ def waiting_app(lease: str) -> ASGIApp:
         if request.url.path == "/livez":
             response = PlainTextResponse("waiting\n")
         else:
-            why = f"this replica waits for the Lease {lease}, because another one serves: try again"
+            others = "and no replica is known to hold it" if leaderless() else "because another one serves"
+            why = f"this replica waits for the Lease {lease}, {others}: try again"
             response = problem(retry_later("ledger-unavailable", why, RETRY_S), request.url.path)
         await response(scope, receive, send)
 

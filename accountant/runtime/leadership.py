@@ -1,7 +1,8 @@
 """Lets one of several replicas of the accountant serve the ledger, while the others wait for the Lease.
 
 A waiting replica answers every request except /livez with 503, so agents keep records in their spools and send them
-again. A replica that cannot renew the Lease commits nothing more and ends before another one may start. A replica with
+again. A process serves in one term. When the term ends, it commits nothing more and ends before another replica may
+start. A replica with
 a volume of its own rebuilds the ledger from the newest backup and the archive if another replica has led since then."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,6 +26,7 @@ from accountant.storage.folder_or_object_store import open_store
 from accountant.storage.record_archive import Archive
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.kubernetes.leader_election import Election, Term
 
 if TYPE_CHECKING:
     from accountant.storage.backups import Backup
@@ -42,7 +45,8 @@ class Elected(Protocol):
     @property
     def fault(self) -> str: ...
 
-    def leading(self) -> bool: ...
+    def term(self) -> Term | None: ...
+    def leaderless(self) -> str | None: ...
     def run(self, stop: threading.Event, task: BackgroundTask) -> None: ...
 
 
@@ -51,6 +55,8 @@ class Leadership:
 
     def __init__(self, election: Elected | None, clock: Clock) -> None:
         self._election = election
+        self._term: Term | None = None
+        """The term in which this process serves; None until it leads."""
         self._clock = clock
         self._tasks = BackgroundTasks(clock)
         self._stop = threading.Event()
@@ -72,17 +78,31 @@ class Leadership:
 
     def wait(self, stop: threading.Event) -> bool:
         """Waits until this replica leads and returns True, or False once `stop` is set."""
+        if self._election is None:
+            return not stop.is_set()
+        fault = ""
         while not stop.is_set():
-            if self._election is None or self._election.leading():
+            self._term = self._election.term()
+            if self._term is not None:
                 return True
+            if fault != self._election.fault:
+                fault = self._election.fault
+                if fault:
+                    self._log.warning("leader_election_failed", reason=fault)
             self._clock.wait(LOOK_S, stop)
         return False
 
+    def leaderless(self) -> bool:
+        """Whether no replica is known to lead."""
+        return self._election is not None and self._election.leaderless() is not None
+
+    def _leads(self) -> bool:
+        """Whether the term lasts in which this process serves. Another replica may lead between two terms."""
+        return self._election is None or (self._term is not None and self._election.term() == self._term)
+
     def fence(self) -> str:
         """Why nothing may be committed; "" while this replica leads."""
-        if self._election is None or self._election.leading():
-            return ""
-        return LOST
+        return "" if self._leads() else LOST
 
     def watch(self, lost: Callable[[LedgerFailed], None], end: Callable[[], None]) -> None:
         """Starts a thread that calls `lost` when this replica no longer leads, and `end` if the process still runs
@@ -93,7 +113,7 @@ class Leadership:
         election = self._election
 
         def look(stop: threading.Event, task: BackgroundTask) -> None:
-            while election.leading():
+            while self._leads():
                 task.progress()
                 if self._clock.wait(LOOK_S, stop):
                     return
@@ -113,11 +133,10 @@ def leadership(settings: Settings, clock: Clock) -> Leadership:
     wanted = settings.leader_election
     if wanted is None:
         return Leadership(None, clock)
-    from gputally.kubernetes.leader_election import Election  # the asynchronous client takes half a second to import
+    from gputally.kubernetes.api_client import connect_for_election  # takes half a second to import
 
-    election = Election(
-        wanted.lease, wanted.namespace, identity(wanted), clock, kubeconfig=settings.kubernetes.kubeconfig
-    )
+    connect = partial(connect_for_election, settings.kubernetes.kubeconfig)
+    election = Election(wanted.lease, wanted.namespace, identity(wanted), clock, connect)
     return Leadership(election, clock)
 
 

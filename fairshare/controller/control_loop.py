@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Final
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
@@ -55,7 +56,11 @@ from fairshare.usage.stale_usage_hold import UsageHold, freshness_condition
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.leader_election import Term
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
+
+ALONE: Final = Term("", 1)
+"""The term of a controller without other replicas."""
 
 
 class Controller:
@@ -76,7 +81,7 @@ class Controller:
         reload: Callable[[], Policy | None] | None = None,
         observe: Callable[[CycleReport], None] | None = None,
         silent: bool = False,
-        leading: Callable[[], bool] = lambda: True,
+        term: Callable[[], Term | None] = lambda: ALONE,
         memory: Mapping[str, Memory] | None = None,
         calls: Calls = no_calls,
         acts: Mapping[str, Callable[[], Condition]] | None = None,
@@ -93,7 +98,7 @@ class Controller:
         reload: called before every cycle of `run`; returns a new policy or None. Raises FileFault for a faulty one.
         observe: called with every report, in the controller's thread.
         silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
-        leading: returns whether this instance acts; a standby only reads and decides.
+        term: returns the term in which this instance leads; None for a standby, which only reads and decides.
         memory: the laws' initial memory by target, used without a status object.
         calls: returns the requests for room of violated latency objectives.
         acts: by target, a function that returns the condition `Effective` from what this process knows (for example
@@ -111,8 +116,8 @@ class Controller:
         self._reload = reload
         self._observe = observe
         self._silent = silent
-        self._leading = leading
-        self._took_over = False
+        self._term = term
+        self._taken_over: Term | None = None
         self._policy_refused: Condition | None = None
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
@@ -165,13 +170,20 @@ class Controller:
         """Run one cycle. Failures of the accountant or the cluster are in the report, not raised."""
         now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
         version = self._policy.version()
-        leads = self._leading()
-        self._took_over = leads and (self._took_over or self._take_over())
-        silent = self._silent or not self._took_over
+        term = self._term()
+
+        def leading() -> bool:
+            """Whether the term still lasts in which this cycle began. Another replica may lead between two terms."""
+            return term is not None and self._term() == term
+
+        if term is not None and term != self._taken_over and self._take_over():
+            self._taken_over, self._last = term, None  # what was said before may have changed under another leader
+        took_over = term is not None and term == self._taken_over
+        silent = self._silent or not took_over
         usage = self._usage.read(self._policy, version, announce=not silent)
         window, hold = usage.window, usage.hold
         cluster_window = own_window(window) if window is not None else None
-        if leads and not self._took_over:
+        if term is not None and not took_over:
             hold = UsageHold("StateUnread", "the state of earlier cycles in the status ConfigMap cannot be read")
         nodes, nodes_hold = self._nodes()
         up = tuple(node for node in nodes if node_up(node))
@@ -188,14 +200,14 @@ class Controller:
         for adapter in ADAPTERS:
             if not has_ref(self._policy, *adapter.prefixes):
                 continue
-            finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms)
-            target, target_events = self._target(adapter, usable, serving, now_ms, usage.exhausted, version)
+            finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
+            target, target_events = self._target(adapter, usable, serving, now_ms, usage.exhausted, version, leading)
             target = _with_unfinished(target, finished)
             events += (*target_events, *finished.events)
             if usable is not None:
                 decisions += weight_decisions(target, self._recorder.news(target), usable, version, now_ms)
                 target, preemption_decisions = self._preempt(
-                    target, serving.nodes, now_ms, own_window(usable).watermark_ms
+                    target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading
                 )
                 decisions += preemption_decisions
                 events += target.preemption.events if target.preemption is not None else ()
@@ -211,14 +223,14 @@ class Controller:
             targets=tuple(targets),
             decisions=tuple(decisions),
             gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
-            leading=leads,
+            leading=term is not None,
             free_by_node=free_by_node(serving.nodes, self._pods()),
         )
         report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
         if not silent:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
-            state = status_config_map.remember(memory, version) | self._preemptions.state() if self._leading() else None
+            state = status_config_map.remember(memory, version) | self._preemptions.state() if leading() else None
             self._recorder.publish(report, state)
             self._recorder.deliver(decisions, accountant_away=window is None)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
@@ -273,6 +285,7 @@ class Controller:
         now_ms: int,
         exhausted: frozenset[str],
         version: str,
+        leading: Callable[[], bool],
     ) -> tuple[TargetReport, list[Event]]:
         """Read one target, and compute and write its weights if the window is usable. Return its report and events.
 
@@ -324,9 +337,9 @@ class Controller:
         outcomes: tuple[Outcome, ...] = ()
         if window is not None and applies:
             report = replace(report, changes=self._changes(adapter.name, inputs, result.weights, applies))
-        if self._leading():
+        if leading():
             most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
-            outcomes = write_weights(cluster, applies, dry_run=mode == "dry-run", leading=self._leading, most=most)
+            outcomes = write_weights(cluster, applies, dry_run=mode == "dry-run", leading=leading, most=most)
         conditions = with_ownership_verdict([action for action in actions if isinstance(action, Condition)], outcomes)
         report = replace(
             report,
@@ -356,12 +369,17 @@ class Controller:
                 decided[weight.queue] = DecidedWeight(inputs, weight.value)
         return changes
 
-    def _finish_preemptions(self, target: str, now_ms: int) -> FinishedPreemptions:
+    def _finish_preemptions(self, target: str, now_ms: int, leading: Callable[[], bool]) -> FinishedPreemptions:
         enforces = mode_of(self._policy, target) == "enforce"
-        return self._finisher.finish(self._cluster, target, now_ms, enforces=enforces, leading=self._leading)
+        return self._finisher.finish(self._cluster, target, now_ms, enforces=enforces, leading=leading)
 
     def _preempt(
-        self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
+        self,
+        report: TargetReport,
+        nodes: Sequence[Object],
+        now_ms: int,
+        metered_ms: int | None,
+        leading: Callable[[], bool],
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """Run preemption at one target, after its weights were written, by which its scheduler may preempt itself.
 
@@ -371,7 +389,7 @@ class Controller:
         try:
             preemption, decisions = self._preemptions.cycle(
                 self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
-                now_ms, metered_ms, self._leading, report.quotas,
+                now_ms, metered_ms, leading, report.quotas,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, preemption_cycle.failed(error))

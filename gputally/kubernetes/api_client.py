@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Self
@@ -22,8 +21,21 @@ import urllib3
 from kubernetes import client, config
 
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.kubernetes.leader_election import LeaseTimes
 from gputally.kubernetes.list_watch import PAGE
-from gputally.kubernetes.objects import POD, Api, Event, Kind, Object, dotted_path, leaves, value_at, without
+from gputally.kubernetes.objects import (
+    LEASE,
+    POD,
+    Api,
+    Event,
+    Kind,
+    Object,
+    dotted_path,
+    leaves,
+    micro_time,
+    value_at,
+    without,
+)
 
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -39,10 +51,14 @@ def in_cluster() -> bool:
     return _IN_CLUSTER.exists()
 
 
-def _connect(kubeconfig: Path | None) -> client.ApiClient:
+def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
     """Return a client of the cluster in a kubeconfig. None: the cluster in which this pod runs or, outside a pod, the
-    cluster in the default kubeconfig. Raises Unavailable if there is no such configuration."""
+    cluster in the default kubeconfig. Raises Unavailable if there is no such configuration.
+
+    retries: how often a request is repeated that did not reach the server, and a read that was not answered. urllib3
+        would repeat three times, and each repetition has the whole time limit of the request again."""
     settings = client.Configuration()
+    settings.retries = urllib3.Retry(retries)
     try:
         if kubeconfig is None and in_cluster():
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
@@ -125,7 +141,7 @@ class KubernetesApi:
     def __init__(self, api: client.ApiClient, *, timeout_s: float = 30.0, watch_s: float = 330.0) -> None:
         """Create a client.
 
-        timeout_s: time limit of a request.
+        timeout_s: time limit of a request, which is repeated once if it only reads.
         watch_s: longest time without data after which a watch fails. It is longer than the time after which the server
             ends a watch."""
         self._api = api
@@ -238,6 +254,7 @@ class KubernetesCluster:
         """Create a client.
 
         kinds: the kinds of the objects that it writes.
+        timeout_s: time limit of a request, which is repeated once if it only reads.
         reporter: the name of this instance in events."""
         self._api = api
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
@@ -245,10 +262,12 @@ class KubernetesCluster:
         self._reporter = reporter
 
     @classmethod
-    def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
-        """Return a client that writes objects of these kinds. For `kubeconfig` see `KubernetesApi.connect`. Raises
-        Unavailable."""
-        return cls(_connect(kubeconfig), kinds, timeout_s=timeout_s)
+    def connect(
+        cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0, retries: int = 1
+    ) -> Self:
+        """Return a client that writes objects of these kinds. For `kubeconfig` see `KubernetesApi.connect`, for
+        `retries` `_connect`. Raises Unavailable."""
+        return cls(_connect(kubeconfig, retries), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         objects: list[Object] = []
@@ -353,7 +372,7 @@ class KubernetesCluster:
                 "name": f"{event.name[:200]}.{hashlib.sha256(text.encode()).hexdigest()[:16]}",
                 "namespace": namespace,
             },
-            "eventTime": _micro_time(event.at_ms),
+            "eventTime": micro_time(event.at_ms),
             "type": event.type,
             "reason": event.reason,
             "action": "PublishWeights",
@@ -388,13 +407,13 @@ class KubernetesCluster:
         return answer
 
 
+def connect_for_election(kubeconfig: Path | None, times: LeaseTimes) -> KubernetesCluster:
+    """Return the client of an election, which itself repeats failed requests. Raises Unavailable."""
+    return KubernetesCluster.connect((LEASE,), kubeconfig, timeout_s=times.request_s, retries=0)
+
+
 def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
-
-
-def _micro_time(at_ms: int) -> str:
-    """Format a time as a MicroTime, which needs six decimals."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 _REVIEWS = "/apis/authorization.k8s.io/v1"

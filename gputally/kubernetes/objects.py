@@ -20,11 +20,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 from math import fsum, isfinite
 from typing import Any, Literal, Protocol
 
 from gputally.base.errors import Blocked, Refused
+from gputally.base.units import MS_PER_SECOND
 
 Object = Mapping[str, Any]
 """A Kubernetes object as plain data. A function never changes an object that it receives."""
@@ -56,6 +58,13 @@ NODE = Kind("v1", "Node", "nodes")
 POD = Kind("v1", "Pod", "pods", namespaced=True)
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", status=False)
 EVENT = Kind("events.k8s.io/v1", "Event", "events", namespaced=True, status=False)
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, status=False)
+
+
+def micro_time(at_ms: int) -> str:
+    """Format a time as a MicroTime, which needs six decimals. at_ms: UTC milliseconds."""
+    return datetime.fromtimestamp(at_ms / MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
 
 FieldPath = tuple[str, ...]
 

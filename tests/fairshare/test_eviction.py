@@ -237,7 +237,7 @@ def test_who_was_switched_off_is_switched_on(
     assert PREEMPTION not in found["metadata"]["annotations"]
 
 
-@pytest.mark.parametrize("options", [{"silent": True}, {"leading": lambda: False}])
+@pytest.mark.parametrize("options", [{"silent": True}, {"term": lambda: None}])
 def test_who_may_not_write_ends_nothing(kueue: Make, options: dict[str, Any]) -> None:
     cluster, controller = kueue(**options)
     controller.cycle()

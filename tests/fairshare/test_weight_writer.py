@@ -13,13 +13,14 @@ from fairshare.__main__ import main
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import KINDS
+from fairshare.targets import KINDS, status_config_map
 from fairshare.targets.kai import QUEUE
 from fairshare.targets.kueue import CLUSTER_QUEUES
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
 from gputally.base.clock import VirtualClock
+from gputally.kubernetes.leader_election import Term
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object
 from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
@@ -54,22 +55,48 @@ def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
     assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
 
 
-def test_who_loses_the_lease_leaves_the_new_leaders_notes_alone(accountant: Any, controller_of: Make) -> None:
+@pytest.mark.parametrize("after", [None, Term("x", 2)])
+def test_who_loses_the_lease_leaves_the_new_leaders_notes_alone(
+    accountant: Any, controller_of: Make, after: Term | None
+) -> None:
     """It reports the one weight that it has written, and no more."""
     cluster = cluster_of([queue_object(name) for name in "abc"])
     noted = object_of(CONFIG_MAP, WHERE.name, namespace=WHERE.namespace)
     accountant.spend(a=0.8, b=0.1, c=0.1)
 
-    def leading() -> bool:
+    def term() -> Term | None:
         if weights_in(cluster)["a"] == 1:
-            return True
+            return Term("x", 1)
         cluster.apply({**noted, "data": {"preempted": "[]"}}, field_manager="gputally-fairshare")
-        return False
+        return after
 
-    report = controller_of(policy_of(), cluster, status_object=WHERE, leading=leading).cycle()
+    report = controller_of(policy_of(), cluster, status_object=WHERE, term=term).cycle()
     assert [outcome.result for outcome in report.targets[0].outcomes] == ["applied", "deferred", "deferred"]
     assert cluster.get(CONFIG_MAP, WHERE.name, WHERE.namespace)["data"] == {"preempted": "[]"}
     assert [d.subject for d in accountant.decisions if d.inputs.get("result") == "applied"] == ["a"]
+
+
+def test_a_leader_of_an_earlier_term_goes_on_where_the_leader_in_between_ended(
+    accountant: Any, controller_of: Make
+) -> None:
+    cluster = cluster_of([*(queue_object(name) for name in "abc"), INSTALLED])
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    leads = {"first": 1, "second": 0}
+
+    def replica(name: str) -> Any:
+        def term() -> Term | None:
+            return Term(name, leads[name]) if leads[name] else None
+
+        return controller_of(policy_of(law="deficit"), cluster, status_object=WHERE, term=term)
+
+    first, second = replica("first"), replica("second")
+    first.cycle()
+    leads |= {"first": 0, "second": 1}
+    second.later()
+    second.later()
+    left = status_config_map.memories(cluster.get(CONFIG_MAP, WHERE.name, WHERE.namespace))["kai"]
+    leads |= {"first": 2, "second": 0}
+    assert first.later().targets[0].memory == left
 
 
 def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accountant: Any, controller_of: Make) -> None:

@@ -15,6 +15,7 @@ from accountant.runtime.leadership import Leadership
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
+from gputally.kubernetes.leader_election import Term
 from tests.deadlines import until
 from tests.ledger.replica_turns import START_MS, act, deliver, leaders_take_turns, opened, two_replicas
 
@@ -24,11 +25,15 @@ class Scripted:
 
     fault = "the Lease could not be renewed"
 
-    def __init__(self) -> None:
-        self.held = False
+    def __init__(self, number: int = 0) -> None:
+        """number: that of the present term; 0 for none."""
+        self.number = number
 
-    def leading(self) -> bool:
-        return self.held
+    def term(self) -> Term | None:
+        return Term("a", self.number) if self.number else None
+
+    def leaderless(self) -> str | None:
+        return None if self.number else self.fault
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         task.succeed()
@@ -40,13 +45,18 @@ def clock() -> VirtualClock:
     return VirtualClock(START_MS + 400 * 86_400_000)
 
 
-def test_a_replica_that_does_not_lead_commits_nothing(tmp_path, clock):
-    election = Scripted()
+LOST_OR_IN_ANOTHER_TERM = pytest.mark.parametrize("after", [0, 2])
+"""A replica that lost the Lease and holds it again does not know what another replica wrote in between."""
+
+
+@LOST_OR_IN_ANOTHER_TERM
+def test_a_replica_whose_term_is_over_commits_nothing(tmp_path, clock, after):
+    election = Scripted(number=1)
     leader = Leadership(election, clock)
-    election.held = True
+    assert leader.wait(threading.Event())
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock, fence=leader.fence)
     deliver(ledger, 2, clock)
-    election.held = False
+    election.number = after
     with pytest.raises(LedgerUnavailable, match="no longer holds the Lease"):
         deliver(ledger, 3, clock)
     with pytest.raises(LedgerUnavailable, match="no longer holds the Lease"):
@@ -56,10 +66,11 @@ def test_a_replica_that_does_not_lead_commits_nothing(tmp_path, clock):
     ledger.close()
 
 
-def test_a_leader_that_loses_the_lease_ends_in_time(clock):
-    election = Scripted()
-    election.held = True
+@LOST_OR_IN_ANOTHER_TERM
+def test_a_leader_that_loses_the_lease_ends_in_time(clock, after):
+    election = Scripted(number=1)
     leader = Leadership(election, clock)
+    assert leader.wait(threading.Event())
     lost, ended = list[LedgerFailed](), threading.Event()
 
     def lose(failure: LedgerFailed) -> None:
@@ -68,7 +79,7 @@ def test_a_leader_that_loses_the_lease_ends_in_time(clock):
     with leader.standing():
         leader.watch(lose, ended.set)
         assert not ended.is_set()
-        election.held = False
+        election.number = after
         until(lambda: lost, "nothing says that the Lease is lost")
         assert "could not be renewed" in str(lost[0])
         until(ended.is_set, "the process is left running")
@@ -81,21 +92,25 @@ def test_waiting_ends_with_the_lease_or_with_a_signal():
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(leader.wait(stop)))
     thread.start()
-    election.held = True
+    election.number = 1
     thread.join()
     assert found == [True]
-    election.held = False
+    election.number = 0
     stop.set()
     assert not leader.wait(stop)
 
 
 def test_a_waiting_replica_lives_and_answers_nothing():
-    client = TestClient(waiting_app("accountant"))
+    leaderless = [False]
+    client = TestClient(waiting_app("accountant", lambda: leaderless[0]))
     assert client.get("/livez").status_code == 200
     for path in ("/readyz", "/leading", "/v1/usage", "/"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "waits for the Lease accountant" in answer.json()["detail"]
+    served = client.get("/readyz").json()["detail"]
+    leaderless[0] = True
+    assert client.get("/readyz").json()["detail"] != served, "that nobody serves is another reason"
 
 
 @pytest.fixture

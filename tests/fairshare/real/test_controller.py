@@ -12,12 +12,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fairshare.controller import policy_file as policies
+from fairshare.controller.control_loop import ALONE
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
@@ -28,7 +30,7 @@ from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import ClusterError, Refused
-from gputally.kubernetes.api_client import KubernetesCluster
+from gputally.kubernetes.api_client import KubernetesCluster, connect_for_election
 from gputally.kubernetes.leader_election import Election, LeaseTimes
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
@@ -269,8 +271,8 @@ class Replica:
     """A leader election in a thread."""
 
     def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
-        path = kubeconfig or server.kubeconfig
-        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, times=QUICK)
+        connect = partial(connect_for_election, kubeconfig or server.kubeconfig)
+        self.election = Election(lease, "gputally", identity, SystemClock(), connect, QUICK)
         self.stop = threading.Event()
         tasks = BackgroundTasks(SystemClock())
         self.thread = tasks.start("lease", self.election.run, self.stop, list[Exception]().append)
@@ -299,23 +301,23 @@ def test_of_two_replicas_one_leads_and_the_other_takes_over(replicas: Callable[[
     one, two = replicas("one", STATUS.name), replicas("two", STATUS.name)
 
     def leaders() -> list[str]:
-        return [name for name, replica in (("one", one), ("two", two)) if replica.election.leading()]
+        return [name for name, replica in (("one", one), ("two", two)) if replica.election.term()]
 
     (first,) = until(leaders, "nobody leads")
     leader, other = (one, two) if first == "one" else (two, one)
-    assert not other.election.leading()
+    assert other.election.term() is None
     leader.end()  # gives the Lease back
-    until(other.election.leading, "nobody takes over", 5)
-    assert not leader.election.leading()
+    until(other.election.term, "nobody takes over", 5)
+    assert leader.election.term() is None
 
 
 def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[str, str], Replica]) -> None:
     only = replicas("only", "frozen")
-    until(only.election.leading, "nobody leads")
+    until(only.election.term, "nobody leads")
     with frozen(server):
-        until(lambda: not only.election.leading(), "it believes in a lease that has run out", 6)
+        until(lambda: only.election.term() is None, "it believes in a lease that has run out", 6)
         until(lambda: only.election.fault, "it does not say why", 10)
-    until(only.election.leading, "it does not come back")
+    until(only.election.term, "it does not come back")
     assert only.election.fault == ""
 
 
@@ -327,8 +329,8 @@ def test_a_standby_goes_on_where_the_leader_ended(
     accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
     where = StatusObject("default", "standby")
     acting = {"first": True}
-    first = controller_of(policy, real, status_object=where, leading=lambda: acting["first"])
-    second = controller_of(policy, real, status_object=where, leading=lambda: not acting["first"])
+    first = controller_of(policy, real, status_object=where, term=lambda: ALONE if acting["first"] else None)
+    second = controller_of(policy, real, status_object=where, term=lambda: None if acting["first"] else ALONE)
     looking = second.cycle()  # announces no policy: usage is still counted under no policy
     assert (looking.leading, results_of(looking), weights_of(real, "sb-a")) == (False, {}, [0])
     first.cycle()
@@ -354,5 +356,5 @@ def test_the_program_takes_and_gives_back_the_lease(
 
     with running(policy, "http://127.0.0.1:1", installed, "program", "--extender-listen", "127.0.0.1:0"):
         until(lambda: holder() == "program", "it does not take the Lease")
-    assert holder() is None
+    assert not holder()
     assert '"event": "stopping"' in (tmp_path / "log").read_text()

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
+from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.core.queues_and_weights import Pod
 from fairshare.explain import what_if_simulation
@@ -210,7 +210,7 @@ def stage(
     policy: Policy = policies.load(file)[0]
     controller = Controller(
         policy, accountant, cluster, clock, observe=lambda report: scene.observe(report, policy), pods=lambda: pods,
-        leading=lambda: leading,
+        term=lambda: ALONE if leading else None,
     )  # fmt: skip
     for _ in range(cycles):
         controller.cycle()
