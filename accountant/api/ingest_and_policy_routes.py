@@ -11,6 +11,7 @@ change metered time."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -63,15 +64,16 @@ async def report_usage(request: Request, deps: AppDeps, principal: IngestPrincip
     committed. After 400 or 422, a record of the batch is at fault. After 413, send smaller batches. 409 contains the
     `ack` after which to continue. After any other status, keep the batch and try again."""
     started = deps.clock.monotonic_ms()
+    votes = principal.node is not None or deps.settings.auth == "off"
     try:
         async with deps.intake.body(request) as raw:
             if len(raw) <= INLINE_BYTES:
                 _check_origin(principal, raw)
-                future = deps.ingest.submit(raw)
+                future = deps.ingest.submit(raw, votes=votes)
             else:
                 async with deps.intake.heavy:
                     await asyncio.to_thread(_check_origin, principal, raw)
-                    future = await asyncio.to_thread(deps.ingest.submit, raw)
+                    future = await asyncio.to_thread(partial(deps.ingest.submit, raw, votes=votes))
             receipt = await asyncio.wrap_future(future)
     except BadBatch as error:
         raise _bad_batch(error) from error

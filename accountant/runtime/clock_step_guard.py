@@ -8,11 +8,14 @@ ends in one of these ways:
 - The clocks of the senders (agents) agree with the new time, which is then adopted.
 - An administrator accepts the new time (`accept`).
 
-The senders' clocks can also contradict a clock that did not jump, because it was wrong when the accountant started."""
+The senders' clocks can also contradict a clock that did not jump, because it was wrong when the accountant started.
+A sender has a vote only if its token is bound to one node, and each cluster counts once, whatever the number of its
+nodes. So neither a token nor the issuer of another cluster can outvote the rest by inventing nodes."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,7 +115,7 @@ class GuardedClock:
         with self._lock:
             now = self._current_ms()
             wall = self._inner.wall_ms()
-            lines = self._heard()
+            lines = [line for found in self._heard(HEARD_MS).values() for line in found]
             agreeing = sum(abs(line - self._wall_line()) <= AGREE_MS for line in lines)
             doubt = ""
             if self._since_ms is not None:
@@ -129,7 +132,8 @@ class GuardedClock:
             return ClockState(doubt, wall, now, len(lines), agreeing)
 
     def heard(self, cluster: str, node: str, sent_ms: int | None) -> None:
-        """Records the time of a sender's clock when it sent a batch; None: the sender did not report it."""
+        """Records the time of a sender's clock when it sent a batch; None: the sender did not report it. The caller has
+        checked that the sender may report for this node."""
         if sent_ms is None:
             return
         with self._lock:
@@ -194,25 +198,31 @@ class GuardedClock:
         """How far the wall clock is ahead of the monotonic one; constant unless the wall clock is set."""
         return self._inner.wall_ms() - self._inner.monotonic_ms()
 
-    def _heard(self) -> list[int]:
-        since = self._inner.monotonic_ms() - HEARD_MS
-        return [line for line, at in self._senders.values() if at >= since]
+    def _heard(self, within_ms: int) -> dict[str, list[int]]:
+        """The differences of the senders that reported within this time, by cluster."""
+        since = self._inner.monotonic_ms() - within_ms
+        lines: dict[str, list[int]] = {}
+        for (cluster, _), (line, at) in self._senders.items():
+            if at >= since:
+                lines.setdefault(cluster, []).append(line)
+        return lines
 
     def _is_vouched_for(self, line: int, lasted_ms: int) -> bool:
-        since = self._inner.monotonic_ms() - lasted_ms
-        lines = [one for one, at in self._senders.values() if at >= since]  # only those received after the jump
-        agreeing = sum(abs(one - line) <= AGREE_MS for one in lines)
-        return 3 * agreeing > 2 * len(lines) and agreeing >= (1 if lasted_ms >= LONG_MS else 2)
+        """Whether the senders that reported after the jump agree with the machine's clock."""
+        lines = self._heard(lasted_ms)
+        agreed = _agreed(lines)
+        agreeing = sum(abs(one - line) <= AGREE_MS for found in lines.values() for one in found)
+        enough = agreeing >= (1 if lasted_ms >= LONG_MS else 2)
+        return enough and agreed is not None and abs(agreed - line) <= AGREE_MS
 
     def _is_contradicted(self) -> bool:
-        """Whether more than two thirds of the senders, at least two, agree on another time."""
-        lines = sorted(self._heard())
+        """Whether the senders, at least two, agree on another time."""
         accepted = self._accepted_ms is not None and abs(self._line_ms - self._accepted_ms) <= JUMP_MS
-        if len(lines) < 2 or accepted:
+        lines = self._heard(HEARD_MS)
+        if accepted or sum(map(len, lines.values())) < 2:
             return False
-        middle = lines[len(lines) // 2]
-        alike = sum(abs(line - middle) <= AGREE_MS for line in lines)
-        return abs(middle - self._line_ms) > SKEW_MS and 3 * alike > 2 * len(lines)
+        agreed = _agreed(lines)
+        return agreed is not None and abs(agreed - self._line_ms) > SKEW_MS
 
     def _read(self) -> int:
         """The difference that an earlier process of this boot saved, or else the present one."""
@@ -222,6 +232,21 @@ class GuardedClock:
         except (OSError, msgspec.MsgspecError):
             return self._wall_line()
         return kept.line_ms if self._boot_id and kept.boot_id == self._boot_id else self._wall_line()
+
+
+def _agreed(lines: Mapping[str, Sequence[int]]) -> int | None:
+    """The difference on which more than two thirds of the clusters agree, each by more than two thirds of its senders;
+    None if there is none."""
+    of_clusters = [agreed for found in lines.values() if (agreed := _two_thirds(found, len(found))) is not None]
+    return _two_thirds(of_clusters, len(lines))
+
+
+def _two_thirds(lines: Sequence[int], voters: int) -> int | None:
+    """The middle of the differences, if more than two thirds of the voters agree with it."""
+    if not lines:
+        return None
+    middle = sorted(lines)[len(lines) // 2]
+    return middle if 3 * sum(abs(line - middle) <= AGREE_MS for line in lines) > 2 * voters else None
 
 
 def boot_id() -> str:

@@ -127,7 +127,7 @@ class Ingest:
     linger_ms: how long to wait for more batches when several arrive together.
     fatal: called once when the ledger needs a restart of the process.
     most_waiting: maximum number of waiting batches.
-    heard: called with the cluster, the node and the sending time of every decoded batch, accepted or not."""
+    heard: called with the cluster, the node and the sending time of a decoded batch, before it is booked."""
 
     def __init__(
         self,
@@ -153,18 +153,20 @@ class Ingest:
         self._thread.start()
         self._task.watch(self._thread)
 
-    def submit(self, raw: bytes) -> Future[Receipt]:
+    def submit(self, raw: bytes, *, votes: bool = False) -> Future[Receipt]:
         """Decodes and queues a batch. Raises BadBatch at once; the future returns the Receipt after the commit, or
-        raises BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
+        raises BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed.
+
+        votes: whether the sender's clock counts (`heard`), because the sender may report for this node alone."""
         batch = decode(raw)
         if is_import(batch.epoch):
             raise BadBatch("invalid-batch", "the batch has the epoch of an import: send it to /v1/imports/usage")
+        if votes and self._heard is not None:
+            self._heard(batch.cluster, batch.node, batch.sent_ms)
         return self.submit_batch(batch)
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
-        """Like `submit`, for a batch that is already decoded."""
-        if self._heard is not None:
-            self._heard(batch.cluster, batch.node, batch.sent_ms)
+        """Like `submit`, for a batch that is already decoded, whose sender has no vote."""
         waiting = _Waiting(batch)
         with self._closing:
             if self._failure is not None:

@@ -14,10 +14,21 @@ from accountant.core.settings import Settings
 from accountant.runtime.clock_step_guard import AGREE_MS, LONG_MS, GuardedClock
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import Decision, Policy
+from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.server.https_server import serve
-from tests.http.conftest import NOW_MS, client_of, encoded, pod_minutes, refused, settings_in
+from tests.http.conftest import (
+    NOW_MS,
+    bearer,
+    client_of,
+    encoded,
+    pod_minutes,
+    refused,
+    settings_in,
+    token_entry,
+    token_list,
+)
 
 YEAR_MS = 365 * MS_PER_DAY
 POLICY = "schema: 1\nqueues:\n  - {name: vision, team: vision, refs: ['kai:vision'], deserved: 8}\n"
@@ -125,6 +136,38 @@ def test_one_agent_with_another_time_changes_nothing(client, clock):
     for node, told in (("node-1", clock.wall_ms()), ("node-2", clock.wall_ms()), ("node-3", clock.wall_ms() + YEAR_MS)):
         assert sent(client, 1, told, node).status_code == 200
     assert client.get("/readyz").status_code == 200
+
+
+def test_imports_and_unbound_senders_have_no_vote(tmp_path, clock):
+    """Otherwise forty empty imports of invented nodes stop all writes."""
+    entries = token_entry("importer", "import", ", cluster: prod") + token_entry("boss", "admin")
+    with Service(settings_in(tmp_path, tokens=token_list(entries)), clock) as service:
+        client = client_of(service)
+        ahead = clock.wall_ms() + MS_PER_HOUR
+        for number in range(40):
+            empty = Batch(
+                cluster="prod", node=f"invented-{number}", boot_id="", epoch="import:slurm:00000000000000",
+                first_seq=1, oldest_seq=1, sent_ms=ahead,
+            )  # fmt: skip
+            as_agent = structs.replace(empty, epoch="0192-epoch")
+            assert client.post("/v1/imports/usage", content=encoded(empty), headers=bearer("importer")).is_success
+            assert client.post("/v1/usage", content=encoded(as_agent), headers=bearer("boss")).is_success
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/v1/clock", headers=bearer("boss")).json()["senders"] == 0
+
+
+def test_the_issuer_of_another_cluster_has_one_vote_however_many_nodes_it_invents(clock):
+    guard = GuardedClock(clock)
+    guard.heard("prod", "node-1", clock.wall_ms())
+    for number in range(500):
+        guard.heard("edge", f"invented-{number}", clock.wall_ms() + MS_PER_HOUR)
+    assert guard.doubt == ""
+    clock.step_wall(MS_PER_DAY)
+    assert guard.doubt
+    for number in range(500):
+        guard.heard("edge", f"invented-{number}", clock.wall_ms())
+    guard.heard("prod", "node-1", clock.wall_ms() - MS_PER_DAY)
+    assert guard.doubt, "one of two clusters cannot vouch for a time that the other contradicts"
 
 
 def test_an_answer_tells_the_agent_what_time_it_is(client, clock):
