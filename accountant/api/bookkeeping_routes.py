@@ -441,11 +441,12 @@ class ApplyParams(RepriceParams):
 
 
 @price_router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))
-def current_prices(deps: AppDeps, _: Reader) -> PriceBook:
+def current_prices(deps: AppDeps, principal: Reader) -> PriceBook:
+    """Returns the price book. A caller with some teams does not see the commitments of other teams and their rates."""
     book = deps.book()
     if book is None:
         raise Refusal("no-price-book", "this accountant has no price book: set `prices: FILE` in its settings")
-    return book
+    return book.shown_to(principal.teams)
 
 
 @price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())

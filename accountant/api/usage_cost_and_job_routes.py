@@ -469,9 +469,9 @@ def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, ke
             raise Refusal("forbidden", f"{principal.name!r} may report progress only for its own job")
         return
     extent = moment.extents({key}).get(key)
-    if extent is not None and principal.teams is not None:
+    if extent is not None and principal.progress_teams is not None:
         paid = moment.usage_between(extent, ("team",), asking.only_job(key))[0]
-        extent = extent if {line.key["team"] for line in paid} & principal.teams else None
+        extent = extent if {line.key["team"] for line in paid} & principal.progress_teams else None
     if extent is None:
         raise Refusal(
             "not-found",

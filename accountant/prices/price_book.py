@@ -54,7 +54,7 @@ import calendar
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal, InvalidOperation
@@ -582,6 +582,16 @@ class PriceBook(Model):
         ]
         best = max(matching, key=lambda entry: len(entry.selectors), default=None)
         return best.price if best else None
+
+    def shown_to(self, teams: Collection[str] | None) -> PriceBook:
+        """The book as a caller with these teams (None: all) may see it: without the commitments that other teams own,
+        and without their rates. For display only, because its prices are incomplete."""
+        hidden = {one.id for one in self.commitments if teams is not None and one.owner not in {IDLE, *teams}}
+        kept = {
+            "commitments": tuple(one for one in self.commitments if one.id not in hidden),
+            "rows": tuple(row for row in self.rows if row.commitment not in hidden),
+        }
+        return self.model_copy(update=kept) if hidden else self
 
     def committed(self, at_ms: int) -> tuple[Committed, ...]:
         """The commitments in force at that instant, in the book's order, each with its rate."""

@@ -119,10 +119,11 @@ def team_page(
 
 
 @router.get("/prices")
-def prices_page(request: Request, deps: AppDeps, _: Reader) -> Response:
+def prices_page(request: Request, deps: AppDeps, principal: Reader) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
-    rows = () if book is None else book.prices
+    shown = frozenset(row.id for row in book.shown_to(principal.teams).rows) if book is not None else frozenset()
+    rows = tuple(price for price in book.prices if price.row.id in shown) if book is not None else ()
     in_force = {price.id for price in rows if price.is_valid(at)}
     return page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force)
 

@@ -152,8 +152,7 @@ class Issuers:
             return _of_cluster(claims, issuer)
         check_party(claims, {issuer.audience, *issuer.clients, *([issuer.login.client_id] if issuer.login else [])})
         user, groups = person(claims, issuer)
-        scopes, teams = granted(self._grants, user, groups)
-        return Principal(user, scopes, teams=teams)
+        return Principal(user, **granted(self._grants, user, groups)._asdict())
 
 
 def verified_claims(

@@ -271,8 +271,8 @@ class SignInService:
             return None
         session = self._signer.decode_session(cookie, self._clock.wall_ms())
         self._provider(session.issuer)
-        scopes, teams = granted(self._grants, session.user, session.groups)
-        return Person(Principal(session.user, scopes, teams=teams), self._signer.form_token(session))
+        rights = granted(self._grants, session.user, session.groups)
+        return Person(Principal(session.user, **rights._asdict()), self._signer.form_token(session))
 
     def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Response:
         """Delete the session in this browser. Raises CrossSite.

@@ -212,9 +212,11 @@ class TokenReviews:
         return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
     def _person(self, user: _User) -> Principal:
-        scopes, teams = granted(self._grants, user.username, user.groups)
+        scopes, teams, progress_teams = granted(self._grants, user.username, user.groups)
         if self._callers.rights:
             allowed = frozenset(scope for scope, verb, resource in _RIGHTS if self._may(user, verb, resource))
+            if "admin" in allowed:
+                progress_teams = None
             if "read" in allowed or "admin" in allowed:
                 teams = None
             elif teams is not None:
@@ -223,7 +225,7 @@ class TokenReviews:
                 allowed |= {"read"} if visible else frozenset()
                 teams |= visible
             scopes |= allowed
-        return Principal(user.username, scopes, teams=teams)
+        return Principal(user.username, scopes, teams=teams, progress_teams=progress_teams)
 
     def _may(self, user: _User, verb: str, resource: str, name: str = "") -> bool:
         attributes = {"group": GROUP, "resource": resource, "verb": verb, **({"name": name} if name else {})}

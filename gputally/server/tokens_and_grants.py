@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 from urllib.parse import urlsplit
 
 import jwt
@@ -61,8 +61,9 @@ class Principal:
     """An authenticated caller. The scope `admin` includes all others.
 
     cluster, node: the only cluster and node whose usage the principal may report; None for no such limit.
-    teams: the only teams whose figures it may see and whose jobs' progress it may report; None for all teams.
-    pod: the pod's uid in `cluster` if the principal is a pod, which may report the progress of its own job."""
+    teams: the only teams whose figures it may see; None for all teams.
+    pod: the pod's uid in `cluster` if the principal is a pod, which may report the progress of its own job.
+    progress_teams: the only teams whose jobs' progress it may report; None for all teams."""
 
     name: str
     scopes: frozenset[Scope]
@@ -70,6 +71,7 @@ class Principal:
     node: str | None = None
     teams: frozenset[str] | None = None
     pod: str | None = None
+    progress_teams: frozenset[str] | None = None
 
     def may(self, scope: Scope) -> bool:
         """Return True if the principal has the scope."""
@@ -187,6 +189,7 @@ class TokenEntry(Model):
 
     @model_validator(mode="after")
     def _bound(self) -> Self:
+        _check_limited(f"token {self.name!r}", self.scopes, self.teams)
         missing = " and ".join(name for name in ("cluster", "node") if not getattr(self, name))
         if "ingest" in self.scopes and missing:
             raise ValueError(
@@ -205,7 +208,9 @@ class TokenEntry(Model):
     @property
     def principal(self) -> Principal:
         teams = None if self.teams is None else frozenset(self.teams)
-        return Principal(self.name, frozenset(self.scopes), self.cluster, self.node, teams)
+        return Principal(
+            self.name, frozenset(self.scopes), self.cluster, self.node, teams, progress_teams=teams
+        )
 
 
 class TokenList(Model):
@@ -465,12 +470,18 @@ class Certificate(Model):
 
 
 class Grant(Model):
-    """The scopes of some users and groups. teams: the only teams whose figures they see; None: all teams."""
+    """The scopes of some users and groups. teams: the only teams whose figures they see (`read`) and whose jobs'
+    progress they report (`progress`); None: all teams."""
 
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     scopes: tuple[Literal["read", "progress", "policy", "admin"], ...] = Field(min_length=1)
     teams: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        _check_limited("the grant", self.scopes, self.teams)
+        return self
 
 
 class Callers(Model):
@@ -488,20 +499,38 @@ class Callers(Model):
         return certificate.principal if certificate is not None else None
 
 
-def granted(
-    grants: Sequence[Grant], user: str, groups: Collection[str]
-) -> tuple[frozenset[Scope], frozenset[str] | None]:
-    """Return the scopes and visible teams of a person: the union of all matching grants."""
-    scopes: set[Scope] = set()
-    teams: set[str] = set()
-    all_teams = False
-    for grant in grants:
-        if user in grant.users or not set(groups).isdisjoint(grant.groups):
-            scopes |= set(grant.scopes)
-            if {"read", "progress", "admin"} & set(grant.scopes):
-                all_teams |= grant.teams is None
-                teams |= set(grant.teams or ())
-    return frozenset(scopes), None if all_teams else frozenset(teams)
+class Rights(NamedTuple):
+    """What the grants of a person give. teams, progress_teams: as in `Principal`."""
+
+    scopes: frozenset[Scope]
+    teams: frozenset[str] | None
+    progress_teams: frozenset[str] | None
+
+
+def granted(grants: Sequence[Grant], user: str, groups: Collection[str]) -> Rights:
+    """Return what the matching grants give. Grants do not extend each other: each scope has the teams of the grants
+    that give this scope, so a grant to read one team's figures gives no right to report for it."""
+    matching = [grant for grant in grants if user in grant.users or not set(groups).isdisjoint(grant.groups)]
+    scopes: frozenset[Scope] = frozenset(scope for grant in matching for scope in grant.scopes)
+    return Rights(scopes, _teams_of(matching, "read"), _teams_of(matching, "progress"))
+
+
+def _teams_of(grants: Sequence[Grant], scope: Scope) -> frozenset[str] | None:
+    limits = [grant.teams for grant in grants if {scope, "admin"} & set(grant.scopes)]
+    return None if None in limits else frozenset(team for teams in limits for team in teams or ())
+
+
+_OF_TEAMS: frozenset[Scope] = frozenset({"read", "progress"})
+"""Scopes that can be limited to teams."""
+
+
+def _check_limited(what: str, scopes: Collection[Scope], teams: Sequence[str] | None) -> None:
+    unlimited = sorted(set(scopes) - _OF_TEAMS)
+    if teams is not None and unlimited:
+        raise ValueError(
+            f"{what} has teams and the scope {unlimited[0]}, which they cannot limit: give {' and '.join(unlimited)} "
+            "without teams, in an entry of its own"
+        )
 
 
 def _check_accounts(accounts: Sequence[str]) -> None:

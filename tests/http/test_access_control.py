@@ -66,12 +66,40 @@ ROUTES = {
 }  # fmt: skip
 """Routes by the scope that they need."""
 NEEDS = {tuple(route.split()): scope for scope, needing in ROUTES.items() for route in needing}
+OF_TEAMS = frozenset(
+    tuple(route.split())
+    for route in (
+        "GET /v1/usage", "GET /v1/cost", "GET /v1/statement", "GET /v1/report", "GET /v1/periods",
+        "GET /v1/periods/{month}", "GET /v1/adjustments", "GET /v1/corrections", "GET /v1/prices", "GET /v1/budgets",
+        "GET /v1/prices/versions", "GET /v1/waits", "GET /v1/proposals", "GET /v1/periods/{month}/proposals",
+        "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
+        "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
+        "GET /job/{id:path}", "POST /v1/jobs/{id}/progress",
+    )
+)  # fmt: skip
+"""Routes that a token with teams may use, for its own teams."""
+OF_ALL = frozenset(
+    tuple(route.split())
+    for route in (
+        "GET /v1/windows", "GET /v1/policy", "GET /v1/policy/versions", "GET /v1/decisions", "GET /v1/quarantine",
+        "GET /v1/gpus/owners", "GET /month/{month}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
+        "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage", "GET /nodes",
+        "GET /node/{cluster}/{node}",
+    )
+)  # fmt: skip
+"""Routes that such a token may not use, because their figures include all teams."""
+LIMITED = {
+    "lead": (("read",), "read"),
+    "reporter": (("progress",), "progress"),
+    "both": (("read", "progress"), "read, progress"),
+}
+"""Tokens with teams by name: their scopes, as such and as in the token file."""
 PARTS = {
     "{id:path}": "prod~vision~Job~train",
     "{cluster}": "prod",
     "{node}": "node-1",
     "{month}": "2026-10",
-    "{number}": "1",
+    "{number}": "99",
     "{at_ms}": "1",
     "{team:path}": "vision",
     "{id}": "prod~vision~Pod~train-0",
@@ -105,6 +133,24 @@ def test_a_route_lets_its_own_scope_and_admin_pass_and_nobody_else(accountant, r
         assert answer.status_code == 401
         refused(answer, "unauthenticated")
         assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_every_route_says_what_it_shows_to_some_teams():
+    """A new route has to be in this table."""
+    limitable = {route for route, scope in NEEDS.items() if scope in ("read", "progress")}
+    assert limitable == OF_TEAMS | OF_ALL
+    assert not OF_TEAMS & OF_ALL
+
+
+@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("route", sorted(NEEDS), ids=" ".join)
+def test_a_token_with_teams_passes_where_its_scope_and_its_teams_do(accountant, route, name):
+    scopes, written = LIMITED[name]
+    running = accountant(tokens=token_entry(name, written, ", teams: [vision]"))
+    method, path = route
+    answer = running.client.request(method, address(path), headers=bearer(name), follow_redirects=False)
+    assert (answer.status_code != 403) == (NEEDS[route] in scopes and route in OF_TEAMS), answer.text
+    assert answer.status_code < 500
 
 
 @pytest.mark.parametrize(
@@ -276,12 +322,22 @@ def pod(number: int, team: str) -> tuple[UsageInterval, PodFacts]:
     return row, facts
 
 
+def _with_commitments() -> str:
+    """Return a price book in which each team has paid for a GPU in advance."""
+    rows = price_book_text(H100="2.40").removeprefix("schema: 1\n")
+    plain = rows.splitlines()[-1].replace("2.40", "1.10")
+    for team in (OURS, THEIRS):
+        rows += plain.replace("id: h100", f"id: {team}-rate, commitment: {team}-deal") + "\n"
+    deals = "".join(f"  - {{id: {team}-deal, gpus: 1, owner: {team}}}\n" for team in (OURS, THEIRS))
+    return f"schema: 1\ncommitments:\n{deals}{rows}"
+
+
 @pytest.fixture
 def two_teams(tmp_path, clock) -> Iterator[TestClient]:
     queues = "".join(f"  - {{name: {team}-queue, team: {team}, deserved: 1}}\n" for team in (OURS, THEIRS))
     budgets = "".join(f"  - {{name: {team}-budget, team: {team}, limit: 1}}\n" for team in (OURS, THEIRS))
     settings = settings_in(
-        tmp_path, open_metrics=False, metrics_token=tmp_path / "metrics.token", prices=price_book_text(H100="2.40"),
+        tmp_path, open_metrics=False, metrics_token=tmp_path / "metrics.token", prices=_with_commitments(),
         tokens="tokens:\n" + "".join(token_entry(name, *given) for name, given in ROLES.items()),
         inventory="schema: 1\ncluster: prod\nnamespaces:\n"
         + "".join(f"  - {{name: {team}, team: {team}}}\n" for team in (OURS, THEIRS)),
@@ -362,7 +418,7 @@ def test_who_may_see_all_does(two_teams):
         if THEIRS in two_teams.get(address, headers=bearer("admin")).text and THEIRS not in address
     ]
     assert len(marked) > 12
-    assert {"/", "/jobs", "/v1/jobs", "/v1/waits", "/v1/budgets", "/v1/deliveries", "/decisions"} <= set(marked)
+    assert {"/", "/jobs", "/v1/jobs", "/v1/waits", "/v1/budgets", "/v1/deliveries", "/decisions", "/prices", "/v1/prices"} <= set(marked)
 
 
 def test_prometheus_has_a_token_of_its_own_in_a_file(two_teams, tmp_path):

@@ -27,6 +27,7 @@ from gputally.server.tokens_and_grants import (
     AnyOf,
     AuthorityUnavailable,
     Callers,
+    Grant,
     Issuer,
     KubernetesCallers,
     Principal,
@@ -202,6 +203,25 @@ def test_keys_are_kept_fetched_again_and_changed(issuers, keys, clock):
 def test_people_have_what_their_grants_give_together(issuers, clock, user, groups, scopes, teams):
     found = ask(issuers, signed(clock, iss=LOGIN, sub="u1", email=user, email_verified=True, groups=groups))
     assert (found.name, found.scopes, found.teams) == (user, scopes, teams)
+
+
+@pytest.mark.parametrize("scope", ["admin", "policy"])
+def test_a_grant_that_teams_cannot_limit_is_refused(tmp_path, scope):
+    file = tmp_path / "callers.yaml"
+    file.write_text(f"schema: 1\ngrants:\n  - {{users: [ann], scopes: [read, {scope}], teams: [vision]}}\n")
+    with pytest.raises(FileFault, match=rf"callers.yaml:3: grants.0: .*{scope}"):
+        config_loading.load_yaml(file, Callers)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_grants_do_not_extend_each_other(first):
+    of_vision = Grant(users=("ann",), scopes=("read",), teams=("vision",))
+    of_speech = Grant(groups=("speech",), scopes=("progress",), teams=("speech",))
+    grants = (of_vision, of_speech) if first == 0 else (of_speech, of_vision)
+    found = granted(grants, "ann", ["speech"])
+    assert found == (frozenset({"read", "progress"}), frozenset({"vision"}), frozenset({"speech"}))
+    everything = granted((*grants, Grant(users=("ann",), scopes=("progress",))), "ann", ["speech"])
+    assert (everything.teams, everything.progress_teams) == (frozenset({"vision"}), None)
 
 
 def test_an_issuer_of_people_vouches_for_no_agent(issuers, clock):

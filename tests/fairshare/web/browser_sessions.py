@@ -23,7 +23,8 @@ GRANTS = [
     {"groups": ["operators"], "scopes": ["read", "policy"]},
     {"groups": ["admins"], "scopes": ["admin"]},
     {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
-    {"groups": ["bold-leads"], "scopes": ["read", "policy"], "teams": ["vision", "language"]},
+    {"groups": ["bold-leads"], "scopes": ["read"], "teams": ["vision", "language"]},
+    {"groups": ["bold-leads"], "scopes": ["policy"]},
 ]
 
 

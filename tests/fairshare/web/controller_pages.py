@@ -221,7 +221,7 @@ def stage(
         node: dict[str, Any] = {"cluster": "prod", "node": "node-1"}
         scopes = ("read", "policy", "ingest", "progress", "admin")
         made = {scope: new_token(scope, (scope,), **node) for scope in scopes}
-        made["team"] = new_token("lead", ("read", "policy"), teams=("vision",))
+        made["team"] = new_token("lead", ("read",), teams=("vision",))
         made["both"] = new_token("both", ("read", "policy"))
         tokens = {name: token for name, (token, _) in made.items()}
         file_of_tokens = folder / "tokens.yaml"
