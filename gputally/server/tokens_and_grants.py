@@ -208,9 +208,7 @@ class TokenEntry(Model):
     @property
     def principal(self) -> Principal:
         teams = None if self.teams is None else frozenset(self.teams)
-        return Principal(
-            self.name, frozenset(self.scopes), self.cluster, self.node, teams, progress_teams=teams
-        )
+        return Principal(self.name, frozenset(self.scopes), self.cluster, self.node, teams, progress_teams=teams)
 
 
 class TokenList(Model):

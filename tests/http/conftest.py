@@ -95,7 +95,7 @@ class DirectIngest:
     ledger: MemoryLedger
     clock: VirtualClock
 
-    def submit(self, raw: bytes, *, votes: bool = False) -> Future[Receipt]:  # noqa: ARG002  # the protocol's
+    def submit(self, raw: bytes, *, votes: bool = False) -> Future[Receipt]:  # the protocol's
         return self.submit_batch(decode(raw))
 
     def submit_batch(self, one: Batch) -> Future[Receipt]:

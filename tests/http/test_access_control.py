@@ -418,7 +418,17 @@ def test_who_may_see_all_does(two_teams):
         if THEIRS in two_teams.get(address, headers=bearer("admin")).text and THEIRS not in address
     ]
     assert len(marked) > 12
-    assert {"/", "/jobs", "/v1/jobs", "/v1/waits", "/v1/budgets", "/v1/deliveries", "/decisions", "/prices", "/v1/prices"} <= set(marked)
+    assert {
+        "/",
+        "/jobs",
+        "/v1/jobs",
+        "/v1/waits",
+        "/v1/budgets",
+        "/v1/deliveries",
+        "/decisions",
+        "/prices",
+        "/v1/prices",
+    } <= set(marked)
 
 
 def test_prometheus_has_a_token_of_its_own_in_a_file(two_teams, tmp_path):

@@ -110,7 +110,10 @@ AGENT = f"  - {{name: a, token_sha256: {'a' * 64}, scopes: [read, ingest]}}\n"
         (AGENT.replace("}", ", node: n}"), ":2: tokens.0: token 'a' has the scope ingest and no cluster:"),
         (AGENT.replace("}", ", cluster: c, node: ''}"), ":2: tokens.0: token 'a' has the scope ingest"),
         (entry("x", "a").replace("[read]", "[import]"), ":2: tokens.0: token 'x' has the scope import and"),
-        (entry("x", "a", ", teams: [vision]").replace("[read]", "[admin]"), ":2: tokens.0: token 'x' has teams and the"),
+        (
+            entry("x", "a", ", teams: [vision]").replace("[read]", "[admin]"),
+            ":2: tokens.0: token 'x' has teams and the",
+        ),
         (entry("x", "a", ", teams: [v]").replace("[read]", "[read, policy]"), ":2: tokens.0: token 'x' has teams and"),
         (entry("x", "a", ", token: secret"), ":2: tokens.0.token: unknown key"),
         (entry("x", "a", ", expires: 2026-01-01T00:00:00"), ":2: tokens.0.expires"),
