@@ -58,7 +58,8 @@ def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
     retries: how often a request is repeated that did not reach the server, and a read that was not answered. urllib3
         would repeat three times, and each repetition has the whole time limit of the request again."""
     settings = client.Configuration()
-    settings.retries = urllib3.Retry(retries)
+    # Retry-After is in the exception: the caller decides whether it waits.
+    settings.retries = urllib3.Retry(retries, respect_retry_after_header=False)
     try:
         if kubeconfig is None and in_cluster():
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]

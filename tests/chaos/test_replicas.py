@@ -7,14 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.accountant_process import GONE, AccountantProcess, accountant_process, assert_exact, outbox
-from tests.deadlines import until
+from tests.chaos.accountant_process import AccountantProcess, assert_exact
+from tests.chaos.replica_pair import Pair, two_accountants
 from tests.real.controlplane import ApiServer, api_server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -26,71 +25,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield running
 
 
-class Pair:
-    """Two replicas, and a node's agent that sends to the one that answers."""
-
-    def __init__(self, replicas: tuple[AccountantProcess, AccountantProcess]) -> None:
-        self.replicas = replicas
-        self.sender = outbox()
-        self.away_s: list[float] = []
-        """Seconds from each end of a leader until the other replica served."""
-
-    def leading(self) -> AccountantProcess | None:
-        for replica in self.replicas:
-            if replica.alive():
-                with contextlib.suppress(*GONE):
-                    if replica.ask("GET", "/leading", timeout=2)[0] == 200:
-                        return replica
-        return None
-
-    def leader(self) -> AccountantProcess:
-        found: AccountantProcess = until(self.leading, lambda: "no replica leads:\n" + self.replicas[0].words(), 60)
-        return found
-
-    def work(self, quarters: int) -> None:
-        """Let the agent deliver to the replica that accepts."""
-        self.sender.grow(quarters)
-
-        def delivered() -> bool:
-            leader = self.leading()
-            if leader is not None:
-                with contextlib.suppress(*GONE):
-                    self.sender.send(leader, 8)
-            return self.sender.durable >= self.sender.last
-
-        until(delivered, lambda: "not delivered:\n" + self.replicas[0].words() + self.replicas[1].words(), 60)
-
-    def change(self, end: Callable[[AccountantProcess], None]) -> AccountantProcess:
-        """End the leader, wait for the other replica to lead, and return the one that ended."""
-        before = self.leader()
-        (other,) = (replica for replica in self.replicas if replica is not before)
-        began = time.monotonic()
-        end(before)
-        until(lambda: self.leading() is other, lambda: "the other one does not take over:\n" + other.words(), 90)
-        self.away_s.append(time.monotonic() - began)
-        return before
-
-
 @pytest.fixture
 def pair(tmp_path: Path, zygote: subprocess.Popen[str], server: ApiServer) -> Iterator[Callable[[bool], Pair]]:
     with contextlib.ExitStack() as stack:
 
         def start(own_volume: bool) -> Pair:
-            off = tmp_path / "off"
-            found = []
-            for name in ("a", "b"):
-                (tmp_path / name).mkdir()
-                one = stack.enter_context(accountant_process(tmp_path / name, zygote))
-                places = {"archive": {"to": str(off / "archive"), "every": 2}, "backups": {"to": str(off / "backups")}}
-                lease = tmp_path.name[:50].replace("_", "-")
-                one.settings(
-                    kubernetes={"kubeconfig": str(server.kubeconfig)},
-                    leader_election={"lease": lease, "namespace": "default", "own_volume": own_volume},
-                    **(places if own_volume else {"data": str(tmp_path / "shared")}),
-                )
-                one.start()
-                found.append(one)
-            return Pair((found[0], found[1]))
+            lease = tmp_path.name[:50].replace("_", "-")
+            return stack.enter_context(
+                two_accountants(tmp_path, zygote, server.kubeconfig, lease, own_volume=own_volume)
+            )
 
         yield start
 

@@ -17,6 +17,7 @@ from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unav
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
 from tests.fairshare.builders import object_of
+from tests.fakes.fault_proxy import Fault, fault_proxy
 from tests.fakes.http_server import Handler, listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
@@ -163,18 +164,23 @@ def test_no_cluster_is_one_line(tmp_path: Path) -> None:
         KubernetesCluster.connect([QUEUE], tmp_path / "no-kubeconfig")
 
 
+def kubeconfig_of(url: str, folder: Path) -> Path:
+    """Write a kubeconfig of the server at `url`."""
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "from-file"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }  # fmt: skip
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
 def test_a_kubeconfig_is_read(tmp_path: Path, stub: Stub) -> None:
     stub.reply = lambda *_: (200, {"items": []})
     with _served(stub) as url:
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "x",
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {"token": "from-file"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        }  # fmt: skip
-        path = tmp_path / "kubeconfig"
-        path.write_text(json.dumps(config))
-        assert KubernetesCluster.connect([QUEUE], path).list(QUEUE) == []
+        assert KubernetesCluster.connect([QUEUE], kubeconfig_of(url, tmp_path)).list(QUEUE) == []
     assert stub.asked[0][4]["authorization"] == "Bearer from-file"
 
 
@@ -182,3 +188,21 @@ def test_a_watch_line_that_is_too_long_for_an_object_is_not_collected(cluster: K
     stub.reply = lambda *_: (200, b"x" * (MOST_LINE_BYTES + 2**20))
     with pytest.raises(Unavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
         list(cluster.api().watch(CONFIG_MAP.path(), {"resourceVersion": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "reads", "writes"), [(Fault.HANGS, 2, 1), (Fault.CUT, 2, 1), (Fault.BUSY, 1, 1), (Fault.REFUSED, 1, 1)]
+)
+def test_a_request_that_gets_no_answer_is_repeated_at_most_once(
+    stub: Stub, tmp_path: Path, fault: Fault, reads: int, writes: int
+) -> None:
+    """So that its time limit holds. A Retry-After is for the caller, which has other things to do meanwhile."""
+    with _served(stub) as url, fault_proxy(url) as proxy:
+        cluster = KubernetesCluster.connect([QUEUE], kubeconfig_of(proxy.url, tmp_path), timeout_s=0.2)
+        proxy.spoil(".", fault, times=9)
+        with pytest.raises(Unavailable):
+            cluster.get(QUEUE, "a")
+        assert len(proxy.seen) == reads
+        with pytest.raises(Unavailable):
+            cluster.apply(object_of(QUEUE, "a"), field_manager="us")
+        assert len(proxy.seen) == reads + writes

@@ -1,11 +1,14 @@
-"""A proxy on the loopback in front of an HTTP server. It refuses chosen requests, or cuts the connection before or
-after the server has processed them."""
+"""A proxy on the loopback in front of an HTTP server. It refuses chosen requests, lets them hang, or cuts the
+connection before or after the server has processed them. Answers without a length, such as those of a watch, are passed
+on as they arrive."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,8 +25,15 @@ class Fault(Enum):
     """A kind of fault."""
 
     REFUSED = "answered with HTTP 503, not carried out"
+    CONFLICT = "answered with HTTP 409, not carried out"
+    BUSY = "answered with HTTP 429, not carried out"
+    FAILED = "answered with HTTP 500, not carried out"
+    HANGS = "not answered until the client hangs up, not carried out"
     CUT = "the connection is cut, not carried out"
     ANSWER_LOST = "carried out, then the connection is cut without an answer"
+
+
+_STATUS = {Fault.REFUSED: 503, Fault.CONFLICT: 409, Fault.BUSY: 429, Fault.FAILED: 500}
 
 
 @dataclass
@@ -68,8 +78,9 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
-    """Run a proxy in front of the server at `upstream` until the block ends."""
+def fault_proxy(upstream: str, tls: ssl.SSLContext | None = None) -> Iterator[FaultProxy]:
+    """Run a proxy, which speaks plain HTTP, in front of the server at `upstream` until the block ends. tls: for a
+    server that speaks TLS."""
     parts = urlsplit(upstream)
     proxy = FaultProxy()
 
@@ -81,11 +92,18 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
             fault = proxy.judge(f"{self.command} {self.path}")
             # Clients that wait for "100 Continue" have been told to go on by the handler before this.
             content = self._chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self.content()
-            if fault is Fault.REFUSED:
-                return self.say(503, b"")
+            if fault in _STATUS:
+                return self.say(_STATUS[fault], b"{}", Retry_After="1")
+            if fault is Fault.HANGS:
+                self.connection.recv(1)  # until the client closes the connection
+                return self._cut()
             if fault is Fault.CUT:
                 return self._cut()
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+            host = parts.hostname or ""
+            if tls is None:
+                connection = http.client.HTTPConnection(host, parts.port, timeout=60)
+            else:
+                connection = http.client.HTTPSConnection(host, parts.port, timeout=60, context=tls)
             try:
                 # The host stays as the client wrote it: signatures cover it.
                 connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -94,6 +112,8 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
                         connection.putheader(name, value)
                 connection.endheaders(content)
                 answer = connection.getresponse()
+                if "watch=true" in self.path and fault is None:
+                    return self._stream(answer)
                 body = answer.read()
             finally:
                 connection.close()
@@ -108,6 +128,18 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
             self.end_headers()
             self.wfile.write(body)
             return None
+
+        def _stream(self, answer: http.client.HTTPResponse) -> None:
+            self.close_connection = True
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _HOP:
+                    self.send_header(name, value)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while part := answer.read1():
+                    self.wfile.write(part)
 
         def _chunks(self) -> bytes:
             """A body of unknown length, with the sizes of its chunks, as it is passed on."""
@@ -125,9 +157,10 @@ def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
 
         def _cut(self) -> None:
             self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _forward
+        do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _forward
 
     server = LoopbackServer(Forwarding)
     proxy.url = server.url

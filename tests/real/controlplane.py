@@ -41,10 +41,10 @@ class ApiServer:
     processes: list[subprocess.Popen[bytes]]
     """Every process that was started; the last one runs."""
 
-    def kubeconfig_for(self, token: str, folder: Path) -> Path:
-        """Write a kubeconfig that logs in with `token`."""
+    def kubeconfig_for(self, token: str, folder: Path, url: str = "") -> Path:
+        """Write a kubeconfig that logs in with `token`. url: of a proxy in front of the server."""
         path = folder / f"kubeconfig-{token[-20:]}"
-        path.write_text(yaml.safe_dump(_kubeconfig(self.url, self.ca_file, token)))
+        path.write_text(yaml.safe_dump(_kubeconfig(url or self.url, self.ca_file, token)))
         return path
 
     def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
