@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from accountant.wire.policy_models import Decision
-from gputally.base.number_format import MINUS, NOTHING, gpus, hours, percent
+from gputally.base.number_format import NOTHING, gpus, hours, percent
 
 _MOST: Final = 10**20
 """Larger numbers, and NaN, are not shown."""
@@ -94,11 +94,6 @@ _STEPS: Final = (
     ("stepped", "After the step bound", "with at most the change that one cycle may make"),
     ("value", "New weight", "after hold-down and deadband"),
 )
-_CAUSES: Final = {
-    "policy": "Policy", "capacity": "Capacity", "usage": "Its own usage", "demand": "Its own demand",
-    "others": "Usage and demand of others", "memory": "What the law remembers",
-    "pace": "Pace: step bound, hold-down, deadband",
-}  # fmt: skip
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
     "preempts": "Others give way for it.", "denied": "No workload gives way for it, so it keeps waiting.",
@@ -256,7 +251,6 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     if trace:
         grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its intermediate results, in order.",
                           ("Name", "Figure"), trace))  # fmt: skip
-    grids.insert(0, _change(mapping(inputs.get("change")), number(decision.value)))
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
     grids += _queues(record, subject)
     return DecisionText(
@@ -266,25 +260,6 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
         tuple(grid for grid in grids if grid.rows),
         (("the whole cycle", record),) if record else (),
     )
-
-
-def _change(change: Mapping[str, Any], value: float | None) -> TextTable:
-    """A table of the contributions that add up to a weight's change since the previous decision."""
-    before = number(change.get("before"))
-    rows: list[tuple[str, ...]] = []
-    if before is not None and value is not None:
-        parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
-        changes = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
-        rows = [
-            ("Weight at the previous decision", four_digits(before)),
-            *(
-                (_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four_digits(abs(part))}")
-                for name, part in changes
-            ),
-            ("New weight", four_digits(value)),
-        ]
-    lead = "The inputs of the previous decision were replaced by those of this one, one at a time."
-    return TextTable("What changed it since the previous decision", lead, ("Cause", "Weight"), tuple(rows))
 
 
 def _of_kai(parts: Mapping[str, Any]) -> str:

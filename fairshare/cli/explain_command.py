@@ -4,8 +4,8 @@ The command runs one cycle as the controller would now, in which it writes and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
 from fairshare.controller import policy_file as policies
-from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.cycle_report import EVERYTHING, CycleReport
 from fairshare.core.queues_and_weights import UNLIMITED, Gang
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
 from fairshare.explain.queue_and_pod_explanation import (
@@ -31,6 +31,7 @@ from fairshare.explain.queue_and_pod_explanation import (
     find_pods,
     mentions,
 )
+from fairshare.explain.weight_change_causes import weight_change, with_change
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show, with_option_groups
@@ -229,11 +230,14 @@ def explain(
     with at.client() as client:
         in_force = policies.load(policy, others)[0] if policy is not None else client.policy()
         report, pods = dry_run_cycle(in_force, client, others, on)
-        past, budgets = _past_and_budgets(client, in_force, report, back_s)
+        recorded, budgets = _recorded_and_budgets(client, in_force, report, back_s)
+        versions = {each.version: each.policy for each in client.policies()} if recorded else {}
+    past = [decision for decision in recorded if decision.subject != EVERYTHING]
     if subject in {queue.name for queue in in_force.queues}:
         queues = explain_queue(in_force, report, subject, budgets=budgets, past=past)
         if not queues:
             raise FairshareError(f"{subject}: {_why_nothing(report)}")
+        queues = tuple(_with_causes(each, recorded, versions) for each in queues)
         _print([queue_json(each) for each in queues], [queue_view(each) for each in queues], output)
         return
     found = find_pods(pods, subject)
@@ -242,24 +246,32 @@ def explain(
         raise FairshareError(f"{subject}: several pods have this name ({names}): write NAMESPACE/NAME")
     if found:
         account = explain_pod(in_force, report, found[0], pods, budgets=budgets, past=past)
+        if account.queue is not None:
+            account = replace(account, queue=_with_causes(account.queue, recorded, versions))
     else:
         account = _deleted_pod(subject, past)
     _print([pod_json(account)], [pod_view(account)], output)
 
 
-def _past_and_budgets(
+def _recorded_and_budgets(
     client: AccountantApi, policy: Policy, report: CycleReport, back_s: int
 ) -> tuple[list[Decision], list[BudgetState]]:
-    """Return the decisions of the last `back_s` seconds, and the budgets; none if the report already says that the
-    accountant does not answer."""
+    """Return the decisions of the last `back_s` seconds with the records of their cycles, and the budgets; none if the
+    report already says that the accountant does not answer."""
     now_ms = SystemClock().wall_ms()
     try:
-        past = [d for d in client.decisions(now_ms - back_s * 1000, now_ms + 1) if d.subject != "*"]
-        return past, list(client.budgets()) if policy.budgets else []
+        recorded = list(client.decisions(now_ms - back_s * 1000, now_ms + 1))
+        return recorded, list(client.budgets()) if policy.budgets else []
     except AccountantUnavailable:
         if report.hold is None:
             raise
         return [], []
+
+
+def _with_causes(account: QueueAccount, recorded: Sequence[Decision], policies: Mapping[str, Policy]) -> QueueAccount:
+    """Return the explanation with the causes of each past change of the weight."""
+    past = tuple(with_change(each, weight_change(each, recorded, policies)) for each in account.past)
+    return replace(account, past=past)
 
 
 def _deleted_pod(name: str, past: Sequence[Decision]) -> PodAccount:

@@ -21,11 +21,10 @@ from rich.text import Text
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.cli.command_options import AccountantOptions, Printed
 from fairshare.controller import cycle_report
-from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain, with_change
+from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import titled_table
 from fairshare.laws.weight_calculation import WeightResult
-from fairshare.laws.weight_change_causes import WeightChange
 from fairshare.preemption import preemption_cycle, preemption_types
 from fairshare.preemption.preemption_types import Verdict
 from gputally.base.command_output import show, with_option_groups
@@ -137,11 +136,9 @@ def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, 
     if weight is None:
         return
     yield "previous", decision.previous, weight.previous
-    change: Any = decision.inputs.get("change")
-    since = None if change is None else WeightChange(**change)
-    yield "reason", decision.reason, with_change(weight.why, since, weight)
+    yield "reason", decision.reason, weight.why
     recorded: Any = decision.inputs.get("explanation", {})
-    fresh = plain(asdict(weight.explanation))
+    fresh = plain(weight.explanation)
     yield from _leaves("", recorded, fresh)
 
 

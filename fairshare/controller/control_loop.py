@@ -28,11 +28,10 @@ from fairshare.controller.weight_writer import (
     with_ownership_verdict,
     write_weights,
 )
-from fairshare.core.queues_and_weights import Condition, Pod, Value, Weight, own_window
+from fairshare.core.queues_and_weights import Condition, Pod, Value, own_window
 from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
-from fairshare.laws.weight_change_causes import DecidedWeight, WeightChange, weight_changes
 from fairshare.preemption import preemption_cycle
 from fairshare.preemption.claims_and_placement import free_by_node
 from fairshare.preemption.preemption_controller import Calls, PreemptionCounts, Preemptions, no_calls
@@ -129,7 +128,6 @@ class Controller:
         self._acts = dict(acts or {})
         self._lost = LostGpus(accountant.lost_gpus)
         self._unmetered = UnmeteredNodes(accountant.metered_nodes)
-        self._decided: dict[str, dict[str, DecidedWeight]] = {}
 
     @property
     def policy(self) -> Policy:
@@ -335,8 +333,6 @@ class Controller:
             actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
         applies = [action for action in actions if isinstance(action, Apply)]
         outcomes: tuple[Outcome, ...] = ()
-        if window is not None and applies:
-            report = replace(report, changes=self._changes(adapter.name, inputs, result.weights, applies))
         if leading():
             most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
             outcomes = write_weights(cluster, applies, dry_run=mode == "dry-run", leading=leading, most=most)
@@ -354,20 +350,6 @@ class Controller:
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
         events += self._recorder.changes(report, observation, now_ms)
         return report, [*events, *self._recorder.failures(adapter.name, observation, outcomes, now_ms)]
-
-    def _changes(
-        self, target: str, inputs: WeightInputs, weights: Sequence[Weight], applies: Sequence[Apply]
-    ) -> Mapping[str, WeightChange]:
-        """Return the causes of the changes of the weights to be written, each since this controller's previous
-        decision."""
-        queues = {apply.queue for apply in applies}
-        decided = self._decided.setdefault(target, {})
-        written = [weight for weight in weights if weight.queue in queues]
-        changes = weight_changes(decided, inputs, written)
-        for weight in written:
-            if weight.queue not in decided or decided[weight.queue].value != weight.value:
-                decided[weight.queue] = DecidedWeight(inputs, weight.value)
-        return changes
 
     def _finish_preemptions(self, target: str, now_ms: int, leading: Callable[[], bool]) -> FinishedPreemptions:
         enforces = mode_of(self._policy, target) == "enforce"

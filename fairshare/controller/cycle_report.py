@@ -6,14 +6,13 @@ per weight refers to it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.core.queues_and_weights import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, calculate_weights
-from fairshare.laws.weight_change_causes import WeightChange, change_sentence
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
 from fairshare.usage.stale_usage_hold import UsageHold
@@ -47,8 +46,7 @@ class TargetReport:
     devices: physical GPUs behind `gpus`; None if the number is the same.
     preemption: None while it is off.
     quotas: the target's own quotas, if it admits work by quota.
-    pools: parts that are divided separately; empty if `gpus` are divided as one.
-    changes: by queue, the causes of the weight's change since this controller's previous decision."""
+    pools: parts that are divided separately; empty if `gpus` are divided as one."""
 
     target: str
     mode: Mode
@@ -67,7 +65,6 @@ class TargetReport:
     devices: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pools: tuple[Pool, ...] = ()
-    changes: Mapping[str, WeightChange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +121,9 @@ def weight_decisions(
     cycle = f"{policy_version}/{at_ms}/{target.target}"
     inputs: dict[str, Any] = {
         "window": window.model_dump(mode="json"),
-        "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
+        "standings": {queue: plain(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
-        **({"pools": [plain(asdict(pool)) for pool in target.pools]} if target.pools else {}),
+        **({"pools": [plain(pool) for pool in target.pools]} if target.pools else {}),
         **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
@@ -145,21 +142,20 @@ def weight_decisions(
 
     def record(outcome: Outcome) -> Decision:
         apply = outcome.apply
-        weight, change = weights.get(apply.queue), target.changes.get(apply.queue)
+        weight = weights.get(apply.queue)
         return Decision(
             id=f"{cycle}/{apply.queue}",
             subject=apply.queue,
             value=weight.value if weight is not None else None,
             previous=weight.previous if weight is not None else None,
-            reason=with_change(apply.why, change, weight),
+            reason=apply.why,
             inputs={
                 "cycle": cycle,
                 "object": apply.name,
                 "published": apply.value,
                 "result": outcome.result,
                 "detail": outcome.detail,
-                **({"explanation": plain(asdict(weight.explanation))} if weight is not None else {}),
-                **({"change": plain(asdict(change))} if change is not None else {}),
+                **({"explanation": plain(weight.explanation)} if weight is not None else {}),
             },
             **common,
         )
@@ -170,17 +166,17 @@ def weight_decisions(
     )
 
 
-def with_change(why: str, change: WeightChange | None, weight: Weight | None) -> str:
-    """Return the reason of a weight, and the causes of its change since the previous decision, if known."""
-    if change is None or weight is None:
-        return why
-    return "; ".join(filter(None, (change_sentence(change, weight.value), why)))
-
-
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     """Compute a cycle again from its record, with the same numbers, bit for bit.
 
     policy: the policy in force at that time. Raises ValueError for a record without inputs."""
+    return calculate_weights(recorded_inputs(policy, cycle))
+
+
+def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
+    """Return the inputs of a cycle from its record. Raises ValueError for a record without them.
+
+    policy: the policy in force at that time."""
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
         raise ValueError(
             f"decision {cycle.id} has no inputs: take the decision with subject {EVERYTHING!r} of the same time"
@@ -192,11 +188,11 @@ def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
     exhausted = frozenset(inputs.get("exhausted", ()))
     parts = tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ()))
     memory, devices = inputs.get("memory") or {}, inputs.get("devices")
-    return calculate_weights(
-        WeightInputs(policy, window, standings, inputs["gpus"], cycle.at_ms, memory, exhausted, devices, parts)
-    )
+    return WeightInputs(policy, window, standings, inputs["gpus"], cycle.at_ms, memory, exhausted, devices, parts)
 
 
-def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with lists in place of tuples, as a JSON decoder returns them."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+def plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that contains no other, with lists in place of tuples, as a JSON decoder returns
+    them."""
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

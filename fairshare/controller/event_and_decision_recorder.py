@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 import structlog
 
 from accountant.wire.policy_models import Decision
-from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
+from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport
 from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.core.settings import Level
@@ -27,6 +28,8 @@ from gputally.base.errors import AccountantRefused, AccountantUnavailable, Clust
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
+MOST_CHANGES = 32
+"""Largest number of events about changed weights of a target in one cycle, because each is a request."""
 MOST_PENDING = 10_000
 """Largest number of decisions that wait for an accountant that does not answer. The oldest are dropped first."""
 MOST_CYCLES = 60
@@ -67,15 +70,19 @@ class CycleRecorder:
                 yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Warning", reason, outcome.detail, now_ms)
 
     def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
-        """Yield an event for each object whose weight changed, with the reason of the decision."""
-        weights = {weight.queue: weight for weight in target.weights}
-        for outcome in target.outcomes:
-            queue = outcome.apply.queue
-            obj, change = observation.queues.get(queue), target.changes.get(queue)
-            if outcome.result != "applied" or change is None or obj is None:
-                continue
-            text = with_change(outcome.apply.why, change, weights.get(queue))
-            yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Normal", "WeightChanged", text, now_ms)
+        """Yield an event for each object whose recorded weight changed, with the reason of the decision; of many, for
+        those with the largest changes."""
+        changed = [
+            outcome.apply
+            for outcome in target.outcomes
+            if outcome.result == "applied"
+            and (recorded := self._recorded.get((target.target, outcome.apply.queue))) is not None
+            and recorded[0] != outcome.apply.value
+        ]
+        for apply in nlargest(MOST_CHANGES, changed, key=lambda apply: apply.size):
+            obj = observation.queues.get(apply.queue)
+            if obj is not None:
+                yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Normal", "WeightChanged", apply.why, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Return the outcomes to record: all applied writes, and others that differ from the queue's last outcome.

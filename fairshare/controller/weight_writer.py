@@ -70,7 +70,7 @@ def write_weights(
     leading: returns whether this replica still holds the Lease.
     most: the largest number of writes. Of more writes, the last by `Apply.order` are deferred, and of the same order
         those with the smallest changes."""
-    chosen = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -_size(applies[i]), i))[:most])
+    chosen = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -applies[i].size, i))[:most])
     outcomes: list[Outcome] = []
     unavailable = False
     for i, apply in enumerate(applies):
@@ -84,14 +84,6 @@ def write_weights(
             outcomes.append(_write(cluster, apply, dry_run))
             unavailable = outcomes[-1].result == "unavailable"
     return tuple(outcomes)
-
-
-def _size(apply: Apply) -> float:
-    """Return the relative change; infinite for a first value or a text."""
-    old, new = apply.previous, apply.value
-    if not isinstance(old, int | float) or not isinstance(new, int | float) or not old:
-        return float("inf")
-    return abs(new - old) / old
 
 
 def _write(cluster: Objects, apply: Apply, dry_run: bool) -> Outcome:

@@ -116,6 +116,14 @@ class Apply:
     order: tuple[int, int] = (0, 0)
     default: Value | None = None
 
+    @property
+    def size(self) -> float:
+        """The relative change; infinite for a first value or a text."""
+        old, new = self.previous, self.value
+        if not isinstance(old, int | float) or not isinstance(new, int | float) or not old:
+            return float("inf")
+        return abs(new - old) / old
+
 
 Action = Apply | Event | Condition
 

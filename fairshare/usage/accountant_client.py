@@ -174,15 +174,21 @@ class AccountantApi:
         content = gzip.compress(b"[" + b",".join(batch) + b"]", compresslevel=1, mtime=0)
         self._send("POST", "/v1/decisions", content, "gzip")
 
-    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
-        """Yield the decisions in [start_ms, end_ms), newest first. Pages are fetched while iterating."""
+    def decisions(
+        self, start_ms: int, end_ms: int, *, subject: str = "", per_get: int = DECISIONS_PER_GET
+    ) -> Iterator[Decision]:
+        """Yield the decisions in [start_ms, end_ms), newest first. Pages are fetched while iterating.
+
+        subject: only decisions about this queue or workload; "" for all.
+        per_get: the size of a page."""
+        only = {"subject": subject} if subject else {}
         yielded: set[str] = set()
         while end_ms > start_ms:
-            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
-            page = self._read("/v1/decisions", _DECISIONS, {**query, **self._cluster_query()})
+            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(per_get)}
+            page = self._read("/v1/decisions", _DECISIONS, {**query, **only, **self._cluster_query()})
             new = [decision for decision in page if decision.id not in yielded]
             yield from new
-            if len(page) < DECISIONS_PER_GET or not new:
+            if len(page) < per_get or not new:
                 return
             # A page may end between two decisions of one millisecond, so the next query includes that millisecond.
             end_ms = page[-1].at_ms + 1

@@ -18,6 +18,7 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Dimension
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import PolicyTree
+from fairshare.explain.weight_change_causes import WeightChange, decision_before, weight_change
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
@@ -26,6 +27,9 @@ MOST_HOURS = 31 * 24
 CACHED_MS = 5 * MS_PER_MINUTE
 MOST_READ = 3_000
 """The largest number of decisions that one page searches."""
+MOST_TARGETS = 20
+"""The number of decisions about a queue among which the one before another is searched: one cycle decides one for each
+target."""
 MOST_CACHED = 256
 """The largest number of cached series; the least recently used is dropped first."""
 MOST_NAMED = 100
@@ -72,6 +76,20 @@ class History:
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
         """Return the newest decisions as `shown_decisions` selects them. Raises AccountantUnavailable."""
         return shown_decisions(islice(self._client.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
+
+    def causes(self, decision: Decision, same: Sequence[Decision]) -> WeightChange | None:
+        """Return the causes of the change that a decision made to a weight, None if the records do not state them.
+
+        same: all decisions of the same cycle. Raises AccountantUnavailable."""
+        if decision.kind != "weight" or decision.value is None:
+            return None
+        start_ms = decision.at_ms - MOST_HOURS * MS_PER_HOUR
+        earlier = self._client.decisions(start_ms, decision.at_ms, subject=decision.subject, per_get=MOST_TARGETS)
+        before = decision_before(decision, islice(earlier, MOST_TARGETS))
+        if before is None:
+            return None
+        known = (*same, *self._client.decisions(before.at_ms, before.at_ms + 1))
+        return weight_change(decision, known, {each.version: each.policy for each in self._client.policies()})
 
     def decision(self, id: str, at_ms: int) -> tuple[Decision | None, tuple[Decision, ...]]:
         """Return a decision, and all decisions of the same cycle. Raises AccountantUnavailable."""

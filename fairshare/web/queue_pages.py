@@ -19,6 +19,7 @@ from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWi
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.core.queues_and_weights import Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
+from fairshare.explain.weight_change_causes import change_table, with_change
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
@@ -268,18 +269,20 @@ def decision(request: RequestContext) -> Response:
     id, at = request.parameter("id")[:500], request.parameter("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
         raise Refusal(404, "No such decision", "the address needs the decision's time in milliseconds as `at`")
-    missing = ""
+    missing, change = "", None
     try:
         one, same_cycle = request.context.history.decision(id, int(at))
+        change = request.context.history.causes(one, same_cycle) if one is not None else None
     except AccountantUnavailable as error:
         missing = str(error)
         same_cycle = tuple(each for each in request.context.reports.decisions() if each.at_ms == int(at))
         one = next((each for each in same_cycle if each.id == id), None)
     if one is None:
         raise Refusal(404, "No such decision", missing or "the accountant has no decision with this id at this time")
-    return request.page(
-        "decision.html", "/decisions", one=one, told=decision_text.decision_text(one, same_cycle), address=_address
-    )
+    told = decision_text.decision_text(with_change(one, change), same_cycle)
+    if change is not None and one.value is not None:
+        told = replace(told, grids=(change_table(change, one.value), *told.grids))
+    return request.page("decision.html", "/decisions", one=one, told=told, address=_address)
 
 
 def _recent_decisions(

@@ -10,12 +10,20 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.wire.policy_models import Decision
+from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.__main__ import main
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import budget_state, node_object, object_of, pod_group, queue_object, shard_object
-from tests.fairshare.conftest import Capsys, Make
+from tests.fairshare.builders import (
+    budget_state,
+    cluster_of,
+    node_object,
+    object_of,
+    pod_group,
+    queue_object,
+    shard_object,
+)
+from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import serving, window_of
 
 HOUR_US = 3_600_000_000
@@ -53,6 +61,7 @@ class Scene:
         self.objects: list[dict[str, Any]] = [shard_object(kValue=0), node_object("n1"), node_object("n2")]
         self.usage: Mapping[str, float] = {}
         self.decisions: list[dict[str, Any]] = []
+        self.versions: list[dict[str, Any]] = []
         self.budgets: list[BudgetState] = []
 
     def ask(self, *subject: str) -> int:
@@ -62,6 +71,7 @@ class Scene:
         routes = {
             "/v1/windows": window_of(self.usage, 16 * HOUR_US),
             "/v1/decisions": lambda _: self.decisions,
+            "/v1/policy/versions": lambda _: self.versions,
             "/v1/budgets": lambda _: [each.model_dump(mode="json") for each in self.budgets],
         }
         with serving(routes) as url:
@@ -249,3 +259,22 @@ def test_an_unknown_or_ambiguous_subject_is_one_line(subject: str, fault: str, s
     scene.objects += [first, second]
     assert scene.ask(subject) == 1
     assert capsys.readouterr().err == f"gputally fairshare: {fault}\n"
+
+
+def test_past_weights_are_told_with_the_causes_of_their_change(
+    scene: Scene, explain: Make, accountant: Accountant, controller_of: Make
+) -> None:
+    objects = [_queue("dept", 16, 8), _queue("vision", 16, 8, "dept"), _queue("ops", 16, 8)]
+    controller = controller_of(Policy.model_validate(scene.policy), cluster_of([*objects, *scene.objects]))
+    for used in (0.2, 0.7):
+        accountant.spend(dept=used, vision=used, ops=0.3)
+        controller.later()
+    scene.decisions = [each.model_dump(mode="json") for each in reversed(accountant.decisions)]
+    scene.versions = [
+        {"version": each.version(), "effective_ms": 0, "policy": each.model_dump(mode="json", by_alias=True)}
+        for each in accountant.policies
+    ]
+    scene.objects += objects
+    newest, oldest = [each["reason"] for each in explain("ops")["past"]]
+    assert "usage and demand of others" in newest
+    assert "since" not in oldest

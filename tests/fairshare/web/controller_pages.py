@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import httpx2
 from starlette.testclient import TestClient
 
-from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.policy_models import Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import ALONE, Controller
@@ -84,10 +84,18 @@ class Books:
             if of:
                 yield usage_line(at, round(sum(max(0.0, gpus) for gpus in of) * US_PER_HOUR))
 
-    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
+    def decisions(self, start_ms: int, end_ms: int, *, subject: str = "", per_get: int = 1_000) -> Iterator[Decision]:
         self._answer()
         found = [each for each in self._accountant.decisions if start_ms <= each.at_ms < end_ms]
-        yield from sorted(found, key=lambda each: each.at_ms, reverse=True)
+        yield from sorted(
+            (each for each in found if subject in ("", each.subject)), key=lambda each: each.at_ms, reverse=True
+        )
+
+    def policies(self) -> list[PolicyVersion]:
+        self._answer()
+        return [
+            PolicyVersion(version=each.version(), effective_ms=0, policy=each) for each in self._accountant.policies
+        ]
 
     def _answer(self) -> None:
         self.asked += 1

@@ -43,7 +43,7 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
 from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import NOW_MS, Make
-from tests.fairshare.web.controller_pages import LEAVES, Stage, addresses, sample, stage, text, usage_line
+from tests.fairshare.web.controller_pages import LEAVES, USED, Stage, addresses, sample, stage, text, usage_line
 
 
 @pytest.fixture
@@ -209,6 +209,21 @@ def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
         assert words in told
     for wrong in (f"/decision?id=x&at={one.at_ms}", "/decision?id=x&at=soon", "/decision"):
         assert open_stage.get(wrong).status == 404
+
+
+def test_a_decision_tells_what_changed_the_weight_since_the_one_before(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=0, text=sample("policy.yaml").read_text().replace("dry-run", "enforce"))
+    pages = []
+    for used in (0.1, 0.6):
+        here.accountant.spend(**{**USED, "vision": used})
+        here.clock.advance(7_200_000)
+        here.controller.cycle()
+        one = next(each for each in reversed(here.accountant.decisions) if each.subject == "vision")
+        pages.append(text(here.get(f"/decision?id={one.id}&at={one.at_ms}")))
+    first, second = pages
+    assert "What changed it since the previous decision" not in first
+    for words in ("What changed it since the previous decision", "Its own usage", "Weight at the previous decision"):
+        assert words in second
 
 
 def test_kais_formula_is_written_out(tmp_path: Path) -> None:
