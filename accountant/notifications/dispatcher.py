@@ -21,12 +21,12 @@ from cachetools import TLRUCache
 from accountant.billing import budget_forecast
 from accountant.billing.cost_allocation import bills
 from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger
-from accountant.core.errors import CannotRender, LedgerFailed
+from accountant.core.errors import LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.settings import Settings
 from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
-from accountant.notifications.channels import Channel, DeliveryUncertain, Refused
+from accountant.notifications.channels import Channel, DeliveryUncertain
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
@@ -34,6 +34,7 @@ from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report, ReportQuestions
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
+from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE
@@ -221,30 +222,33 @@ class Dispatcher:
         if destination is None:
             return  # the file changed meanwhile
         attempt = self._record(self._deliveries.get(due_message.key), "sending", "", key=due_message.key)
+        message = None
         try:
             link = deliveries_file.link or self._link
             message = messages.compose(due_message, attempt.first_ms, self._report, link, files=destination.takes_files)
             detail = self._channels(destination).deliver(message)
         except LedgerFailed:
             raise
-        except (Refused, CannotRender) as error:
-            outcome = subscriptions.outcome_of_refusal(attempt, now)
-            self._record(attempt, outcome, str(error))
-            self._log.warning(
-                "delivery_refused", key=due_message.key, reason=str(error), given_up=outcome == "given-up"
-            )
         except DeliveryUncertain as error:
             self._record(attempt, "unsure", str(error))
             self._log.warning("delivery_unsure", key=due_message.key, reason=str(error))
-        except AccountantError as error:  # nothing was sent: the ledger could not be queried
-            self._record(attempt, "refused", str(error))
-            self._log.warning("delivery_refused", key=due_message.key, reason=str(error), given_up=False)
-        except Exception:  # a defect, which the task reports: whether the message was sent is unknown
-            self._record(attempt, "unsure", "a defect ended the attempt; the accountant's log has it")
-            raise
+        except AccountantError as error:  # nothing was sent: the message could not be made, or was refused
+            self._refused(attempt, str(error), now)
+        except Exception as error:  # noqa: BLE001 - a defect in one message must not stop the others
+            self._log.error("delivery_failed", key=due_message.key, reason=error_summary(error), exc_info=error)
+            detail = f"a defect ended the attempt ({error_summary(error)}); the accountant's log has it"
+            if message is None:  # it could not be made, so nothing was sent
+                self._refused(attempt, detail, now)
+            else:
+                self._record(attempt, "unsure", detail)
         else:
             self._record(attempt, "delivered", detail)
             self._log.info("delivered", key=due_message.key, detail=detail)
+
+    def _refused(self, attempt: Delivery, reason: str, now_ms: int) -> None:
+        outcome = subscriptions.outcome_of_refusal(attempt, now_ms)
+        self._record(attempt, outcome, reason)
+        self._log.warning("delivery_refused", key=attempt.key, reason=reason, given_up=outcome == "given-up")
 
     def _report(self, due: ReportDue) -> Report:
         charges = any(RENDERINGS[form].charges for form in due.forms)

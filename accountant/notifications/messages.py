@@ -165,13 +165,16 @@ def compose(due_message: DueMessage, at_ms: int, report: Reporting, link: str | 
 def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, files: bool) -> Message:
     head, currency = report.headline, report.currency
     whose = f"team {due.team}" if due.team is not None else "all teams"
-    facts = [
-        ("GPU-hours held", figure_formatting.hours(head.figures.accounts.allocated)),
-        ("Utilisation", figure_formatting.percent(head.figures.utilisation)),
-        ("Held and left idle, GPU-hours", figure_formatting.hours(head.figures.accounts.allocated_idle)),
-        ("Jobs", f"{head.jobs:,}"),
-        (f"Cost, {currency}" if currency else "Cost", figure_formatting.priced(head.cost, head.unpriced_us, currency)),
-    ]
+    recorded = report.statement.metered
+    cost = figure_formatting.priced(head.cost, head.unpriced_us, currency)
+    figures = {
+        "GPU-hours held": figure_formatting.hours(head.figures.accounts.allocated),
+        "Utilisation": figure_formatting.percent(head.figures.utilisation),
+        "Held and left idle, GPU-hours": figure_formatting.hours(head.figures.accounts.allocated_idle),
+        "Jobs": f"{head.jobs:,}",
+        f"Cost, {currency}" if currency else "Cost": cost,
+    }
+    facts = [(label, figure if recorded else figure_formatting.NOTHING) for label, figure in figures.items()]
     amounts = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
     owed = exact_sum(amounts)
     if currency and owed != head.cost:

@@ -222,8 +222,8 @@ def render_parquet(report: Report) -> bytes:
         "gputally.statement_sha256": statement_hash(report.statement),
         "gputally.price_book_version": report.statement.price_book_version,
         "gputally.lines_gpu_hours": plain(_sum(lines, "gpu_hours")),
-        "gputally.lines_cost": plain(_sum(lines, "cost")),
-        "gputally.payable_total": plain(exact_sum(report.payable.values())),
+        "gputally.lines_cost": _number(report_tables.sum_of_lines(report, lines)),
+        "gputally.payable_total": _number(report.payable_total),
     }
     table = pa.table(columns, schema=SCHEMA).replace_schema_metadata(metadata)
     sink = io.BytesIO()

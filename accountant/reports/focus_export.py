@@ -30,6 +30,7 @@ from typing import Final
 
 from accountant.billing import budget_forecast
 from accountant.billing.statements import StatementLine
+from accountant.billing.usage_pricing import BILLED
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
@@ -88,6 +89,8 @@ def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
 
     for correction in report.corrections:
         line = correction.line
+        if line.account not in BILLED:  # unmetered and down time is no charge, nor is a change of it
+            continue
         then_ms, until_ms = Month.parse(correction.month).span(report.tz)
         yield FocusCharge(
             key=key("correction", correction.month, *line.key),

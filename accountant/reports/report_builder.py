@@ -322,6 +322,22 @@ class Report:
         """Payable plus unused commitments, corrections and adjustments, by team within the scope."""
         return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
 
+    @property
+    def booked_beside(self) -> bool:
+        """Whether anything is due within the scope besides the span's own GPU time."""
+        return bool(self.commitments or self.corrections or self.adjustments)
+
+    @property
+    def payable_total(self) -> Decimal | None:
+        """The sum of `payable`; None without a price book, or if nothing of the span is metered."""
+        return exact_sum(self.payable.values()) if self.currency is not None and self.statement.metered else None
+
+    @property
+    def due_total(self) -> Decimal | None:
+        """The sum of `due`; None without a price book, or if nothing of the span is metered or booked."""
+        known = self.statement.metered or self.booked_beside
+        return exact_sum(self.due.values()) if self.currency is not None and known else None
+
 
 @dataclass(frozen=True, slots=True)
 class MonthBooks:

@@ -67,7 +67,7 @@ def records(report: Report) -> Iterator[Record]:
         yield Record(
             "adjustment", adjustment.team, cost=adjustment.amount, about=adjustment.month, reason=adjustment.reason
         )
-    if report.commitments or report.corrections or report.adjustments:
+    if report.booked_beside:
         for team, amount in report.due.items():
             yield Record("due", team, cost=amount)
 
@@ -263,7 +263,7 @@ def _summary(report: Report) -> Table:
                 report.team or "cluster", report.start_ms, report.end_ms, report.tz.key, report.period,
                 report.currency, _known(head.cost, head.unpriced_us) if priced else None,
                 _known(head.unallocated_cost, head.unallocated_unpriced_us) if priced else None,
-                exact_sum(report.due.values()) if report.currency else None,
+                report.due_total,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 head.figures.accounts.total if stated.gpu_us else None, *use,

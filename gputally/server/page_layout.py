@@ -5,12 +5,13 @@ pages. jinja2 escapes all values, because users choose the names in them. The mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from xml.etree import ElementTree as ET
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, pass_environment
+from jinja2.filters import make_attrgetter
 from markupsafe import Markup
 
 from gputally.base.untrusted_text import for_page
@@ -53,10 +54,26 @@ def headers(*, script: bool = False) -> Mapping[str, str]:
 def environment(*packages: str) -> Environment:
     """Return a jinja2 environment with the templates of these packages, in this order, and then of this package."""
     loaders = [PackageLoader(name) for name in (*packages, "gputally.server")]
-    return Environment(
+    made = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    made.filters["sum"] = _sum_of_numbers
+    return made
+
+
+@pass_environment
+def _sum_of_numbers(environment: Environment, rows: Iterable[object], attribute: str) -> int | float:
+    """The filter `sum`: the sum of an attribute that is a count or a time.
+
+    Raises TypeError for amounts of money. What a sum of none of them is depends on the figure (0.00, or unknown), so
+    the code that knows the figure adds them up, exactly."""
+    total: int | float = 0
+    for value in map(make_attrgetter(environment, attribute), rows):
+        if not isinstance(value, int | float):
+            raise TypeError(f"a template adds up {attribute}, a {type(value).__name__}: only counts and times")
+        total += value
+    return total
 
 
 def compile_templates(environment: Environment, package: str) -> None:

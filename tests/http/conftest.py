@@ -50,14 +50,24 @@ BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}
 """The only node and cluster that a token of the scope may report for."""
 
 
-def pod_minutes(first: int = 1, rows: int = 1, *, node: str = "node-1", **changes: Any) -> Batch:
-    """Build intervals of one minute of one GPU with one pod, starting an hour before now."""
-    begin, holder = NOW_MS - 60 * MINUTE_MS, pod_holder("train-0", "vision", "pod-1", "main")
-    fields = {"span_ms": MINUTE_MS, "busy_us": MINUTE_MS * 500, "energy_uj": 42_000_000}
+def pod_minutes(
+    first: int = 1, rows: int = 1, *, node: str = "node-1", namespace: str | None = "vision", **changes: Any
+) -> Batch:
+    """Build intervals of one minute of one GPU with one pod, starting an hour before now. namespace: None for a GPU
+    that nobody holds."""
+    begin = NOW_MS - 60 * MINUTE_MS
+    holder = pod_holder("train-0", namespace, "pod-1", "main") if namespace else None
+    fields = {"span_ms": MINUTE_MS, "busy_us": MINUTE_MS * 500 if holder else 0, "energy_uj": 42_000_000}
     minutes = [
         interval(begin + at * MINUTE_MS, f"GPU-{node}", holder, **fields) for at in range(first - 1, first - 1 + rows)
     ]
     return replace(batch(minutes, cluster="prod", node=node, epoch="0192-epoch", first_seq=first), **changes)
+
+
+def moved(one: Batch, by_ms: int) -> Batch:
+    """Return the batch with its intervals later by that time."""
+    rows = tuple(replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms) for row in one.intervals)
+    return replace(one, intervals=rows)
 
 
 def encoded(one: Batch) -> bytes:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from msgspec import structs
 from openpyxl import load_workbook
 from starlette.testclient import TestClient
 
@@ -27,7 +26,18 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.doctor.__main__ import main as doctor
 from gputally.server.https_server import serve
-from tests.http.conftest import MINUTE_MS, NOW_MS, CommandLine, client_of, encoded, pod_minutes, routes, settings_in
+from tests.http.addresses import FIGURES, NO_FIGURES, address
+from tests.http.conftest import (
+    MINUTE_MS,
+    NOW_MS,
+    CommandLine,
+    client_of,
+    encoded,
+    moved,
+    pod_minutes,
+    routes,
+    settings_in,
+)
 
 PRICES = (
     "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
@@ -46,24 +56,6 @@ UNMETERED = (EMPTY, STOPPED)
 """Ledgers without metered time in the current month."""
 QUIET = (STOPPED, VANISHED)
 
-FIGURES = {
-    "/v1/usage": "", "/v1/cost": "", "/v1/jobs": "", "/v1/windows": "size=7d", "/v1/statement": "month=MONTH",
-    "/v1/report": "month=MONTH", "/v1/periods": "", "/v1/budgets": "", "/v1/check": "", "/v1/waits": "",
-    "/v1/gpus/owners": "", "/metrics": "", "/": "", "/month": "", "/month/{month}": "", "/month/{month}/lines": "",
-    "/month/{month}/lines.csv": "", "/team/{team:path}": "month=MONTH", "/coverage": "", "/decisions": "",
-    "/invoice": "", "/invoice/{month}": "", "/jobs": "", "/nodes": "", "/node/{cluster}/{node}": "", "/prices": "",
-    "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
-    "/invoice/{month}/lines.csv": "",
-}  # fmt: skip
-"""Addresses that show figures of the ledger, with their parameters."""
-NO_FIGURES = {
-    "/v1/adjustments", "/v1/audit", "/v1/backups", "/v1/backups/{name}", "/v1/clock", "/v1/corrections",
-    "/v1/decisions", "/v1/deliveries", "/v1/imports", "/v1/policy", "/v1/policy/versions", "/v1/prices",
-    "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/act/{number}",
-    "/decisions/{at_ms}/{id:path}", "/leading", "/livez", "/readyz", "/openapi.json",
-    "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
-}  # fmt: skip
-"""Addresses of entries by users and programs, which have their own times."""
 MORE = ("/jobs?state=waiting", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-11")
 """Further addresses that the test visits."""
 NO_MONEY = re.compile(r"EUR 0(\.00)?(?![.\d])")
@@ -82,18 +74,7 @@ class SparseLedger:
         return TestClient(self.service.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     def get(self, route: str) -> Any:
-        path = re.sub(r"\{month\}", self.month, route)
-        path = re.sub(r"\{team:path\}", "vision", path).replace("{cluster}/{node}", "prod/node-1")
-        path = re.sub(r"\{id(:path)?\}", "prod~vision~Pod~train-0", path)
-        query = FIGURES.get(route, "").replace("MONTH", self.month)
-        return self.client.get(f"{path}?{query}" if query else path)
-
-
-def moved(one: Batch, by_ms: int) -> Batch:
-    rows = tuple(
-        structs.replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms) for row in one.intervals
-    )
-    return structs.replace(one, intervals=rows)
+        return self.client.get(address(route, self.month))
 
 
 @pytest.fixture(scope="module", params=LEDGERS)

@@ -1,0 +1,323 @@
+"""Every page, format, message and listing command for months with hardly anything in them: nothing, a credit alone, a
+correction alone, one team, no team, unpriced time. Each says the same amount due as the statement, or none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Final, get_args
+
+import pyarrow.parquet as pq
+import pytest
+from openpyxl import load_workbook
+from starlette.testclient import TestClient
+
+from accountant.__main__ import COMMANDS
+from accountant.composition import Service
+from accountant.core.periods import Month
+from accountant.core.settings import Lake
+from accountant.fleet import fleet_routes
+from accountant.fleet.fleet_ledgers import Fleet
+from accountant.fleet.fleet_server import FleetService
+from accountant.lake.iceberg_catalog import Catalogue
+from accountant.lake.query_engines import DuckDbEngine
+from accountant.ledger.protocols import Retirement
+from accountant.notifications.subscriptions import Destination
+from accountant.reports import report_builder
+from accountant.reports.focus_export import unpack
+from accountant.reports.output_formats import RENDERINGS, Form
+from accountant.reports.report_builder import Report
+from agent.wire import Batch
+from gputally.base.clock import VirtualClock
+from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_DAY
+from gputally.server.https_server import serve
+from tests.fakes.mailserver import mail_server
+from tests.fakes.webhook import webhook
+from tests.http.addresses import FIGURES, NO_FIGURES, address
+from tests.http.conftest import (
+    NOW_MS,
+    CommandLine,
+    client_of,
+    encoded,
+    moved,
+    pod_minutes,
+    settings_in,
+)
+
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
+    " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
+)
+ONLY_NOVEMBER = PRICES.replace("valid_from: 2026-01-01,", "valid_from: 2026-01-01, valid_to: 2026-12-01,")
+SPACES = "schema: 1\ncluster: prod\nnamespaces:\n  - {name: vision, team: vision}\n  - {name: speech, team: speech}\n"
+DECEMBER_MS, JANUARY_MS = 40 * MS_PER_DAY, 70 * MS_PER_DAY
+"""From the tests' records of 1 November to a day of December, and from then to one of January, after the grace
+period."""
+MONTH, BEFORE = "2026-12", "2026-11"
+
+
+@dataclass(frozen=True)
+class SparseMonth:
+    """What a December has in it, and the amounts due that it must lead to.
+
+    before, within: what is reported for November, and for December.
+    credited: a credit of 5.00 for the team vision.
+    late: what arrives for November after it was closed.
+    due: by team, without those that owe nothing."""
+
+    due: Mapping[str, str]
+    before: tuple[Batch, ...] = ()
+    within: tuple[Batch, ...] = ()
+    credited: bool = False
+    late: tuple[Batch, ...] = ()
+    prices: str = PRICES
+
+
+HELD, SPOKEN = pod_minutes(rows=30), pod_minutes(rows=30, namespace="speech")
+UNHELD, LATE = pod_minutes(rows=30, namespace=None), pod_minutes(rows=30, node="node-2")
+MONTHS: Final[Mapping[str, SparseMonth]] = {
+    "nothing": SparseMonth({}),
+    "a credit only": SparseMonth({"vision": "-5.00"}, credited=True),
+    "a correction only": SparseMonth({"vision": "1.20"}, before=(UNHELD,), late=(LATE,)),
+    "one team only": SparseMonth({"vision": "1.20"}, within=(HELD,)),
+    "no team": SparseMonth({"__idle__": "1.20"}, within=(UNHELD,)),
+    "unpriced time only": SparseMonth({}, within=(HELD,), prices=ONLY_NOVEMBER),
+    "a credit beside another team's time": SparseMonth(
+        {"speech": "1.20", "vision": "-5.00"}, within=(SPOKEN,), credited=True
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Running:
+    """An accountant with one of the months."""
+
+    month: SparseMonth
+    service: Service
+    client: TestClient
+    clock: VirtualClock
+
+    @lru_cache  # noqa: B019 - it lives as long as the module's fixture
+    def report(self, team: str | None) -> Report:
+        month, settings = Month.parse(MONTH), self.service.settings
+        return report_builder.report(
+            self.service.ledger, self.service.books, *month.span(settings.zone), settings.timezone, month=month,
+            team=team, issuer=settings.issuer,
+        )  # fmt: skip
+
+    def due(self, team: str | None = None) -> dict[str, Decimal]:
+        return {name: Decimal(due) for name, due in self.month.due.items() if team in (None, name)}
+
+    def deliver(self, *batches: Batch) -> None:
+        for batch in batches:
+            self.client.post("/v1/usage", content=encoded(batch)).raise_for_status()
+
+    def post(self, path: str, **content: Any) -> None:
+        self.client.post(path, json={"reason": "a test", **content}).raise_for_status()
+
+
+@pytest.fixture(scope="module", params=MONTHS)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    month, folder, clock = MONTHS[request.param], tmp_path_factory.mktemp("month"), VirtualClock(NOW_MS)
+    with mail_server() as mail, webhook() as chat:
+        (folder / "url").write_text(chat.url)
+        places = {
+            "folder": str(folder / "sent"), "slack": {"url_file": str(folder / "url")},
+            "smtp": {"server": mail.address, "from": "g@example.com", "to": ["a@example.com"], "tls": "off"},
+            "msteams": {"url_file": str(folder / "url")},
+        }  # fmt: skip
+        assert places.keys() == Destination.model_fields.keys(), "a new kind of destination needs a row"
+        order = {"when": "ended", "forms": ["html"], "to": list(places)}
+        orders = {
+            "destinations": {kind: {kind: place} for kind, place in places.items()},
+            "reports": [order, order | {"each_team": True, "to": ["folder"]}],
+        }
+        settings = settings_in(
+            folder, prices=month.prices, inventory=SPACES, deliveries=json.dumps(orders),
+            lake=Lake(warehouse=str(folder / "lake")),
+            policy=json.dumps({"queues": [{"name": team, "team": team} for team in ("vision", "speech")]}),
+        )  # fmt: skip
+        with Service(settings, clock) as service, client_of(service) as client:
+            found = Running(month, service, client, clock)
+            found.deliver(*month.before)
+            clock.advance(DECEMBER_MS)
+            if month.late:
+                service.ledger.retire(Retirement(node="node-1"), NOW_MS, clock.wall_ms(), "ada", "sold")
+                found.post(f"/v1/periods/{BEFORE}/close", acknowledge=["coverage", "unpriced"])
+                found.deliver(*month.late)
+                service.ledger.retire(Retirement(node="node-2"), NOW_MS, clock.wall_ms(), "ada", "sold")
+                (late,) = found.client.get("/v1/proposals").json()
+                found.post(f"/v1/periods/{BEFORE}/proposals/{late['id']}/take")
+            found.deliver(*(moved(batch, DECEMBER_MS) for batch in month.within))
+            if month.credited:
+                found.post("/v1/adjustments", month=MONTH, team="vision", amount="-5.00", approved_by="cfo")
+            clock.advance(JANUARY_MS - DECEMBER_MS)
+            yield found
+
+
+def test_the_statement_has_the_amounts_due(running: Running) -> None:
+    stated = running.client.get(f"/v1/statement?month={MONTH}").json()
+    assert {team: Decimal(due) for team, due in stated["due"].items() if Decimal(due)} == running.due()
+
+
+@pytest.mark.parametrize("route", sorted([*FIGURES, *NO_FIGURES]))
+def test_every_address_answers(running: Running, route: str) -> None:
+    answer = running.client.get(address(route, MONTH).replace("{at_ms}", "1").replace("{number}", "1"))
+    assert answer.status_code in (200, 404) if route in FIGURES else answer.status_code < 500, answer.text[:500]
+    if answer.headers.get("content-type", "").startswith("text/html"):
+        assert not re.search(r"\b(None|nan|Decimal)\b", answer.text), route
+
+
+def total(amounts: Mapping[str, Any]) -> Decimal:
+    return exact_sum(Decimal(str(amount)) for amount in amounts.values())
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def by_html(content: bytes) -> Decimal | None:
+    """The amount due in all, which the page states if anything is due beside the month's own time."""
+    found = re.search(r"Due in all</th><td>(?:<a [^>]*>)?([^<]+)", content.decode())
+    return Decimal(found[1].replace("\N{MINUS SIGN}", "-").replace(",", "")) if found else None
+
+
+def by_csv(content: bytes) -> Decimal | None:
+    costs = {row["record"]: row["cost"] for row in rows_of(content.decode()) if row["record"].endswith(" total")}
+    text = costs.get("due total", costs.get("payable total"))
+    return None if text is None else Decimal(text)
+
+
+def by_xlsx(content: bytes) -> Decimal | None:
+    head, values = load_workbook(io.BytesIO(content))["Summary"].iter_rows(values_only=True)
+    due = dict(zip(head, values, strict=True)).get("due EUR")
+    return None if due is None else Decimal(str(due))
+
+
+def by_parquet(content: bytes) -> Decimal | None:
+    rows = pq.read_table(io.BytesIO(content)).to_pylist()
+    owed = [row["cost"] for row in rows if row["record"] == "due"]
+    return exact_sum(owed or [row["cost"] for row in rows if row["record"] == "payable"])
+
+
+def by_json(content: bytes) -> Decimal | None:
+    due = json.loads(content)["summary"]["due"]
+    return None if due is None else Decimal(due)
+
+
+def by_focus(content: bytes) -> Decimal | None:
+    return exact_sum(Decimal(row["BilledCost"]) for row in rows_of(content.decode()))
+
+
+def by_bundle(content: bytes) -> Decimal | None:
+    return by_focus(unpack(content)["cost_and_usage.csv"])
+
+
+def by_pdf(content: bytes) -> None:
+    assert content.startswith(b"%PDF-")
+
+
+DUE: Final[Mapping[str, Callable[[bytes], Decimal | None]]] = {
+    "html": by_html, "pdf": by_pdf, "csv": by_csv, "xlsx": by_xlsx, "parquet": by_parquet, "json": by_json,
+    "focus": by_bundle, "focus-1.2": by_focus,
+}  # fmt: skip
+"""How the amount due is read from each format; None if the format does not state it for this month."""
+
+
+def test_every_format_has_a_row() -> None:
+    assert DUE.keys() == set(get_args(Form))
+
+
+@pytest.mark.parametrize("team", [None, "vision"])
+@pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.real if form == "pdf" else ()) for form in DUE])
+def test_every_format_states_the_same_amount_due(running: Running, form: Form, team: str | None) -> None:
+    stated = DUE[form](RENDERINGS[form].render(running.report(team)))
+    assert stated in (total(running.due(team)), None)
+    assert stated is not None or form in ("html", "pdf") or not running.due(team)
+    assert stated is not None or form == "pdf" or not (running.month.credited or running.month.late)
+
+
+LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
+    **dict.fromkeys(
+        ("months", "proposals", "corrections", "adjustments", "prices", "gpus", "backups", "deliveries", "check"), ()
+    ),
+    **dict.fromkeys(("usage", "cost", "jobs"), ("--start", MONTH, "--end", "2027-01-01")),
+    "report": (MONTH, "--format", "csv"), "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
+    **dict.fromkeys(
+        ("close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock", "backup",
+         "restore", "serve", "token", "install", "slurm", "import", "fleet"), None,
+    ),
+}  # fmt: skip
+"""The arguments with which a command lists something of the month; None: it does something else."""
+
+
+def test_every_command_has_a_row() -> None:
+    assert LISTED.keys() == {name for _, names in COMMANDS for name in names}
+
+
+@pytest.fixture(scope="module")
+def url(running: Running) -> Iterator[str]:
+    with serve(running.service.app, "127.0.0.1", 0) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", [name for name, arguments in LISTED.items() if arguments is not None])
+def test_every_command_answers(running: Running, url: str, run_command: CommandLine, name: str) -> None:
+    for output in () if name == "report" else ("table", "json", "csv"):
+        code, out, err = run_command.at(url)(name, *(LISTED[name] or ()), "--output", output)
+        assert (code, err.count("\n")) in ((0, err.count("\n")), (1, 1)), (name, output, err)
+        assert code == 1 or output != "json" or json.loads(out) is not None
+
+
+def test_every_message_arrives(running: Running) -> None:
+    assert running.service.deliveries is not None
+    running.service.deliveries.run()
+    states = {one.key: (one.outcome, one.detail) for one in running.service.deliveries.known()}
+    assert {outcome for outcome, _ in states.values()} == {"delivered"}, states
+    whole = [key for key in states if "vision" not in key and "speech" not in key]
+    assert len(whole) == len(Destination.model_fields)
+    assert {team for team in ("vision", "speech") if any(team in key for key in states)} == running.due().keys() - {
+        "__idle__"
+    } | ({"vision"} if HELD in running.month.within else set())
+
+
+FLEET: Final[Mapping[str, str | None]] = {
+    "/fleet": "month=MONTH", "/fleet/team/{team:path}": "month=MONTH", "/fleet/jobs": "month=MONTH", "/fleet/nodes": "",
+    "/v1/ledgers": "", "/v1/usage": "start=2026-12-01", "/v1/cost": "start=2026-12-01", "/v1/report": "month=MONTH",
+    **dict.fromkeys(("/", "/livez", "/readyz", "/metrics"), None),
+}  # fmt: skip
+"""The fleet's addresses with their parameters; None: without figures."""
+
+
+def test_every_address_of_a_fleet_has_a_row() -> None:
+    assert FLEET.keys() == {route.path for route in fleet_routes.ROUTES}  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def fleet(running: Running) -> Iterator[TestClient]:
+    running.service.publish()
+    assert running.service.settings.lake is not None
+    engine = DuckDbEngine(Catalogue.connect(running.service.settings.lake))
+    served = FleetService(running.service.settings, Fleet(engine), running.clock)
+    yield TestClient(served.app, base_url="http://127.0.0.1")
+    engine.close()
+
+
+@pytest.mark.real
+def test_every_address_of_a_fleet_answers(running: Running, fleet: TestClient) -> None:
+    asked = [
+        f"{route.replace('{team:path}', 'vision')}?{query.replace('MONTH', MONTH)}"
+        for route, query in FLEET.items() if query is not None
+    ]  # fmt: skip
+    asked += [f"/v1/report?month={MONTH}&format={form}" for form in DUE if form != "pdf"]
+    answers = {path: fleet.get(path) for path in asked}
+    assert {path: answer.text for path, answer in answers.items() if answer.status_code not in (200, 404)} == {}
+    (row,) = answers[f"/v1/report?month={MONTH}"].json()["ledgers"]
+    assert Decimal(row["due"]) == total(running.due())
