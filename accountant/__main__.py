@@ -3,8 +3,8 @@
 `main(argv)` returns an exit code: 0 success, 1 failure (one clear line per fault on stderr, never a traceback), 2 wrong
 usage, 70 the database failed and the process has to be started again.
 
-A command that only calls a running accountant does not load the accountant's own modules, which would take four fifths
-of its start-up time. Help and completion, which list every command, import all of them."""
+The modules of accountant.cli declare the commands and load nothing else: a command loads what it does when it runs, so
+that help and completion, which import all of them, answer at once."""
 
 from __future__ import annotations
 

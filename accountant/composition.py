@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -70,6 +69,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.objects import Api
 from gputally.server import config_loading
@@ -121,7 +121,7 @@ def create_app(deps: Deps) -> FastAPI:
     """Makes the HTTP application. The maker of `deps` closes its objects after the last request."""
     app = _App(
         title="gputally accountant",
-        version=version("gputally"),
+        version=__version__,
         summary="The ledger of GPU-hours and cost.",
         docs_url=None,
         redoc_url=None,

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-import httpx2
-
 from dashboards import (
     cluster_dashboard,
     fairshare_dashboard,
@@ -31,7 +29,6 @@ from dashboards import (
     prometheus_rules,
     team_dashboard,
 )
-from gputally.base import http_calls
 from gputally.base.command_output import OUTPUTS, show
 
 TIMEOUT_S = 30.0
@@ -68,6 +65,8 @@ class Grafana:
     token: the token of a service account."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None = None) -> None:
+        from gputally.base import http_calls
+
         parsed = http_calls.address(url, "https://grafana.example", GrafanaError)
         self._url = url.rstrip("/")
         self._token = token
@@ -102,6 +101,10 @@ class Grafana:
 
     def _request(self, method: str, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
         """Send a request and return the decoded answer; None for 404 if `missing_is_none`."""
+        import httpx2
+
+        from gputally.base import http_calls
+
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         place = f"{method} {self._url}{path}"
         content = None if body is None else json.dumps(body)
@@ -255,6 +258,8 @@ def _check() -> int:
 
 
 def _push(arguments: argparse.Namespace) -> int:
+    from gputally.base import http_calls
+
     token = http_calls.read_token(arguments.token_file, GrafanaError)
     if not token:
         raise GrafanaError(f"{arguments.token_file}: the file is empty; write a service account's token into it")

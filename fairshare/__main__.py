@@ -3,29 +3,20 @@
 `main(argv)` returns the exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong
 call.
 
-`divide` reads cases from JSON. A case has the keys `name, total, kValue, queues[], function, resource`, and a queue the
-keys `name, request, deserved, limit, overQuotaWeight, usage, priority, creation, parent, initialFairShare`. The command
-ignores further keys of a conformance file (such as `expected`), and reports any other key as a fault of the case."""
+Help loads no module that decides: each command imports what it needs."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-import yaml
-from pydantic import AfterValidator, Field
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from accountant.wire.policy_models import MOST
-from fairshare import composition
+from accountant.wire.option_types import MOST
 from fairshare.cli.command_options import (
     CaPath,
     ClusterOptions,
@@ -41,96 +32,15 @@ from fairshare.cli.command_options import (
 from fairshare.cli.explain_command import explain
 from fairshare.cli.replay_command import replay
 from fairshare.cli.simulate_commands import simulate, what_if
-from fairshare.controller import event_and_decision_recorder
-from fairshare.controller import policy_file as policies
-from fairshare.controller.weight_writer import adopt as take_over
-from fairshare.controller.weight_writer import advice, release_weights
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, Function
-from fairshare.core.settings import load
-from fairshare.explain import plan_tables
-from fairshare.laws.division import divide as divide_case
-from fairshare.preemption.preemption_controller import by_hand, latency_reason
-from fairshare.preemption.preemption_cycle import PreemptionReport
-from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.preemption.service_latency_objectives import prometheus_latency
-from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
-from fairshare.targets.kai import shard_advice
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
-from gputally.server.config_loading import Model, faults_of, parse_seconds
 
-_IGNORED = {"source", "expected", "expectedRemaining", "deterministic", "alternatives", "note", "meta"}
-
-
-def _quota(value: float) -> float:
-    if UNLIMITED < value < 0:
-        raise ValueError(f"{value:g} is neither -1 (unlimited) nor 0 or more")
-    return value
-
-
-Amount = Annotated[float, Field(ge=0, le=MOST)]
-Quota = Annotated[float, Field(ge=UNLIMITED, le=MOST), AfterValidator(_quota)]
-
-
-class _Case(Model, strict=True):
-    """A JSON object of a case. Unknown keys, and texts in place of numbers, are faults."""
-
-
-class CaseQueue(_Case):
-    """A queue of a case, with the fields of `Claim`."""
-
-    name: str = Field(min_length=1)
-    request: Amount
-    deserved: Quota = 0.0
-    limit: Quota = UNLIMITED
-    weight: Amount = Field(default=1.0, alias="overQuotaWeight")
-    usage: Annotated[float, Field(ge=-MOST, le=MOST)] = 0.0
-    priority: int = 100
-    creation: int = 0
-    parent: str | None = None
-    initial: Amount = Field(default=0.0, alias="initialFairShare")
-
-
-class DivisionCase(_Case):
-    """A case, with the fields of `DivisionProblem`."""
-
-    name: str = ""
-    total: Amount
-    k: Amount = Field(default=0.0, alias="kValue")
-    queues: list[CaseQueue]
-    function: Function = "hierarchy"
-    resource: str = "GPU"
-
-
-def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
-    """Return the cases of a JSON document. Raises DivisionError that names the case and the key at fault."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DivisionError(f"not JSON: {error}") from error
-    if isinstance(document, Mapping) and "vectors" in document:
-        document = document["vectors"]
-    cases = document if isinstance(document, list) else [document]
-    if not cases:
-        raise DivisionError("it contains no case: a case has the keys total and queues")
-    return tuple(_problem(case, number) for number, case in enumerate(cases, 1))
-
-
-def _problem(raw: object, number: int) -> DivisionProblem:
-    if not isinstance(raw, Mapping):
-        raise DivisionError(f"case {number}: it is not a JSON object with the keys total and queues")
-    content = {key: value for key, value in raw.items() if key not in _IGNORED}
-    name = raw.get("name") or f"case {number}"
-    label = f"case {name!r}" if raw.get("name") else name
-    for path, message in faults_of(content, DivisionCase):
-        raise DivisionError(f"{label}: {'.'.join(map(str, path))}: {message}")
-    case = DivisionCase.model_validate(content)
-    claims = tuple(Claim(**{**queue.model_dump(), "parent": queue.parent or None}) for queue in case.queues)
-    return DivisionProblem(name, case.total, case.k, claims, case.function, case.resource)
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 app = typer.Typer(
@@ -177,6 +87,10 @@ def run(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Publish weights until SIGTERM or Ctrl-C. The policy decides what is written."""
+    from fairshare import composition
+    from fairshare.controller import event_and_decision_recorder
+    from fairshare.core.settings import load
+
     options = {
         "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file,
         "accountants": accountants, "cluster": cluster,
@@ -206,6 +120,9 @@ def plan(
 
     It uses the API server's dry-run, so it shows conflicts and refusals in advance. The accountant gets neither the
     policy nor the decisions."""
+    from fairshare.controller import policy_file as policies
+    from fairshare.explain import plan_tables
+
     others = at.others()
     with at.client() as client:
         report, _ = dry_run_cycle(policies.load(policy, others)[0], client, others, on)
@@ -244,6 +161,16 @@ def preempt(
     on: ClusterOptions,
 ) -> None:
     """Preempt pods for one workload now, by the policy's rules and limits, and show the victims with the reasons."""
+    from rich.text import Text
+
+    from fairshare.cli.preemption_tables import preemption_view
+    from fairshare.controller import policy_file as policies
+    from fairshare.explain import plan_tables
+    from fairshare.preemption.preemption_controller import by_hand, latency_reason
+    from fairshare.preemption.preemption_types import PreemptionCall
+    from fairshare.preemption.service_latency_objectives import prometheus_latency
+    from gputally.server.config_loading import parse_seconds
+
     others, clock = at.others(), SystemClock()
     loaded = policies.load(policy, others)[0]
     try:
@@ -267,40 +194,6 @@ def preempt(
         raise typer.Exit(1)
 
 
-def preemption_view(report: PreemptionReport) -> RenderableType:
-    """Render the verdicts, the victims, and the spared workloads, with every reason."""
-    parts: list[RenderableType] = []
-    for verdict in report.verdicts:
-        parts.append(Text(f"{verdict.claimant} of queue {verdict.queue} {verdict.reason}", "bold"))
-        stops = [stop for stop in report.stops if stop.claimant == verdict.claimant]
-        if stops:
-            table = _preemption_table("victim", "queue", "GPUs", "lost GPU-h", "result", "reason")
-            for stop in stops:
-                victim = stop.victim
-                name = victim.gang.key
-                figures = (f"{victim.gpus:g}", f"{victim.lost_gpu_hours:.1f}")
-                why = f"{victim.reason} {stop.effect.detail}".strip()
-                table.add_row(name, victim.gang.queue, *figures, stop.effect.result, why)
-            parts.append(table)
-        if verdict.spared:
-            table = _preemption_table("spared", "queue", "reason")
-            for spared in verdict.spared:
-                table.add_row(spared.key, spared.queue, spared.reason)
-            parts.append(table)
-    parts += [Text(fault, "yellow") for fault in report.faults]
-    if not report.verdicts:
-        parts.append(Text("no pod of the workload waits for GPUs; give --gpus to free GPUs anyway"))
-    return Group(*parts)
-
-
-def _preemption_table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        right = heading in ("GPUs", "lost GPU-h")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    return table
-
-
 @app.command()
 def divide(
     input: Annotated[
@@ -314,6 +207,12 @@ def divide(
     """Divide GPUs as KAI does, and show the shares.
 
     With --output json it prints an array with an object {name, shares, remaining} for each case."""
+    from rich.console import Group
+
+    from fairshare.cli.division_cases import parse
+    from fairshare.explain import plan_tables
+    from fairshare.laws.division import divide as divide_case
+
     try:
         text = sys.stdin.buffer.read() if input == "-" else Path(input).read_bytes()
     except OSError as error:
@@ -349,6 +248,8 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there are warnings.")] = False,
 ) -> None:
     """Report errors in a policy (exit 1), and warnings about settings that are rarely intended (exit 0)."""
+    from fairshare.controller import policy_file as policies
+
     if gang and capacity is None:
         raise policies.PolicyFault("--gang: give --capacity too, the number of GPUs of the cluster")
     policy, document = policies.load(file)
@@ -379,6 +280,11 @@ def release(
 ) -> None:
     """Restore the weights that the queues had before gputally, and let preempted workloads run again. Use it to switch
     gputally off."""
+    from fairshare.controller import policy_file as policies
+    from fairshare.controller.weight_writer import release_weights
+    from fairshare.explain import plan_tables
+    from fairshare.preemption.unfinished_preemptions import FinishedPreemptions, finish_all
+
     loaded = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
     with on.targets(loaded) as (cluster, outside):
@@ -412,6 +318,14 @@ def adopt(
     on: TargetOptions,
 ) -> None:
     """Take over the fields of the weights from their present managers (Argo CD, Flux, kubectl). No value changes."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from fairshare.controller import policy_file as policies
+    from fairshare.controller.weight_writer import adopt as take_over
+    from fairshare.controller.weight_writer import advice
+    from fairshare.explain import plan_tables
+
     loaded = policies.load(policy)[0]
     with on.targets(loaded) as (cluster, outside):
         adoptions = take_over(loaded, cluster, queue=queue, clusters=outside, dry_run=dry_run)
@@ -434,6 +348,11 @@ def shard(
     endpoint: Annotated[str, typer.Option(help="Address at which KAI's Prometheus client queries usage.")],
 ) -> None:
     """Print the part of a KAI SchedulingShard that matches the policy. Applying it restarts KAI's scheduler."""
+    import yaml
+
+    from fairshare.controller import policy_file as policies
+    from fairshare.targets.kai import shard_advice
+
     print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
 
 

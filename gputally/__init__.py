@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING
+
+from gputally.base.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gputally.client import Client
 
-__version__ = version("gputally")
 __all__ = ["__version__", "connect"]
 
 

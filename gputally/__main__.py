@@ -10,8 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import cast
+
+from gputally.base.version import __version__
 
 Main = Callable[[Sequence[str]], int]
 
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if arguments else 2
     if arguments[0] in {"-V", "--version"}:
-        print(f"gputally {version('gputally')}")
+        print(f"gputally {__version__}")
         return 0
     command = COMMANDS.get(arguments[0])
     if command is None:

@@ -25,6 +25,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from gputally.base.version import __version__
+
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 IMAGES = ("agent", "accountant", "fairshare")
@@ -69,7 +71,11 @@ def agreed(tag: str | None) -> str:
     tag: the tag of the release; None checks neither the tag nor the date in the changelog."""
     here = version()
     chart = yaml.safe_load((ROOT / "helm/gputally/Chart.yaml").read_text("utf-8"))
-    for name, found in (("Chart.yaml: version", chart["version"]), ("Chart.yaml: appVersion", chart["appVersion"])):
+    others = {
+        "Chart.yaml: version": chart["version"], "Chart.yaml: appVersion": chart["appVersion"],
+        "gputally/base/version.py": __version__,
+    }  # fmt: skip
+    for name, found in others.items():
         if found != here:
             raise Refused(f"{name} is {found}, but the version in pyproject.toml is {here}")
     if tag is not None:

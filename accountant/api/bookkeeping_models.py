@@ -13,6 +13,7 @@ import msgspec
 from accountant.bookkeeping.invoice_reconciliation import Reconciliation
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.bookkeeping.price_book_versions import Origin, PriceDiff
+from accountant.ledger.protocols import GpuOwnership
 from accountant.notifications.subscriptions import Outcome
 from agent.wire import PodFacts
 from gputally.server.config_loading import Model
@@ -198,6 +199,15 @@ class Reconciled(Model):
     after: Reconciliation | None = None
     version: str | None = None
     corrections: int = 0
+
+
+class GpuOwners(Model):
+    """One page of GPUs with their owners, sorted by cluster and UUID.
+
+    next_after: pass it as `after` for the next page; null at the end."""
+
+    gpus: tuple[GpuOwnership, ...]
+    next_after: str | None
 
 
 class ObservedPods(Model):

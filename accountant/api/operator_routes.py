@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
 from accountant.api.access_control import Admin, Reader, admit, body, require_all_teams
-from accountant.api.bookkeeping_models import Balance, DeliveryState
+from accountant.api.bookkeeping_models import Balance, DeliveryState, GpuOwners
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answers, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
@@ -234,15 +234,6 @@ class OwnersParams(Params):
             and (not self.node or self.node in gpu.nodes)
             and (not self.moved or len(gpu.owners) > 1 or bool(gpu.claims))
         )
-
-
-class GpuOwners(Model):
-    """One page of GPUs with their owners, sorted by cluster and UUID.
-
-    next_after: pass it as `after` for the next page; null at the end."""
-
-    gpus: tuple[GpuOwnership, ...]
-    next_after: str | None
 
 
 @gpu_router.get("/v1/gpus/owners", summary="Which node each GPU belonged to", responses=refuses("invalid-parameter"))

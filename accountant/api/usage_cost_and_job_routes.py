@@ -50,6 +50,7 @@ from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.reports.figure_formatting import age_note
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
@@ -57,7 +58,6 @@ from accountant.wire.usage_cost_and_job_models import (
     Dimension,
     JobAnswer,
     JobsAnswer,
-    JobState,
     UsageAnswer,
     coverage,
 )

@@ -39,6 +39,7 @@ from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage_columns import PRICED_BY, Place
 from accountant.prices.price_book import PriceBook
+from accountant.wire.option_types import JobState
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -46,7 +47,6 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobPart,
-    JobState,
     UsageLine,
 )
 from gputally.base.apportionment import apportion

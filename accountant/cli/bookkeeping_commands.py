@@ -17,36 +17,14 @@ from __future__ import annotations
 import json
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-from pydantic import BaseModel, Field
-from rich.console import Group, RenderableType
 from typer import Argument, Option
 
-from accountant.api.bookkeeping_models import (
-    BookedAdjustment,
-    BookedCorrection,
-    Credit,
-    DeliveryState,
-    Period,
-    PriceVersion,
-    Reconciled,
-    RepricingResult,
-    WaitingProposal,
-)
-from accountant.bookkeeping.invoice_reconciliation import MOST_ITEM, Invoice, InvoiceLine
-from accountant.bookkeeping.price_book_versions import PriceDiff
-from accountant.cli import terminal_tables
 from accountant.cli.connection_options import Printed, Server, ZonedLedger, print_answer
-from accountant.core import periods
-from accountant.ledger.protocols import GpuOwnership, RetiredDevice
 from gputally.base.command_output import with_option_groups
 from gputally.base.errors import CannotStart
-from gputally.server.config_loading import Model, load_yaml
-
-if TYPE_CHECKING:
-    from accountant.storage.invoice_file import InvoiceItem
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Month = Annotated[str, Argument(help="A calendar month: 2026-10.")]
@@ -60,6 +38,9 @@ Approver = Annotated[str, Option(help="The person who approved it, who must not 
 @with_option_groups
 def months(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every month with its status and hash."""
+    from accountant.api.bookkeeping_models import Period
+    from accountant.cli import terminal_tables
+
     all_months = at.ask(tuple[Period, ...], "/v1/periods")
     print_answer(output, all_months, terminal_tables.periods)
 
@@ -80,6 +61,9 @@ def close(
     at: ZonedLedger,
 ) -> None:
     """Close a month, so that its statement never changes. Refused while there are objections."""
+    from accountant.api.bookkeeping_models import Period
+    from accountant.cli import terminal_tables
+
     period = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
@@ -88,6 +72,9 @@ def close(
 @with_option_groups
 def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: ZonedLedger) -> None:
     """Reopen the newest closed month, before it is published."""
+    from accountant.api.bookkeeping_models import Period
+    from accountant.cli import terminal_tables
+
     period = at.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
@@ -96,6 +83,9 @@ def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: Zoned
 @with_option_groups
 def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: ZonedLedger) -> None:
     """Publish a closed month. It cannot be reopened afterwards."""
+    from accountant.api.bookkeeping_models import Period
+    from accountant.cli import terminal_tables
+
     period = at.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 
@@ -114,6 +104,9 @@ def proposals(
     at: ZonedLedger,
 ) -> None:
     """List late changes of closed months with their effect by team; accept (take) or refuse one."""
+    from accountant.api.bookkeeping_models import BookedCorrection, WaitingProposal
+    from accountant.cli import terminal_tables
+
     if act != "list" and not (month and proposal):
         raise typer.BadParameter(f"{act} needs the month and the id of the proposal: `proposals` lists both")
     if act == "refuse" and not reason.strip():
@@ -134,6 +127,9 @@ def proposals(
 @with_option_groups
 def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept every proposal: book all late changes of closed months."""
+    from accountant.api.bookkeeping_models import BookedCorrection
+    from accountant.cli import terminal_tables
+
     booked = at.act(tuple[BookedCorrection, ...], "/v1/corrections", {})
     print_answer(output, booked, terminal_tables.corrections)
 
@@ -147,6 +143,9 @@ def corrections(
     at: ZonedLedger,
 ) -> None:
     """List corrections of closed months, each with the month that it corrects and the month in which it is booked."""
+    from accountant.api.bookkeeping_models import BookedCorrection
+    from accountant.cli import terminal_tables
+
     booked = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
     print_answer(output, booked, terminal_tables.corrections)
 
@@ -164,6 +163,9 @@ def adjust(
     at: ZonedLedger,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
+    from accountant.api.bookkeeping_models import BookedAdjustment
+    from accountant.cli import terminal_tables
+
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
     booked = at.act(BookedAdjustment, "/v1/adjustments", body)
     print_answer(output, booked, lambda row: terminal_tables.adjustments([row]))
@@ -185,6 +187,9 @@ def credit(
     at: ZonedLedger,
 ) -> None:
     """Show what each team was billed for a node; with --book, credit these amounts."""
+    from accountant.api.bookkeeping_models import BookedAdjustment, Credit
+    from accountant.cli import terminal_tables
+
     if book and not (reason.strip() and approved_by.strip()):
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
@@ -205,6 +210,9 @@ def adjustments(
     at: ZonedLedger,
 ) -> None:
     """List approved credits and charges."""
+    from accountant.api.bookkeeping_models import BookedAdjustment
+    from accountant.cli import terminal_tables
+
     booked = at.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
     print_answer(output, booked, terminal_tables.adjustments)
 
@@ -223,6 +231,12 @@ def reprice(
     """Show how another price book changes a month; with --apply put it in force.
 
     Open months then have its prices. If MONTH is closed, it is corrected; other closed months are not."""
+    from rich.console import Group
+
+    from accountant.api.bookkeeping_models import RepricingResult
+    from accountant.bookkeeping.price_book_versions import PriceDiff
+    from accountant.cli import terminal_tables
+
     try:
         content = book.read_bytes()
     except OSError as error:
@@ -246,15 +260,11 @@ def reprice(
 @with_option_groups
 def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
     """List every price book that was in force, and who put it in force."""
+    from accountant.api.bookkeeping_models import PriceVersion
+    from accountant.cli import terminal_tables
+
     versions = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
     print_answer(output, versions, lambda versions: terminal_tables.price_versions(versions, UTC))
-
-
-class _Owners(BaseModel):
-    """One page of GPUs with their owners."""
-
-    gpus: tuple[GpuOwnership, ...]
-    next_after: str | None
 
 
 @app.command()
@@ -272,6 +282,10 @@ def gpus(
     at: ZonedLedger,
 ) -> None:
     """Show the nodes to which each GPU belonged, or confirm that GPUs moved to another node."""
+    from accountant.api.bookkeeping_models import GpuOwners
+    from accountant.cli import terminal_tables
+    from accountant.ledger.protocols import GpuOwnership
+
     uuids = gpu or []
     if act == "move":
         if not (node and uuids and reason.strip()):
@@ -285,7 +299,7 @@ def gpus(
         ownerships, after = (), ""
         with at.connection() as remote:
             while True:
-                page = remote.ask(_Owners, "/v1/gpus/owners", {**query, "after": after})
+                page = remote.ask(GpuOwners, "/v1/gpus/owners", {**query, "after": after})
                 ownerships += page.gpus
                 if page.next_after is None:
                     break
@@ -306,6 +320,9 @@ def retire(
     at: ZonedLedger,
 ) -> None:
     """Retire GPUs that were removed permanently. Their unmetered time until then stays unmetered."""
+    from accountant.cli import terminal_tables
+    from accountant.ledger.protocols import RetiredDevice
+
     body = {"cluster": cluster, "node": node, "gpus": gpu or [], "since": since, "reason": reason}
     devices = at.act(tuple[RetiredDevice, ...], "/v1/gpus/retire", body)
     print_answer(output, devices, terminal_tables.retired)
@@ -321,44 +338,15 @@ def deliveries(
     at: Server,
 ) -> None:
     """List automatic reports and notices, newest first, with the outcome of each delivery."""
+    from accountant.api.bookkeeping_models import DeliveryState
+    from accountant.cli import terminal_tables
+
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
     if again is not None:
         at.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
     states = at.ask(tuple[DeliveryState, ...], "/v1/deliveries")
     print_answer(output, states, terminal_tables.deliveries)
-
-
-class InstanceModel(Model):
-    """The GPU model of one instance type. name: the instance type in the invoice. model: the model in the price
-    book."""
-
-    name: str = Field(min_length=1, max_length=200)
-    model: str = Field(min_length=1, max_length=200)
-
-
-class InstanceMap(Model):
-    """The content of the instances file. Items of the invoice that it does not list are no GPUs of the clusters."""
-
-    schema_: Literal[1] = Field(alias="schema")
-    instances: tuple[InstanceModel, ...] = Field(min_length=1)
-
-
-def lines(items: list[InvoiceItem], instance_map: InstanceMap) -> tuple[InvoiceLine, ...]:
-    """The lines of an invoice as the accountant accepts them, without lines that cost nothing."""
-    models = {entry.name: entry.model for entry in instance_map.instances}
-    return tuple(
-        InvoiceLine(
-            item=item.instance[:MOST_ITEM] or "(no name)",
-            gpu_model=models.get(item.instance, ""),
-            region=item.region,
-            capacity_type=item.capacity_type if item.instance in models else "",
-            amount=item.amount,
-            currency=item.currency,
-        )
-        for item in items
-        if item.amount
-    )
 
 
 @app.command()
@@ -376,7 +364,12 @@ def reconcile(
 ) -> None:
     """Compare an invoice with the bills line by line: invoice = teams + idle + unmatched. With --true-up, the month
     gets the rates of the invoice."""
+    from accountant.api.bookkeeping_models import Reconciled
+    from accountant.bookkeeping.invoice_reconciliation import Invoice
+    from accountant.cli.invoice_lines import InstanceMap, lines, reconciliation_table
+    from accountant.core import periods
     from accountant.storage.invoice_file import read_invoice  # imports duckdb
+    from gputally.server.config_loading import load_yaml
 
     if apply and not reason.strip():
         raise typer.BadParameter("--true-up needs a --reason")
@@ -391,11 +384,4 @@ def reconcile(
     query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
     with at.connection() as remote:
         result = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
-    print_answer(output, result, _reconciliation, (result.after or result.before).lines)
-
-
-def _reconciliation(result: Reconciled) -> RenderableType:
-    if result.after is None:
-        return terminal_tables.reconciliation(result.before)
-    booked = terminal_tables.trued_up(result.version or "", result.corrections)
-    return Group(terminal_tables.reconciliation(result.before), terminal_tables.reconciliation(result.after), booked)
+    print_answer(output, result, reconciliation_table, (result.after or result.before).lines)

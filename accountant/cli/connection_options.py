@@ -7,25 +7,26 @@ A command has one parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import typer
-from pydantic import BaseModel
-from rich.console import RenderableType
 from typer import Option
 
-from accountant.core import periods
-from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import atomic_file
-from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
-from gputally.base.http_calls import read_token
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import RenderableType
+
+    from accountant.wire.typed_accountant_client import AccountantClient
+    from gputally.base.accountant_connection import Query
+
 
 Printed = Annotated[Output, Option("--output", "--format", help="Format of the output.")]
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
@@ -57,7 +58,7 @@ class Grouping:
 
 
 M = TypeVar("M")
-R = TypeVar("R", bound=BaseModel | Sequence[BaseModel])
+R = TypeVar("R", bound="BaseModel | Sequence[BaseModel]")
 
 
 def print_answer(
@@ -67,6 +68,8 @@ def print_answer(
 
     table: makes the table that people read.
     records: the rows of CSV; None: the models of `answer`."""
+    from pydantic import BaseModel
+
     models = [answer] if isinstance(answer, BaseModel) else list(answer)
     document = _dumped(answer) if isinstance(answer, BaseModel) else [_dumped(model) for model in models]
     show(output, lambda: table(answer), document, map(_dumped, models if records is None else records))
@@ -90,9 +93,12 @@ def _serve_offline(ledger: Path, **more_settings: Any) -> Iterator[AccountantCli
     recorded.
 
     Raises CannotStart if there is no ledger."""
+    import secrets
+
     # Imported here, because a command to a running accountant should not wait for these modules.
     from accountant.composition import Service
     from accountant.core.settings import Settings
+    from accountant.wire.typed_accountant_client import AccountantClient
     from gputally.base.clock import SystemClock
     from gputally.server import logs_and_metrics
     from gputally.server.https_server import serve
@@ -134,6 +140,10 @@ class Server:
     @contextlib.contextmanager
     def connection(self) -> Iterator[AccountantClient]:
         """A client of the accountant, for the time of the context."""
+        from accountant.wire.typed_accountant_client import AccountantClient
+        from gputally.base.accountant_connection import Unanswered
+        from gputally.base.http_calls import read_token
+
         token = read_token(self.token_file, Unanswered) if self.token_file is not None else None
         yield AccountantClient(self.url, token, self.ca_file)
 
@@ -167,6 +177,8 @@ class ZonedLedger(Ledger):
     @property
     def zone(self) -> ZoneInfo:
         """The time zone. Raises ValueError if it is unknown."""
+        from accountant.core import periods
+
         return periods.zone(self.timezone or "UTC")
 
     def _settings(self) -> dict[str, Any]:

@@ -11,32 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
-from pydantic import ValidationError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from typer import Argument, Option
 
-from accountant.api.problems import reason as first_reason
-from accountant.cli import terminal_tables
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
-from accountant.cli.terminal_tables import NAMES
-from accountant.core import periods
-from accountant.core.periods import Month, utc
-from accountant.core.settings import Issuer, Lake, load
-from accountant.reports.figure_formatting import money
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
-from accountant.wire.policy_models import UNASSIGNED, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
+from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import CannotStart
-from gputally.base.money import exact_sum
-from gputally.base.number_format import NOTHING, hours
 from gputally.base.units import MS_PER_HOUR
-from gputally.server import config_loading, logs_and_metrics
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from accountant.core.settings import Lake
     from accountant.fleet.fleet_ledgers import Fleet, FleetMonth, FleetQuery, ProgressCallback
+    from accountant.wire.usage_cost_and_job_models import Dimension
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Usage, cost and reports of several clusters, from their lake.", no_args_is_help=True)
@@ -64,6 +53,7 @@ class Engine:
         # Imported here, because the import takes half a second, which other commands do not need.
         from accountant.fleet.fleet_ledgers import Fleet, Rates, load_lake
         from accountant.lake.query_engines import open_engine
+        from gputally.server import config_loading
 
         running = open_engine(self.engine, load_lake(lake) if isinstance(lake, str) else lake, self.engine_url)
         try:
@@ -80,6 +70,10 @@ RatesFile = Annotated[Path | None, Option("--rates", help="File with exchange ra
 @with_option_groups
 def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> None:
     """List the ledgers that publish to the lake, and how recent their data is."""
+    from accountant.core.periods import utc
+    from gputally.base.number_format import NOTHING
+    from gputally.base.terminal import table
+
     with engine.opened(lake) as fleet:
         statuses = [member.status for member in fleet.members()]
 
@@ -111,6 +105,9 @@ def usage(
     engine: Engine,
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
+    from accountant.cli import terminal_tables
+    from accountant.core import periods
+
     zone = timezone or "UTC"
     query = _query(wanted, zone)
     with engine.opened(lake) as fleet, _progress() as progress:
@@ -131,6 +128,9 @@ def cost(
     engine: Engine,
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
+    from accountant.cli import terminal_tables
+    from accountant.core import periods
+
     zone = timezone or "UTC"
     query = _query(wanted, zone)
     with engine.opened(lake, rates) as fleet, _progress() as progress:
@@ -153,6 +153,13 @@ def windows(
 ) -> None:
     """Show the usage of each queue in a window, added up over the clusters. Without --end the window ends with the last
     full hour that every cluster has published."""
+    from pydantic import ValidationError
+
+    from accountant.api.problems import reason as first_reason
+    from accountant.cli import terminal_tables
+    from accountant.core import periods
+    from accountant.wire.policy_models import UNASSIGNED, WindowSpec
+
     try:
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
@@ -191,6 +198,10 @@ def report(
 ) -> None:
     """Show what a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's
     report."""
+    from accountant.core.periods import Month
+    from accountant.core.settings import Issuer
+    from gputally.base.terminal import Terminal
+
     calendar_month = Month.parse(month)
     if to is not None and not to.is_dir():
         raise CannotStart(f"{to}: there is no such folder: make it, or give --to another one")
@@ -235,8 +246,10 @@ def serve(
     engine: Engine,
 ) -> None:
     """Serve the read-only pages and API of every cluster, and of all together, until SIGTERM or Ctrl-C."""
+    from accountant.core.settings import load
     from accountant.fleet.fleet_ledgers import load_lake
     from accountant.fleet.fleet_server import FleetService, run
+    from gputally.server import logs_and_metrics
 
     flags = {"listen": listen, "auth": auth, "tokens": tokens, "callers": callers}
     settings = load(config, os.environ, {name: value for name, value in flags.items() if value is not None})
@@ -250,6 +263,12 @@ def serve(
 
 def month_table(summary: FleetMonth) -> Table:
     """A table of one month: every ledger, the highest amount first, then what each team owes in all ledgers."""
+    from accountant.cli.terminal_tables import NAMES
+    from accountant.reports.figure_formatting import money
+    from gputally.base.money import exact_sum
+    from gputally.base.number_format import NOTHING, hours
+    from gputally.base.terminal import figures, table
+
     month_rows = table(
         f"The fleet in {summary.month}",
         ["ledger", "month",
@@ -287,6 +306,10 @@ def month_table(summary: FleetMonth) -> Table:
 @contextlib.contextmanager
 def _progress() -> Iterator[ProgressCallback]:
     """A progress bar on standard error, if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from gputally.base.terminal import Terminal
+
     console = Terminal(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -296,6 +319,8 @@ def _progress() -> Iterator[ProgressCallback]:
 
 def _query(wanted: Grouping, timezone: str) -> FleetQuery:
     """The query of the options. The end defaults to now, the start to the beginning of the end's month."""
+    from accountant.core import periods
+    from accountant.core.periods import Month, utc
     from accountant.fleet.fleet_ledgers import FleetQuery
 
     zone = periods.zone(timezone)
@@ -309,6 +334,8 @@ def _query(wanted: Grouping, timezone: str) -> FleetQuery:
 
 
 def _dimensions(by: str) -> tuple[Dimension, ...]:
+    from accountant.wire.usage_cost_and_job_models import Dimension
+
     known = get_args(Dimension)
     names = tuple(part for part in by.split(",") if part)
     unknown = [name for name in names if name not in known]

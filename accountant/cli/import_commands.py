@@ -6,31 +6,24 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 from typer import Argument, Option
 
-from accountant.api.bookkeeping_models import ObservedPods, PodReport
-from accountant.api.problems import Refusal
-from accountant.api.query_parameters import instant
 from accountant.cli.connection_options import Printed, ZonedLedger
-from accountant.core.claim_overlap import Span
-from accountant.history_import import slurm_history
-from accountant.history_import.import_run import KNOWN_LIMITS, Destination, Read, Summary, run
-from accountant.history_import.prometheus_source import History, PrometheusFailed
-from accountant.history_import.slurm_history import SlurmHistory, offers
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, Terminal, show, with_option_groups
+from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import AccountantError
-from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
-from gputally.server.config_loading import parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from accountant.core.claim_overlap import Span
+    from accountant.history_import import slurm_history
+    from accountant.history_import.import_run import Destination, Read, Summary
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 import_app = typer.Typer(help="Usage from before the agents, from Prometheus or Slurm.", no_args_is_help=True)
@@ -68,6 +61,10 @@ def from_prometheus(
 ) -> None:
     """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
     duplicates."""
+    from accountant.history_import.import_run import Destination
+    from accountant.history_import.prometheus_source import History, PrometheusFailed
+    from gputally.base.prometheus_api import Prometheus
+
     now = SystemClock().wall_ms()
     end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
     span = _since(since, end, at), end
@@ -102,6 +99,11 @@ def from_slurm(
     at: ZonedLedger,
 ) -> None:
     """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates."""
+    from accountant.history_import import slurm_history
+    from accountant.history_import.import_run import Destination
+    from accountant.history_import.slurm_history import SlurmHistory, offers
+    from gputally.base.terminal import Terminal
+
     reading = slurm_history.read(_bytes(file), at.zone)
     complain = Terminal(stderr=True)
     offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
@@ -133,6 +135,8 @@ def from_slurm(
 
 
 def _import(to: Destination, read: Read, span: Span, chunk_ms: int) -> Summary:
+    from accountant.history_import.import_run import run
+
     with _bar(f"{to.source} → {to.cluster}") as progress:
         return run(to, read, span, chunk_ms, progress)
 
@@ -140,6 +144,17 @@ def _import(to: Destination, read: Read, span: Span, chunk_ms: int) -> Summary:
 @contextlib.contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on stderr, if that is a terminal."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from gputally.base.terminal import Terminal
+
     console = Terminal(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
@@ -152,6 +167,10 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _print_summaries(summaries: Sequence[tuple[Destination, Summary]], output: Output) -> None:
     """Prints the result for each cluster."""
+    from rich.console import Group
+
+    from accountant.history_import.import_run import KNOWN_LIMITS
+
     records = [
         {
             "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
@@ -170,6 +189,11 @@ def _coverage(summary: Summary) -> float | None:
 
 def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:
     """The result for one cluster: a table, and the known limits of the source."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from accountant.history_import.import_run import KNOWN_LIMITS
+
     if not summary.done:
         yield Text(f"{to.cluster}: all of this history was imported before, so nothing was sent")
         return
@@ -210,6 +234,9 @@ def _bytes(file: Path) -> bytes:
 
 
 def _instant(option: str, text: str | None, at: ZonedLedger, otherwise: int) -> int:
+    from accountant.api.problems import Refusal
+    from accountant.api.query_parameters import instant
+
     if text is None:
         return otherwise
     try:
@@ -227,6 +254,8 @@ def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
 
 def duration_ms(text: str) -> int | None:
     """A duration in milliseconds; None if the text is no duration."""
+    from gputally.server.config_loading import parse_duration
+
     try:
         seconds = parse_duration(text)
     except ValueError:
@@ -274,6 +303,12 @@ def import_jobs(
 ) -> None:
     """Send the names of Slurm jobs to the accountant, because agents know only their numbers. Repeating the command
     changes nothing."""
+    import msgspec
+
+    from accountant.api.bookkeeping_models import ObservedPods, PodReport
+    from accountant.history_import import slurm_history
+    from gputally.base.terminal import Terminal
+
     reading = slurm_history.read(_bytes(file), at.zone)
     _complain(Terminal(stderr=True), file, reading.faults)
     if reading.faults and not reading.jobs:

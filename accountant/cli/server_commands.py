@@ -8,31 +8,14 @@ request on. `token revoke` deletes only the lines of the entry; comments and oth
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
-import yaml
-from pydantic import ValidationError
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as AsgiScope
 from typer import Argument, Option
 
-from accountant import composition
-from accountant.api.problems import answer as problem
-from accountant.api.problems import retry_later
-from accountant.cli import terminal_tables
 from accountant.cli.connection_options import (
     Ledger,
     Printed,
@@ -42,40 +25,19 @@ from accountant.cli.connection_options import (
     print_answer,
     write_file,
 )
-from accountant.composition import Service
-from accountant.core.settings import ObjectStorage, Settings, host_and_port, load
-from accountant.ledger.protocols import ClockReport, MisdatedRecords
-from accountant.runtime.clock_step_guard import GuardedClock, boot_id
-from accountant.runtime.leadership import Leadership, leadership, take_over
-from accountant.storage import backups
-from accountant.storage.backups import Backup
-from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.folder_or_object_store import FileStore, in_folder, open_store, sha256
-from gputally.base.accountant_connection import Unanswered
-from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Terminal, show, table, with_option_groups
-from gputally.base.yaml_file import FileFault
-from gputally.server import config_loading, logs_and_metrics
-from gputally.server.https_server import serve as serving
-from gputally.server.tokens_and_grants import SCOPES, Scope, TokenEntry, TokenList, new_token
+from gputally.base.command_output import show, with_option_groups
+
+if TYPE_CHECKING:
+    from accountant.storage.backups import Backup
+    from accountant.storage.folder_or_object_store import FileStore
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 clock_app = typer.Typer(help="The accountant's clock, and items that it misdated.", no_args_is_help=True)
 app.add_typer(clock_app, name="clock")
-EXIT_FAILED = 70
-"""EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
-
-RETRY_S = 1.0
-"""How long a client of a waiting replica should wait before the next request."""
-
-_GC_ALLOCATIONS = 50_000
-"""Allocations between garbage collections: a batch creates thousands of objects, hardly any of them in cycles."""
-_SWITCH_S = 0.000_5
-"""How long a thread may run before another gets its turn. While the writer books a large group, each socket operation
-would otherwise wait the interpreter's default of 5 ms, several times per request."""
 
 
 @app.command()
@@ -97,6 +59,11 @@ def serve(
     print_config: Annotated[bool, Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:
     """Serve the ledger until SIGTERM or Ctrl-C."""
+    from accountant.cli.serving import lead
+    from accountant.core.settings import load
+    from accountant.runtime.leadership import leadership
+    from gputally.server import logs_and_metrics
+
     flags = {
         "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
         "inventory": inventory, "policy": policy, "callers": callers, "tls_cert": tls_cert, "tls_key": tls_key,
@@ -109,99 +76,8 @@ def serve(
     logs_and_metrics.configure(settings.log_level)
     leader = leadership(settings, SystemClock())
     with leader.standing():
-        code = _lead(settings, leader)
+        code = lead(settings, leader)
     raise typer.Exit(code)
-
-
-def _lead(settings: Settings, leader: Leadership) -> int:
-    """Waits until this replica leads, then serves the ledger; returns the exit code."""
-    with contextlib.ExitStack() as waiting:
-        if settings.leader_election is not None:
-            stop, events = threading.Event(), structlog.get_logger("accountant")
-            waiting.enter_context(_signals(stop))
-            app, limits = (
-                waiting_app(settings.leader_election.lease, leader.leaderless),
-                settings.limits.of_connections(),
-            )
-            url = waiting.enter_context(serving(app, settings.host, settings.port, composition.tls(settings), limits))
-            events.info("waiting", url=url, lease=settings.leader_election.lease)
-            if not leader.wait(stop):
-                return 0
-            restored = take_over(settings, SystemClock())
-            events.info("leading", restored=None if restored is None else restored.name)
-        clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
-        with Service(settings, clock, fence=leader.fence) as service:
-            waiting.close()  # the service needs the port
-            with _signals(service.over):
-                leader.watch(service.fail, lambda: os._exit(EXIT_FAILED))
-                return run(service)
-
-
-def waiting_app(lease: str, leaderless: Callable[[], bool]) -> ASGIApp:
-    """The application of a replica that does not lead yet: /livez answers 200, every other path 503.
-
-    leaderless: returns whether no other replica is known to lead."""
-
-    async def app(scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        request = Request(scope)
-        response: Response
-        if request.url.path == "/livez":
-            response = PlainTextResponse("waiting\n")
-        else:
-            others = "and no replica is known to hold it" if leaderless() else "because another one serves"
-            why = f"this replica waits for the Lease {lease}, {others}: try again"
-            response = problem(retry_later("ledger-unavailable", why, RETRY_S), request.url.path)
-        await response(scope, receive, send)
-
-    return app
-
-
-@contextlib.contextmanager
-def _signals(over: threading.Event) -> Iterator[None]:
-    """Inside the context, SIGTERM and Ctrl-C set the event."""
-    before = set_on_signals(over)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def take_turns() -> None:
-    """Configures garbage collection and the switching of threads for many senders."""
-    # Objects loaded so far are excluded from full collections, which would otherwise scan all libraries while senders
-    # wait.
-    gc.freeze()
-    gc.set_threshold(_GC_ALLOCATIONS)
-    sys.setswitchinterval(_SWITCH_S)
-
-
-def run(service: Service) -> int:
-    """Serves until the service ends; returns the exit code."""
-    events = structlog.get_logger("accountant")
-    settings = service.settings
-    take_turns()
-    limits = settings.limits.of_connections()
-    with contextlib.ExitStack() as open_ports:
-        for listener in service.listeners:
-            at, name = host_and_port(listener.listen), f"http {listener.what}"
-            address = open_ports.enter_context(
-                serving(listener.app, *at, limits=limits, name=name, tasks=service.tasks)
-            )
-            events.info("serving_for_others", what=listener.what, url=address)
-        url = open_ports.enter_context(
-            serving(service.app, settings.host, settings.port, service.tls, limits, tasks=service.tasks)
-        )
-        service.start()
-        events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
-        service.over.wait()
-        events.info("stopping")
-    if service.failure is None:
-        return 0
-    typer.echo(f"gputally accountant: {service.failure}", err=True)
-    return EXIT_FAILED
 
 
 Archive = Annotated[str | None, Option(help="Place of the archive (archive.to): a folder, s3://…, gs://… or abfs://….")]
@@ -226,6 +102,11 @@ def backup(
     at: Ledger,
 ) -> None:
     """Copy the whole ledger and verify the copy; a running accountant continues meanwhile."""
+    from accountant.cli import terminal_tables
+    from accountant.storage import backups
+    from accountant.storage.duckdb_ledger import open_ledger
+    from accountant.storage.folder_or_object_store import in_folder
+
     if keep is not None and to is None:
         raise typer.BadParameter("--keep needs --to: it removes old backups from that folder")
     if at.db is not None:
@@ -246,6 +127,10 @@ def backup(
 
 
 def _fetched(at: Server, to: Path | None) -> Backup:
+    from accountant.storage.backups import Backup
+    from accountant.storage.folder_or_object_store import sha256
+    from gputally.base.accountant_connection import Unanswered
+
     with at.connection() as remote:
         new_backup = remote.act(Backup, "/v1/backups", {})
         if to is not None:
@@ -264,6 +149,9 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 @with_option_groups
 def list_backups(output: Printed = "table", *, at: Server) -> None:
     """List the accountant's backups (`backups.to`), newest first."""
+    from accountant.cli import terminal_tables
+    from accountant.storage.backups import Backup
+
     stored = at.ask(tuple[Backup, ...], "/v1/backups")
     print_answer(output, stored, terminal_tables.backups)
 
@@ -279,6 +167,12 @@ def restore(
     """Rebuild a lost ledger from a backup, from the archive, or from both, and check that it balances.
 
     When the accountant runs again, agents send the records that are missing."""
+    from accountant.cli import terminal_tables
+    from accountant.core.settings import ObjectStorage
+    from accountant.storage import backups
+    from accountant.storage.duckdb_ledger import open_ledger
+    from accountant.storage.folder_or_object_store import open_store
+
     if source is None and archive is None:
         raise typer.BadParameter("give --from BACKUP, --archive PLACE, or both")
     if source is not None:
@@ -307,6 +201,9 @@ def restore(
 
 
 def _store(address: str | None, object_storage: Path | None, staging: Path) -> FileStore | None:
+    from accountant.core.settings import ObjectStorage
+    from accountant.storage.folder_or_object_store import open_store
+
     return None if address is None else open_store(address, ObjectStorage(secrets=object_storage), staging)
 
 
@@ -316,10 +213,13 @@ File = Annotated[Path, Option("--file", help="The token file.")]
 @token_app.command("list")
 def list_tokens(file: File, output: Printed = "table") -> None:
     """List the holders of tokens, with scopes and expiry."""
+    from accountant.cli.token_file import bound, entries
+    from gputally.base.terminal import table
+
     rows: list[tuple[str, ...]] = []
     records: list[dict[str, object]] = []
     now = datetime.now(UTC)
-    for entry in sorted(_entries(file), key=lambda entry: entry.name):
+    for entry in sorted(entries(file), key=lambda entry: entry.name):
         until = "no end" if entry.expires is None else f"{entry.expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         state = "expired" if entry.expires is not None and entry.expires <= now else "valid"
         rows.append((entry.name, ", ".join(entry.scopes), bound(entry), until, state))
@@ -332,14 +232,17 @@ def list_tokens(file: File, output: Printed = "table") -> None:
 @token_app.command()
 def revoke(name: Annotated[str, Argument(help="Name of the token, as `token list` shows it.")], file: File) -> None:
     """Remove a token from the file. The accountant refuses it within a second."""
-    if name not in {entry.name for entry in _entries(file)}:
+    from accountant.cli.token_file import entries, without
+    from gputally.base.terminal import Terminal
+
+    if name not in {entry.name for entry in entries(file)}:
         raise typer.BadParameter(f"{file}: no token is named {name!r}: `token list` shows the names")
     try:
         text = without(file.read_text(encoding="utf-8"), name)
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
     write_file(file.resolve(), text.encode())
-    Terminal(soft_wrap=True).print(f"{name} is revoked. Tokens left in {file}: {len(_entries(file))}")
+    Terminal(soft_wrap=True).print(f"{name} is revoked. Tokens left in {file}: {len(entries(file))}")
 
 
 @token_app.command()
@@ -359,15 +262,20 @@ def new(
     token_file: Annotated[Path | None, Option(help="New file for the token, instead of printing it.")] = None,
 ) -> None:
     """Create a token. It is printed once, or written to a file; the token file contains only its hash."""
+    from pydantic import ValidationError
+
+    from accountant.cli.token_file import entries, scopes_named, with_entry
+    from gputally.server.tokens_and_grants import new_token
+
     if token_file is not None and token_file.exists():
         raise typer.BadParameter(
             f"{token_file} exists, and its token would be lost: give another file, or remove this one"
         )
-    if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
+    if file is not None and file.exists() and name in {entry.name for entry in entries(file)}:
         raise typer.BadParameter(f"{file}: a token with the name {name!r} exists: revoke it first")
     try:
         token, entry = new_token(
-            name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
+            name, scopes_named(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
             expires=expires.replace(tzinfo=UTC) if expires else None,
         )  # fmt: skip
     except ValidationError as error:
@@ -389,68 +297,13 @@ def new(
         typer.echo(f"entry for the token file, under `tokens:`:\n\n{entry}", nl=False)
 
 
-def with_entry(text: str, entry: str) -> str:
-    """The text of a token file with one more entry at the end. Raises ValueError if the list is written on one line or
-    is not the only key."""
-    document = yaml.compose(text, yaml.SafeLoader)
-    assert isinstance(document, yaml.MappingNode)
-    tokens = next((value for key, value in document.value if key.value == "tokens"), None)
-    if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
-        raise ValueError("write each entry on its own lines, below a line with only `tokens:`")
-    text_before = text if tokens.value else "tokens:\n"
-    return text_before + ("" if text_before.endswith("\n") else "\n") + entry
-
-
-def bound(entry: TokenEntry) -> str:
-    """The cluster, node or teams that an entry is bound to, as text."""
-    if entry.teams is not None:
-        return "teams " + ", ".join(entry.teams)
-    where = [f"{kind} {value}" for kind, value in (("cluster", entry.cluster), ("node", entry.node)) if value]
-    return ", ".join(where) or "everything"
-
-
-def without(text: str, name: str) -> str:
-    """The text of a token file without the entry of that name. Raises ValueError if entries share a line."""
-    document = yaml.compose(text, yaml.SafeLoader)
-    assert isinstance(document, yaml.MappingNode)
-    key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
-    starts = [item.start_mark.line for item in tokens.value]
-    if tokens.flow_style or len(set(starts)) < len(starts):
-        raise ValueError("several entries share a line: write each on its own lines")
-    item = next(node for node in tokens.value if ("name", name) in [(k.value, v.value) for k, v in node.value])
-    lines = text.splitlines(keepends=True)
-    if len(starts) == 1:
-        lines[key.start_mark.line] = "tokens: []\n"
-    return "".join(lines[: item.start_mark.line] + lines[_last_line(item) + 1 :])
-
-
-def _last_line(node: yaml.Node) -> int:
-    """The last line of a node's own text. The parser's end of a block would include comments that follow it."""
-    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
-        children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
-        return max(_last_line(child) for child in children)
-    return int(node.end_mark.line)
-
-
-def _entries(file: Path) -> tuple[TokenEntry, ...]:
-    try:
-        return config_loading.load_yaml(file, TokenList).tokens
-    except FileFault as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
-    known: dict[str, Scope] = {scope: scope for scope in SCOPES}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise typer.BadParameter(f"there is no scope {unknown[0]!r}: choose from {', '.join(known)}")
-    return tuple(known[name] for name in names)
-
-
 @clock_app.command("show")
 @with_option_groups
 def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Show whether the clock is trusted, and which stored items it dated in the future."""
+    from accountant.cli import terminal_tables
+    from accountant.ledger.protocols import ClockReport
+
     report = at.ask(ClockReport, "/v1/clock")
     print_answer(output, report, terminal_tables.clock)
 
@@ -459,6 +312,9 @@ def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
 @with_option_groups
 def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
     """Accept the clock of the accountant's machine as right after it was set."""
+    from accountant.cli import terminal_tables
+    from accountant.ledger.protocols import ClockReport
+
     report = at.act(ClockReport, "/v1/clock/accept", {})
     print_answer(output, report, terminal_tables.clock)
 
@@ -473,5 +329,8 @@ def heal(
 ) -> None:
     """Correct records, policies, pod facts and decisions that a wrong clock dated in the future. Set the clock right
     first."""
+    from accountant.cli import terminal_tables
+    from accountant.ledger.protocols import MisdatedRecords
+
     records = at.act(tuple[MisdatedRecords, ...], "/v1/clock/heal", {"reason": reason})
     print_answer(output, records, terminal_tables.misdated_table)

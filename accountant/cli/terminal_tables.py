@@ -31,9 +31,9 @@ from accountant.ledger.journal import Act
 from accountant.reports.figure_formatting import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer
-from gputally.base.command_output import figures, table
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
+from gputally.base.terminal import figures, table
 
 if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, MisdatedRecords, RetiredDevice

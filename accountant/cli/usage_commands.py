@@ -6,18 +6,12 @@ shows it or by a suffix of that name; the full id is needed only if the suffix i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group
-from rich.table import Column, Table
 from typer import Argument, Option
 
-from accountant.api.bookkeeping_models import Balance
-from accountant.cli import terminal_tables
 from accountant.cli.connection_options import (
     End,
     Grouping,
@@ -29,30 +23,16 @@ from accountant.cli.connection_options import (
     print_answer,
     write_file,
 )
-from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
-from accountant.core import periods
-from accountant.core.errors import nearest
-from accountant.core.periods import Month, utc
-from accountant.reports.figure_formatting import money
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
-from accountant.wire.typed_accountant_client import AccountantClient
-from accountant.wire.usage_cost_and_job_models import (
-    CostAnswer,
-    EpochLine,
-    Job,
-    JobAnswer,
-    JobsAnswer,
-    JobState,
-    UsageAnswer,
-)
-from gputally.base.accountant_connection import Query, Unanswered
+from accountant.wire.option_types import JobState
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Terminal, figures, show, table, with_option_groups
+from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import CannotStart
-from gputally.base.money import exact_sum, gpu_hours, plain
-from gputally.base.number_format import NOTHING, hours
-from gputally.base.units import MS_PER_SECOND
-from gputally.base.untrusted_text import for_cell
+
+if TYPE_CHECKING:
+    from accountant.core.periods import Month
+    from gputally.base.accountant_connection import Query
+
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -61,6 +41,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_option_groups
 def usage(output: Printed = "table", *, wanted: Grouping, at: ZonedLedger) -> None:
     """Show GPU-hours by account and group."""
+    from accountant.cli import terminal_tables
+    from accountant.wire.usage_cost_and_job_models import UsageAnswer
+
     with at.connection() as remote:
         found = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
     print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, at.zone), found.lines)
@@ -70,6 +53,9 @@ def usage(output: Printed = "table", *, wanted: Grouping, at: ZonedLedger) -> No
 @with_option_groups
 def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     """Show the exact cost by group."""
+    from accountant.cli import terminal_tables
+    from accountant.wire.usage_cost_and_job_models import CostAnswer
+
     with at.connection() as remote:
         found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
     print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, at.zone), found.lines)
@@ -84,6 +70,9 @@ def check(
     at: Ledger,
 ) -> None:
     """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
+    from accountant.api.bookkeeping_models import Balance
+    from accountant.cli import terminal_tables
+
     balance = at.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
     print_answer(output, balance, terminal_tables.balance_table)
     if balance.imbalance_gpu_us or balance.month_faults or balance.lake_differences:
@@ -115,6 +104,8 @@ def report(
     at: Priced,
 ) -> None:
     """Write the report of a month (or of any span), as a page or as data."""
+    from gputally.base.terminal import Terminal
+
     if (month is None) == (start is None and end is None):
         raise typer.BadParameter("give a month (2026-10), or --start and --end")
     if month == LAST:
@@ -135,157 +126,10 @@ def report(
 
 def before(at_ms: int, timezone: str) -> Month:
     """The calendar month before the one that contains `at_ms`. Raises ValueError for an unknown time zone."""
+    from accountant.core import periods
+    from accountant.core.periods import Month
+
     return Month.of(at_ms, periods.zone(timezone)).previous
-
-
-def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
-    """A table with one job per line, in the order of the answer, and totals."""
-    currency = answer.currency or ""
-    several = len({job.cluster for job in answer.jobs}) > 1
-    burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
-    known = [burn for burn in burning if burn is not None]
-    priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
-    return table(
-        f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
-        [
-            *(Column(name, overflow="fold") for name in ("job", "team", "state")),
-            *figures("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/"), no_wrap=True),
-            *figures(f"cost {currency}", style="bold", no_wrap=True),
-        ],
-        (
-            (
-                "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
-                ", ".join(NAMES.get(team, team) for team in job.teams),
-                job.state,
-                f"{job.pods:,}",
-                _length(job.waited_ms),
-                hours(job.accounts_gpu_us.allocated),
-                hours(job.accounts_gpu_us.busy),
-                f"{job.gpus:,.1f}" if job.state == "running" else NOTHING,
-                money(job.burn_per_hour, answer.currency) if job.state == "running" else NOTHING,
-                money(job.cost, answer.currency),
-            )
-            for job in answer.jobs
-        ),
-        total=(
-            f"{len(answer.jobs):,} jobs", "", "", f"{sum(job.pods for job in answer.jobs):,}", "",
-            hours(answer.total_gpu_us), hours(sum(job.accounts_gpu_us.busy for job in answer.jobs)),
-            f"{sum(job.gpus for job in answer.jobs):,.1f}",
-            money(exact_sum(known) if len(known) == len(burning) else None, answer.currency),
-            money(answer.total_cost, answer.currency),
-        ),
-        caption=noted_caption(
-            answer.note, f"{priced}; GPUs and their price an hour: over the last minutes on record"
-        ),
-    )  # fmt: skip
-
-
-def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
-    """Tables about one job: its facts, its time by price, and its epochs if there are any."""
-    job, currency = answer.job, answer.currency
-    cost = f"cost {currency or ''}"
-    facts = table(
-        f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
-        ["what", "value"],
-        (
-            (what, value or NOTHING)
-            for what, value in (
-                ("state", job.state),
-                ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
-                ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
-                ("user", ", ".join(job.users)),
-                ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
-                ("longest wait in the queue", _length(job.waited_ms)),
-                ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
-            )
-        ),
-    )
-    facts.show_header = False
-    prices = table(
-        "By price",
-        ["GPU", "capacity", *figures("GPU-hours", "per GPU-hour", cost)],
-        (
-            (part.gpu_model, part.capacity_type, hours(part.gpu_us),
-             NOTHING if part.unit_price is None else plain(part.unit_price), money(part.cost, currency))
-            for part in answer.parts
-        ),
-        total=("total", "", hours(sum(part.gpu_us for part in answer.parts)), "", money(job.cost, currency)),
-        caption=priced_by(answer.price_book_version, unpriced=job.unpriced_gpu_us > 0),
-    )  # fmt: skip
-    epochs = table(
-        "By epoch",
-        [*figures("epoch"), "ended", *figures("lasted", "GPU-hours", cost)],
-        (
-            (
-                "since then" if line.epoch is None else str(line.epoch),
-                NOTHING if line.epoch is None else instant(line.end_ms, zone),
-                _length(line.end_ms - line.start_ms),
-                hours(line.gpu_us),
-                money(line.cost, currency),
-            )
-            for line in answer.epochs
-        ),
-        total=("total", "", "", hours(sum(line.gpu_us for line in answer.epochs)), money(job.cost, currency)),
-    )
-    return Group(facts, prices, *([epochs] if answer.epochs else []))
-
-
-def _job_record(job: Job, currency: str | None) -> dict[str, object]:
-    """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets."""
-    held = job.accounts_gpu_us
-    names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
-    names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}
-    return names | {
-        "state": job.state,
-        "pods": job.pods,
-        "pods_running": job.pods_running,
-        "created": _instant(job.created_ms),
-        "ended": _instant(job.ended_ms),
-        "waited_seconds": "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
-        "gpu_models": for_cell(";".join(job.gpu_models)),
-        "gpus": job.gpus,
-        "gpu_hours": plain(gpu_hours(held.allocated)),
-        "busy_gpu_hours": plain(gpu_hours(held.busy)),
-        "idle_gpu_hours": plain(gpu_hours(held.allocated_idle)),
-        "currency": currency or "",
-        "cost": _plain(job.cost),
-        "unpriced_gpu_hours": plain(gpu_hours(job.unpriced_gpu_us)),
-        "burn_per_hour": _plain(job.burn_per_hour),
-        "epochs": job.epochs,
-    }
-
-
-def _epoch_record(answer: JobAnswer, line: EpochLine) -> dict[str, object]:
-    """An epoch as a row of CSV. The time after the last report has no epoch."""
-    return {
-        "id": answer.job.id,
-        "epoch": "" if line.epoch is None else line.epoch,
-        "start": utc(line.start_ms),
-        "end": utc(line.end_ms),
-        "gpu_hours": plain(gpu_hours(line.gpu_us)),
-        "currency": answer.currency or "",
-        "cost": _plain(line.cost),
-        "unpriced_gpu_hours": plain(gpu_hours(line.unpriced_gpu_us)),
-    }
-
-
-def _length(milliseconds: int | None) -> str:
-    if milliseconds is None:
-        return NOTHING
-    minutes, seconds = divmod(milliseconds // MS_PER_SECOND, 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def _instant(at_ms: int | None) -> str:
-    return "" if at_ms is None else utc(at_ms)
-
-
-def _plain(value: object) -> str:
-    return "" if value is None else format(value, "f")
-
-
-_SHOWN = 5
-"""Number of candidates named in an error about an ambiguous job."""
 
 
 @app.command()
@@ -308,47 +152,19 @@ def jobs(
     at: Priced,
 ) -> None:
     """List jobs with their GPU-hours, cost so far, burn rate and wait; the highest cost first."""
+    from accountant.cli.job_tables import called, epoch_record, job_record, jobs_table, print_job, rank
+    from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
+
     zone = at.zone
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     with at.connection() as remote:
         if job is not None:
-            job_answer = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
-            epochs = [_epoch_record(job_answer, line) for line in job_answer.epochs]
+            job_answer = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else called(job, remote, span)}", span)
+            epochs = [epoch_record(job_answer, line) for line in job_answer.epochs]
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
         answer = remote.whole(JobsAnswer, "/v1/jobs", query)
-    sorted_answer = answer.model_copy(update={"jobs": tuple(sorted(answer.jobs, key=_rank))})
-    rows = [_job_record(job, answer.currency) for job in sorted_answer.jobs]
+    sorted_answer = answer.model_copy(update={"jobs": tuple(sorted(answer.jobs, key=rank))})
+    rows = [job_record(job, answer.currency) for job in sorted_answer.jobs]
     show(output, lambda: jobs_table(sorted_answer, zone), sorted_answer.model_dump(mode="json"), rows)
-
-
-def _called(name: str, remote: AccountantClient, span: Query) -> str:
-    """The id of the one job of the span with this name. Raises Unanswered, which lists the candidates."""
-    jobs = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
-    ids = sorted(job.id for job in jobs_named(jobs, name))
-    if len(ids) == 1:
-        return ids[0]
-    if not ids:
-        near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in jobs})
-        raise Unanswered(
-            f"no job {name!r} held or requested a GPU in that time{near}; an earlier --start searches further back"
-        )
-    shown = ", ".join(ids[:_SHOWN]) + (f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else "")
-    raise Unanswered(f"{name!r} fits {len(ids):,} jobs, give more of the name: {shown}")
-
-
-def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
-    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME or CLUSTER/NAMESPACE/NAME ends with `name`."""
-    end = f"/{name.strip('/')}"
-    matching = []
-    for job in jobs:
-        path, name_only = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
-        if f"{path}/{job.job}".endswith(end) or f"{path}/{name_only}".endswith(end):
-            matching.append(job)
-    return matching
-
-
-def _rank(job: Job) -> tuple[object, ...]:
-    """The sort key by which the job with the highest cost is first."""
-    return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id

@@ -45,8 +45,9 @@ from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams
 from accountant.web.page_rows import paged
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobState, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, UsageAnswer
 from gputally.base.clock import Clock
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND

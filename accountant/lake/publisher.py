@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from importlib.metadata import version
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -39,6 +38,7 @@ from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
 from agent.wire import PodFacts
 from gputally.base.clock import Clock
+from gputally.base.version import __version__
 
 _ROWS_A_COMMIT: Final = 400_000
 _FAR_MS: Final = 2**53
@@ -364,7 +364,7 @@ class Publisher:
             "newest_ms": newest_ms, "until_ms": now_ms,
             "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
             "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
-            "version": version("gputally"),
+            "version": __version__,
         }  # fmt: skip
         name, mark = tables.LEDGERS.name, tuple(row.values())
         if not self._changed(name, mark):

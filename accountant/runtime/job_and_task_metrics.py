@@ -17,7 +17,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -41,6 +40,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.version import __version__
 from gputally.server.logs_and_metrics import gauge
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
@@ -158,7 +158,7 @@ class CachingCollector(Collector):
 
 def build_metrics() -> Iterable[Metric]:
     """The version of this accountant."""
-    samples = [([version("gputally")], 1)]
+    samples = [([__version__], 1)]
     yield gauge("gputally_accountant_build_info", "Version of this accountant.", samples, labels=["version"])
 
 

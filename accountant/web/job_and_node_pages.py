@@ -36,8 +36,9 @@ from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records
 from accountant.web.page_rows import paged
 from accountant.wire import decision_text
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, JobState, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.page_layout import rect, root, text
 

@@ -28,8 +28,9 @@ from accountant.reports import report_builder
 from accountant.reports.report_builder import Readings, span_before
 from accountant.web import page_rows
 from accountant.wire import decision_text
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import Accounts, JobState
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500

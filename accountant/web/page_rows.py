@@ -25,8 +25,9 @@ from accountant.ledger.protocols import Ledger, NodeFacts, Questions
 from accountant.ledger.usage_columns import PRICED_BY
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobState, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
 from agent.wire import PodFacts
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_HOUR, US_PER_MS

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from accountant.wire.option_types import MOST
 from gputally.server.config_loading import Duration, Model, bare_off, parse_seconds
 
 Apply = Literal["dry-run", "enforce"]
@@ -341,9 +342,6 @@ class TurnPolicy(Model):
     ratio: float = Field(default=1000.0, ge=0)
     lump: float = Field(default=0.04, ge=0, le=1)
 
-
-MOST = 1e15
-"""Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""
 
 Quota = Annotated[float, Field(ge=-1, le=MOST)]
 """GPUs; -1: unlimited."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
+from accountant.wire.option_types import JobState
 from gputally.server.config_loading import Exact, Model
 
 Dimension = Literal[
@@ -142,9 +143,6 @@ class BudgetState(Model):
     exhausted_earliest_ms: int | None = None
     exhausted_latest_ms: int | None = None
     as_of_ms: int
-
-
-JobState = Literal["waiting", "running", "ended"]
 
 
 class Job(Model):

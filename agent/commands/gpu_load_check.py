@@ -40,8 +40,9 @@ from agent.core.readings import (
 from agent.devices.nvml_library import DriverReplaced
 from agent.wire import Holder
 from gputally.base.clock import Clock, SystemClock
-from gputally.base.command_output import OUTPUTS, Output, show, table
+from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.errors import AgentError
+from gputally.base.terminal import table
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
 from gputally.base.untrusted_text import for_terminal
 

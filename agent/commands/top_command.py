@@ -595,7 +595,7 @@ class LiveTable:
 def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices = Prices()) -> int:
     """Print the table once and return the exit code: 0, or 1 if there is no GPU. Busy time is a difference, so the
     function reads twice, a second apart."""
-    from gputally.base.command_output import Terminal
+    from gputally.base.terminal import Terminal
 
     history = History(prices)
     frame = read()

@@ -1,5 +1,4 @@
-"""Opens and closes the driver, finds GPUs again after a reset, releases the driver on request, and restarts the agent
-after a driver upgrade.
+"""Opens and closes the driver, finds GPUs again after a reset, and releases the driver on request.
 
 A machine without a driver is not an error: the agent tries again every 30 s to 5 min. A lost GPU, or one whose driver
 call hangs, does not affect the others. If a call reports that the library must be started again, `Gpus` does so. If the
@@ -12,23 +11,16 @@ The driver is released while node labels of NVIDIA's operator or MIG manager ask
 (`agent.holders.kubernetes_source`), while the release file exists (the chart puts it in the spool folder), or after
 SIGUSR1. The signal is for a person or a script that can set neither the labels nor the file. `ReleasableSource` then
 closes the driver at the next sample. It opens the driver again after some time, so that a forgotten signal does not end
-the metering.
-
-After a driver upgrade, the library of the old driver stays mapped, so only a new process can continue. The new process
-has the same program, arguments, process number and spool, and its meter continues where the old one ended. In a
-container, the new process may find the old library again, because only a new container gets the new one. The process
-then ends, and its supervisor restarts it."""
+the metering."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from agent.core.readings import DeviceReading, Gpu, Snapshot, Source
 from agent.devices.nvml_device import Access, Device, total_mib
@@ -401,23 +393,3 @@ class ReleasableSource:
 
     def close(self) -> None:
         self._source.close()
-
-
-RESTARTED = "GPUTALLY_RESTARTED"
-"""Environment variable of a process that replaced another one."""
-SETTLED_S = 60
-"""A process that has run for this time had a library that fits the driver, so a later mismatch means a new upgrade."""
-
-
-def was_restarted(environ: MutableMapping[str, str]) -> bool:
-    """Return True if this process replaced another one. Removes the variable from `environ`, so that child processes do
-    not inherit it."""
-    return environ.pop(RESTARTED, "") != ""
-
-
-def restart() -> NoReturn:
-    """Replace this process by a new one with the same program and arguments. Raises OSError if the program is gone."""
-    os.environ[RESTARTED] = "1"
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line

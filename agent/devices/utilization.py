@@ -33,7 +33,6 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median_low
 from typing import Any
 
 from agent.core.readings import ProcessReading, Reading, Unavailable
@@ -142,7 +141,7 @@ class BusyCounter:
             covered = ordered[-1][0] - elapsed_us
         steps = [b[0] - a[0] for a, b in pairwise(ordered)]
         if steps:
-            self.period_us = median_low(steps)
+            self.period_us = sorted(steps)[(len(steps) - 1) // 2]  # the lower median
         period_us = self.period_us or _FALLBACK_PERIOD_US
         missed = False
         for timestamp, percent in ordered:

@@ -27,7 +27,7 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
+import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,10 @@ class SpoolNotWritable(OutboxUnavailable):
     """The disk cannot be written now, because it is full, read-only or failing. Writing may succeed later."""
 
 
-def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> str:
+_RANDOM = random.SystemRandom()
+
+
+def uuid7(wall_ms: int, randbits: Callable[[int], int] = _RANDOM.getrandbits) -> str:
     """Return a UUID version 7: 48 bits of Unix milliseconds, then 74 random bits. Source: RFC 9562, 5.7."""
     milliseconds = wall_ms & ((1 << 48) - 1)
     value = milliseconds << 80 | 0x7 << 76 | randbits(12) << 64 | 0b10 << 62 | randbits(62)
@@ -583,7 +586,7 @@ class Outbox:
         *,
         fsync: bool = True,
         patient: bool = False,
-        randbits: Callable[[int], int] = secrets.randbits,
+        randbits: Callable[[int], int] = _RANDOM.getrandbits,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.path = path

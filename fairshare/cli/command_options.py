@@ -7,28 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accountant.wire.policy_models import Policy
-from fairshare import composition
-from fairshare.controller import policy_file as policies
-from fairshare.controller.control_loop import Controller
-from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.gpu_demand import read_pod
-from fairshare.core.queues_and_weights import Pod
-from fairshare.laws.feedback_laws import Memory
-from fairshare.targets import status_config_map
-from fairshare.targets.runai import opened
-from fairshare.targets.status_config_map import StatusObject
-from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError, FairshareError
-from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Objects
-from gputally.server.config_loading import duration_seconds
+
+if TYPE_CHECKING:
+    from accountant.wire.policy_models import Policy
+    from fairshare.controller.cycle_report import CycleReport
+    from fairshare.core.queues_and_weights import Pod
+    from fairshare.laws.feedback_laws import Memory
+    from fairshare.targets.status_config_map import StatusObject
+    from fairshare.usage.accountant_client import AccountantApi
+    from fairshare.usage.multi_cluster_windows import OtherClusters
+    from gputally.kubernetes.objects import Cluster, Objects
+
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[
@@ -70,6 +66,8 @@ class AccountantOptions:
 
     def client(self, timeout_s: float = 30.0) -> AccountantApi:
         """Return a client of the accountant. Raises AccountantUnavailable if the address in the options is invalid."""
+        from fairshare.usage.accountant_client import AccountantApi
+
         return AccountantApi(
             self.accountant,
             token_file=self.token_file,
@@ -95,6 +93,8 @@ class FleetOptions(AccountantOptions):
     def others(self) -> OtherClusters:
         """Return the accountants of the other clusters, none without the option. Raises FileFault for an invalid
         file."""
+        from fairshare.usage.accountant_client import other_clusters
+
         return other_clusters(self.accountants, self.cluster_name)
 
 
@@ -113,10 +113,14 @@ class ClusterOptions:
 
     @property
     def status_object(self) -> StatusObject:
+        from fairshare.targets.status_config_map import StatusObject
+
         return StatusObject.named(self.status)
 
     def open(self) -> Cluster:
         """Return the cluster's API. Raises Unavailable or FileFault."""
+        from fairshare import composition
+
         return composition.open_cluster(self.cluster, self.kubeconfig)
 
 
@@ -142,6 +146,8 @@ class TargetOptions(ClusterOptions):
     @contextmanager
     def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
         """Yield the cluster, and the objects of targets outside the cluster by the target's name."""
+        from fairshare.targets.runai import opened
+
         cluster = self.open()
         with opened(
             policy, cluster, self.runai_credentials, self.runai_ca_file, self.status_object, SystemClock()
@@ -151,6 +157,8 @@ class TargetOptions(ClusterOptions):
 
 def seconds(text: str, option: str) -> int:
     """Parse the duration in an option, such as 7d or 1h30m. Raises FairshareError that names the option."""
+    from gputally.server.config_loading import duration_seconds
+
     try:
         return duration_seconds(text)
     except ValueError as error:
@@ -164,6 +172,9 @@ def dry_run_cycle(
 
     The cycle sends nothing to the accountant, and writes to the API server with its dry-run, which reports conflicts
     and refusals."""
+    from fairshare.controller import policy_file as policies
+    from fairshare.controller.control_loop import Controller
+
     with on.targets(policy) as (cluster, outside):
         pods = pods_of(cluster)
         report = Controller(
@@ -182,6 +193,9 @@ def dry_run_cycle(
 
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
     """Return the state of each target's law from the controller's ConfigMap; none if it cannot be read."""
+    from fairshare.targets import status_config_map
+    from gputally.kubernetes.objects import CONFIG_MAP
+
     try:
         return status_config_map.memories(cluster.get(CONFIG_MAP, where.name, where.namespace))
     except ClusterError:
@@ -190,6 +204,9 @@ def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
     """Return the pods that request GPUs; none if the API server refuses to list pods."""
+    from fairshare.core.gpu_demand import read_pod
+    from gputally.kubernetes.objects import POD
+
     pods: list[Pod | None] = []
     try:
         cluster.scan(POD, lambda obj: pods.append(read_pod(obj)))

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple
 from math import fsum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from fairshare.cli.command_options import AccountantOptions, seconds
-from fairshare.controller import policy_file as policies
-from fairshare.explain import what_if_simulation as comparing
-from fairshare.explain.plan_tables import titled_table
-from fairshare.explain.what_if_simulation import (
-    ComparedQueue,
-    Comparison,
-    ReplayedQueue,
-    WhatIfError,
-    history_from_ledger,
-    history_from_trace,
-)
-from fairshare.simulator import job_traces, kai_scenario_file, policy_comparison, scheduling_policies
-from fairshare.simulator.job_traces import teams_of
-from fairshare.simulator.policy_comparison import Result, parallel_replays
-from fairshare.simulator.simulation_model import Workload, capacity_for, workload_of
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, Terminal, show, with_option_groups
+from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from fairshare.explain.what_if_simulation import ComparedQueue, Comparison
+    from fairshare.simulator import policy_comparison
+    from fairshare.simulator.policy_comparison import Result
+    from fairshare.simulator.simulation_model import Workload
 
 
 def simulate(
@@ -76,6 +65,10 @@ def simulate(
     output: Annotated[Path | None, typer.Option(help="CSV file to which the results are written.")] = None,
 ) -> None:
     """Replay a job trace under feedback laws and schedulers, and measure how fair each was."""
+    from fairshare.simulator import policy_comparison, scheduling_policies
+    from fairshare.simulator.simulation_model import capacity_for
+    from gputally.base.terminal import Terminal
+
     if kai_config is not None:
         _kai(kai_config, law, output)
         return
@@ -118,6 +111,10 @@ def simulate(
 
 def _progress_bar() -> Progress:
     """Return a progress bar that is shown only on a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from gputally.base.terminal import Terminal
+
     return Progress(
         TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
@@ -131,6 +128,9 @@ def _run(
     spans: Sequence[policy_comparison.Window],
     sizes: Sequence[tuple[float, int]],
 ) -> list[Result]:
+    from fairshare.simulator import policy_comparison
+    from fairshare.simulator.policy_comparison import parallel_replays
+
     with _progress_bar() as bar, parallel_replays(policy_comparison.TaskRunner(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return policy_comparison.compare(
@@ -142,6 +142,11 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     """Return the jobs of the teams that have a share, and the shares, whose sum is 1.
 
     lenient: leave out invalid rows, and report their number on stderr."""
+    from fairshare.simulator import job_traces
+    from fairshare.simulator.job_traces import teams_of
+    from fairshare.simulator.simulation_model import workload_of
+    from gputally.base.terminal import Terminal
+
     if lenient:
         jobs, faults = job_traces.load_with_faults(trace, 0, team=team)
         if faults:
@@ -159,6 +164,9 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
 
 def _kai(path: Path, law: str, output: Path | None) -> None:
     """Run a scenario of KAI's own simulator, print the GPUs of each queue, and write the CSV."""
+    from fairshare.simulator import kai_scenario_file
+    from gputally.base.terminal import Terminal
+
     if law not in kai_scenario_file.LAWS:
         raise FairshareError(
             f"--law: no law {law!r} for a scenario of KAI; give one of {', '.join(kai_scenario_file.LAWS)}"
@@ -180,6 +188,8 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
 
 
 def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    import csv
+
     try:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
@@ -221,6 +231,15 @@ def what_if(
 ) -> None:
     """Replay history under the policy in force and under another one, and compare the GPU-hours, waits and preemptions
     of every queue. The recorded GPU-hours are shown beside them."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from fairshare.controller import policy_file as policies
+    from fairshare.explain import what_if_simulation as comparing
+    from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger, history_from_trace
+    from fairshare.simulator import policy_comparison
+    from gputally.base.terminal import Terminal
+
     if plots is not None:
         policy_comparison.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
@@ -249,6 +268,8 @@ def what_if(
 
 
 def _table(found: Comparison, name: str) -> Table:
+    from fairshare.explain.plan_tables import titled_table
+
     rows = found.rows
     booked = rows[0].had is not None
     title = f"{_days(found):g} days, {found.gpus:,} GPUs, {found.jobs:,} jobs; GPU-hours, waits in hours"
@@ -289,6 +310,8 @@ def _plain(found: Comparison) -> dict[str, object]:
 
 
 def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
+    from fairshare.explain.what_if_simulation import ReplayedQueue
+
     header = (
         "queue",
         "had_gpu_h",
@@ -302,6 +325,8 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
 
 def _draw(folder: Path, found: Comparison, name: str) -> Path:
     """Draw one panel per queue, the largest first: GPUs held day by day in the past and under both policies."""
+    from fairshare.simulator import policy_comparison
+
     labels = {"then": f"under {name}", "now": "the policy in force, replayed", "had": "as it was"}
     panels = [
         (queue, {label: cases[case] for case, label in labels.items() if cases[case]})

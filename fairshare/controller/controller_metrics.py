@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
@@ -26,6 +25,7 @@ from fairshare.usage.stale_usage_hold import USAGE_FRESH
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.version import __version__
 from gputally.server.logs_and_metrics import TaskMetrics
 
 
@@ -229,9 +229,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily(
-            "gputally_fairshare_build", "Version of the controller.", {"version": version("gputally")}
-        )
+        yield InfoMetricFamily("gputally_fairshare_build", "Version of the controller.", {"version": __version__})
         yield GaugeMetricFamily(
             "gputally_fairshare_cycle_interval_seconds",
             "Time from one cycle of the controller to the next.",

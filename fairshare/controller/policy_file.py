@@ -17,7 +17,8 @@ from math import fsum
 from pathlib import Path
 from typing import Protocol
 
-from accountant.wire.policy_models import MOST, Mode, Policy, QueuePolicy
+from accountant.wire.option_types import MOST
+from accountant.wire.policy_models import Mode, Policy, QueuePolicy
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.usage.multi_cluster_windows import OtherClusters

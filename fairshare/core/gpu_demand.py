@@ -27,7 +27,8 @@ from datetime import datetime
 from math import fsum
 from typing import Any
 
-from accountant.wire.policy_models import MOST, Policy
+from accountant.wire.option_types import MOST
+from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref

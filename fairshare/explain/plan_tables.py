@@ -18,8 +18,8 @@ from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.preemption_cycle import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
-from gputally.base.command_output import figures as right_aligned
-from gputally.base.command_output import table
+from gputally.base.terminal import figures as right_aligned
+from gputally.base.terminal import table
 
 MOST_NODES = 4
 """Largest number of nodes with lost GPUs that are named."""

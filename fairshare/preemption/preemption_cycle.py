@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from typing import Any, Final, Literal, get_args
 
 from accountant.wire.policy_models import Decision, Mode, Policy
@@ -38,9 +37,10 @@ from fairshare.preemption.preemption_types import (
 from fairshare.preemption.reclaim_rules_and_limits import Limit, PastPreemption
 from fairshare.preemption.victim_selection import decide
 from gputally.base.errors import Unavailable
+from gputally.base.version import __version__
 from gputally.kubernetes.objects import Cluster, Event
 
-RELEASE = version("gputally")
+RELEASE = __version__
 """Version of the running code. It is looked up once, because the lookup reads the package's metadata."""
 _MODES_BY_CAUTION: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5

@@ -33,8 +33,8 @@ from fairshare.simulator import fairness_measures, scheduling_policies
 from fairshare.simulator.fairness_measures import PolicyScore
 from fairshare.simulator.scheduling_policies import LAWS, Setup
 from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload
-from gputally.base.command_output import figures, table
 from gputally.base.errors import FairshareError
+from gputally.base.terminal import figures, table
 
 COUNTED = 8
 """The largest number of windows for which `bootstrap` computes every resample instead of an approximation."""

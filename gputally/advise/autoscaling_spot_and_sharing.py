@@ -38,14 +38,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from math import ceil, exp, expm1, floor, sqrt
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from accountant.ledger.protocols import JobKey
 from accountant.prices.gpu_model_names import parse_gpu_model
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR, US_PER_MS
+
+if TYPE_CHECKING:
+    from accountant.ledger.protocols import JobKey
+
 
 THRESHOLD = 0.75
 """Fraction of the GPUs that may be held before another node is needed."""
@@ -351,6 +354,8 @@ def run_overhead(interval_s: float, checkpoint_s: float, restart_s: float, betwe
 
 def job_of(row: Mapping[str, Any]) -> JobKey:
     """Return the key of the job in a row of the report's tables."""
+    from accountant.ledger.protocols import JobKey
+
     return JobKey(row["cluster"], row["namespace"], row["job"])
 
 

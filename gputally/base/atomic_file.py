@@ -9,7 +9,6 @@ A reader that polls the file detects new content by the file's stamp."""
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +39,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
     mode: the file's permissions; None: those of the replaced file, or the process's default for a new file. Raises
     OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     permissions = mode if mode is not None else _permissions(path)
     # Until the permissions are set, no other user may read the file.
     descriptor = os.open(

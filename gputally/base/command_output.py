@@ -1,10 +1,10 @@
-"""Holds what all commands share: output as a table, JSON or CSV, the terminal's console, and groups of options.
+"""Holds what all commands share: output as a table, JSON or CSV, and groups of options.
 
 JSON holds all fields with exact figures: decimals are text and unknown values are null. CSV holds one record per line.
 It joins nested names with a dot and several values with a semicolon, leaves unknown values empty, and contains no cell
 that a spreadsheet treats as a formula. Each command defines its records.
 
-Tables and other text are printed literally, without markup or control sequences (`gputally.base.untrusted_text`)."""
+The module loads nothing that draws: `--help` and JSON need no terminal (`gputally.base.terminal`)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,19 @@ import csv
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
-from typing import Any, Literal, TextIO, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TextIO, get_type_hints
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.table import Column, Table
-from rich.text import TextType
+from gputally.base.untrusted_text import for_cell, for_json
 
-from gputally.base.untrusted_text import for_cell, for_json, for_terminal
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
-WIDTH_WITHOUT_TERMINAL = 160
-"""Width of a table in columns without a terminal and without COLUMNS, so that a table in a file keeps its shape."""
 
 
 def show(
@@ -54,14 +48,9 @@ def show(
         assert isinstance(lines, Iterable), "a document that is not a list comes with its records"
         write_csv([flat(record) for record in lines], stream)
     else:
+        from gputally.base.terminal import draw
+
         draw(table(), stream)
-
-
-def draw(renderable: RenderableType, to: TextIO | None = None) -> None:
-    """Print a rich renderable at the terminal's width."""
-    stream = to or sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDTH_WITHOUT_TERMINAL
-    Terminal(file=stream, width=width).print(renderable)
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:
@@ -105,50 +94,6 @@ def _part(value: object) -> str:
 
 def _plain(value: object) -> object:
     return format(value, "f") if isinstance(value, Decimal) else str(value)
-
-
-class Terminal(Console):
-    """A rich console that prints text literally. A name or an answer of an API server can contain rich's markup
-    (`[denied]`, `:warning:`), and control sequences that a terminal would obey."""
-
-    def __init__(self, **options: Any) -> None:
-        """Create the console with rich's `options`, which override this class's defaults."""
-        super().__init__(**({"highlight": False, "markup": False, "emoji": False} | options))
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render with rich, and escape the control characters in text. Rich's own control segments do not change."""
-        for segment in super().render(renderable, options):
-            text = segment.text if segment.control else for_terminal(segment.text)
-            yield segment if text is segment.text else segment._replace(text=text)
-
-
-def table(
-    title: TextType,
-    columns: Sequence[str | Column],
-    rows: Iterable[Sequence[RenderableType]] = (),
-    *,
-    total: Sequence[RenderableType] | None = None,
-    caption: str = "",
-) -> Table:
-    """Return a command's table.
-
-    columns: the headings of text columns, and columns from `figures`.
-    total: a last row, in bold."""
-    drawn = Table(
-        *columns, title=title or None, caption=caption or None, title_justify="left", caption_justify="left",
-        box=SIMPLE_HEAD, pad_edge=False,
-    )  # fmt: skip
-    for row in rows:
-        drawn.add_row(*row)
-    if total is not None:
-        drawn.add_section()
-        drawn.add_row(*total, style="bold")
-    return drawn
-
-
-def figures(*headings: str, **style: Any) -> list[Column]:
-    """Return right-aligned columns with these headings. style: the style of each column, as in rich."""
-    return [Column(heading.strip(), justify="right", **style) for heading in headings]
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -24,8 +24,9 @@ from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.explain.plan_tables import report_view
 from fairshare.simulator.fairness_measures import entitlement, feasible_demand
-from gputally.base.command_output import Output, Terminal, figures
+from gputally.base.command_output import Output
 from gputally.base.command_output import show as print_result
+from gputally.base.terminal import Terminal, figures
 from gputally.base.units import US_PER_MS
 from gputally.demo.cluster_and_workload import parts
 from gputally.demo.ground_truth import HELD, TRUE_ACCOUNTS, TrueTotals

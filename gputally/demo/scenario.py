@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
 from fairshare.core.queues_and_weights import Claim
@@ -22,6 +21,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
 from gputally.demo.cluster_and_workload import TEAMS, FaultPlan
 from gputally.demo.ground_truth import GroundTruth, TrueTotals
+from gputally.demo.options import DAYS, MOST_DAYS, Options
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
 K = 5.0
@@ -63,20 +63,7 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
 
 START_MS = 1_790_812_800_000
 """2026-10-01T00:00Z."""
-DAYS = 31
-"""Default length: the whole of October, so that the report is that of a month."""
-MOST_DAYS = 366
 MOST_TEAMS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the command. days: None for 31 days, or the length of the trace."""
-
-    days: int | None = None
-    interval_s: int = 900
-    seed: int = 1
-    trace: Path | None = None
 
 
 @dataclass(frozen=True)

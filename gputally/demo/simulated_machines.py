@@ -16,7 +16,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -45,6 +44,7 @@ from fairshare.simulator.simulation_model import (
     slots_of,
 )
 from gputally.base.clock import Clock, VirtualClock
+from gputally.base.version import __version__
 from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices
 from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.worker_processes import SiteConfig, SiteResult
@@ -308,7 +308,7 @@ class AgentSite:
                 self._clock,
                 randbits=random.getrandbits,
                 jitter=random.random,
-                metrics=AgentMetrics(node.name, version("gputally")) if config.scraped else None,
+                metrics=AgentMetrics(node.name, __version__) if config.scraped else None,
             )
         self._node_of_gpu = {gpu.uuid: node.name for node in config.nodes for gpu in node.gpus}
         self._mig_uuids: dict[Slot, str] = {}

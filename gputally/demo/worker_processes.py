@@ -31,13 +31,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fairshare.simulator.simulation_model import Event, NodeSpec
 from gputally.base.errors import AccountantError
-from gputally.demo.cluster_and_workload import FaultPlan
-from gputally.demo.ground_truth import TrueTotals
 
 if TYPE_CHECKING:
     from accountant.wire.usage_cost_and_job_models import Accounts
+    from fairshare.simulator.simulation_model import Event, NodeSpec
+    from gputally.demo.cluster_and_workload import FaultPlan
+    from gputally.demo.ground_truth import TrueTotals
 
 GC_ALLOCATIONS = 50_000
 """Allocations between garbage collections. An hour of the simulation allocates about ten thousand objects, hardly any
@@ -325,6 +325,8 @@ class AgentPool:
 
     def finish(self, end_ms: int) -> SiteResult:
         """Finish all sites and merge their results."""
+        from gputally.demo.ground_truth import TrueTotals
+
         totals, closed = TrueTotals(), 0
         for site_result in self._call_all("finish", end_ms):
             totals.merge(site_result.totals)

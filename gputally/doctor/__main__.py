@@ -24,7 +24,7 @@ from rich.padding import Padding
 from rich.table import Column
 from rich.text import Text
 
-from gputally.base import command_output
+from gputally.base import terminal
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.errors import AccountantError, AgentError, FairshareError
@@ -276,7 +276,7 @@ _MARK: dict[Status, str] = {"ok": "ok", "warning": "warning", "error": "ERROR", 
 
 def table(results: Sequence[CheckResult]) -> RenderableType:
     """Render one line per check, then every finding with its figures and remedy, errors first."""
-    overview = command_output.table(
+    overview = terminal.table(
         "Checks", [Column("check", no_wrap=True), Column("result", no_wrap=True), Column("examined", overflow="fold")]
     )
     for result in results:

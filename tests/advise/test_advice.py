@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from accountant.ledger.protocols import JobKey
-from gputally.advise.__main__ import Window, spots_table
+from gputally.advise.advice_tables import Window, spots_table
 from gputally.advise.autoscaling_spot_and_sharing import (
     GPU,
     VARIABLE,

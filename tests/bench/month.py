@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.cli.server_commands import take_turns
+from accountant.cli.serving import take_turns
 from accountant.reports import html_and_pdf
 from accountant.reports.report_builder import build
 from accountant.storage.duckdb_engine import Database

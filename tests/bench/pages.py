@@ -26,7 +26,7 @@ import structlog
 import yaml
 from starlette.testclient import TestClient
 
-from accountant.cli.server_commands import take_turns
+from accountant.cli.serving import take_turns
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.storage.duckdb_ledger import DuckLedger

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.month_closing import CannotClose
-from accountant.cli.bookkeeping_commands import InstanceMap, lines
+from accountant.cli.invoice_lines import InstanceMap, lines
 from accountant.core.errors import LedgerUnavailable
 from accountant.storage.invoice_file import InvoiceItem, InvoiceUnreadable, read_invoice
 from gputally.base.clock import VirtualClock

@@ -26,9 +26,10 @@ from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_worker import PreviewOrder, Previews, Worker
 from gputally.base.clock import VirtualClock
 from gputally.demo import results as summary
-from gputally.demo.__main__ import simulate
+from gputally.demo.options import Options
 from gputally.demo.pipeline import Pipeline
-from gputally.demo.scenario import Options, build
+from gputally.demo.scenario import build
+from gputally.demo.session import simulate
 from gputally.server.https_server import serve
 from tests.fairshare.web.controller_pages import settled
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import closing
 
 import accountant.__main__
-import accountant.cli.server_commands
+import accountant.cli.serving
 import accountant.lake.publisher
 import agent.__main__
+import agent.composition
 from accountant.core.settings import Lake
 from accountant.lake.iceberg_catalog import Catalogue
 from gputally.base.units import MS_PER_DAY

@@ -11,8 +11,8 @@ import helm_python
 import pytest
 import yaml
 
-from accountant.cli.token_secrets_command import Plan
-from accountant.cli.token_secrets_command import manifests as secrets_of
+from accountant.cli.token_secrets import Plan
+from accountant.cli.token_secrets import manifests as secrets_of
 from accountant.prices.price_book import PriceBook
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import parse

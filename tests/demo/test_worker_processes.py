@@ -16,7 +16,8 @@ from fairshare.simulator.simulation_model import Job, Stopped, slots_of
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.demo import cluster_and_workload
-from gputally.demo.scenario import START_MS, Options, build
+from gputally.demo.options import Options
+from gputally.demo.scenario import START_MS, build
 from gputally.demo.worker_processes import AgentPool, SiteConfig, Worker, WorkerLost, encode_call
 
 PART = "tests.demo.test_worker_processes:Part"

@@ -11,7 +11,8 @@ from fairshare.simulator.simulation_model import WHOLE, Job
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
 from gputally.demo.cluster_and_workload import REPLICAS, SHARED
-from gputally.demo.scenario import START_MS, Options, build, whole_gpus
+from gputally.demo.options import Options
+from gputally.demo.scenario import START_MS, build, whole_gpus
 
 DAYS = 31
 GPUS = whole_gpus(cluster_and_workload.nodes())

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from accountant.core.periods import Month
 from gputally.base.yaml_file import FileFault
-from gputally.demo.__main__ import simulate
+from gputally.demo.options import Options
 from gputally.demo.pipeline import Pipeline
-from gputally.demo.scenario import Options, build
+from gputally.demo.scenario import build
+from gputally.demo.session import simulate
 from tests.docs import yaml_validators
 from tests.docs.code_blocks import PAGES, ROOT, CodeBlock, with_commands
 from tests.docs.conftest import FOLDERS

@@ -14,7 +14,7 @@ import jsonschema_rs
 import yaml
 from pydantic import BaseModel
 
-from accountant.cli.bookkeeping_commands import InstanceMap
+from accountant.cli.invoice_lines import InstanceMap
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import Rates
 from accountant.inventory.inventory_file import InventoryFile

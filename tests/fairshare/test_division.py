@@ -10,7 +10,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fairshare.__main__ import main, parse
+from fairshare.__main__ import main
+from fairshare.cli.division_cases import parse
 from fairshare.core.queues_and_weights import Claim, DivisionProblem, DivisionRound, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide

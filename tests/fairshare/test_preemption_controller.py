@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from accountant.wire.policy_models import Policy
-from fairshare.__main__ import main, preemption_view
+from fairshare.__main__ import main
+from fairshare.cli.preemption_tables import preemption_view
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.core.gpu_demand import CHECKPOINT

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from math import fsum
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy, PreemptionPolicy
-from fairshare.cli.replay_command import recount
+from fairshare.cli.decision_replay import recount
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.claims_and_placement import MOST_CLAIMS, FreeGpus
 from fairshare.preemption.eviction import EvictionResult
@@ -30,6 +29,7 @@ from fairshare.preemption.preemption_types import (
 from fairshare.preemption.reclaim_rules_and_limits import Budget, PastPreemption
 from fairshare.preemption.victim_selection import decide
 from gputally.base.units import MS_PER_DAY
+from gputally.base.version import __version__
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang, policy, situation
 from tests.hypothesis_examples import examples
 
@@ -346,7 +346,7 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Pree
     stops = tuple(VictimStop(each.claimant, victim, would) for each in verdicts for victim in each.victims)
     made = decisions(rules, PreemptionReport("kai", "dry-run", here, verdicts, stops), {})
     kept = [Decision.model_validate_json(each.model_dump_json()) for each in made]
-    counts = recount(kept, {rules.version(): rules}, version("gputally"))
+    counts = recount(kept, {rules.version(): rules}, __version__)
     assert [(count.fault, count.differences) for count in counts] == [("", ())] * bool(made)
     assert decide(rules, inputs_from_json(json.loads(json.dumps(inputs_to_json(here))))) == verdicts
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from accountant.wire.policy_models import Bounds, Decision, Policy, QueuePolicy, TurnPolicy, UsageWindow
 from fairshare.__main__ import main
-from fairshare.cli.replay_command import recount
+from fairshare.cli.decision_replay import recount
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing, Weight
 from fairshare.explain.weight_change_causes import (

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from accountant.cli.server_commands import EXIT_FAILED, run
+from accountant.cli.serving import EXIT_FAILED, run
 from accountant.composition import Service
 from accountant.core.errors import InventoryError, LedgerFailed, LedgerLocked
 from accountant.core.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accountant.__main__ import main
-from accountant.cli.token_secrets_command import SECRET, Plan, install
+from accountant.cli.token_secrets import SECRET, Plan, install
 from gputally.base.errors import AccountantError, NotFound, Refused
 from gputally.base.yaml_file import parse
 from gputally.kubernetes.memory_cluster import MemoryCluster

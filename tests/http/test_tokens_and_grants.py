@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from accountant.__main__ import main
-from accountant.cli.server_commands import without
+from accountant.cli.token_file import without
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import (

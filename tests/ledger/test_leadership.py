@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.cli.server_commands import waiting_app
+from accountant.cli.serving import waiting_app
 from accountant.core.errors import LedgerFailed, LedgerUnavailable
 from accountant.core.settings import Settings, SettingsFault
 from accountant.runtime.leadership import Leadership

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.cli.replay_command import recount
+from fairshare.cli.decision_replay import recount
 from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import (
@@ -23,6 +22,7 @@ from fairshare.laws.weight_calculation import (
     exhausted_queues,
 )
 from fairshare.targets.weight_plan import Apply
+from gputally.base.version import __version__
 from tests.usage_windows import usage_window
 
 LAWS = ("kai", "fairtree", "multifactor", "deficit")
@@ -35,7 +35,7 @@ TREE: list[dict[str, Any]] = [
     {"name": "c", "weight": 0.7, "deserved": 2},
 ]
 NAMES = tuple(queue["name"] for queue in TREE)
-RELEASE = version("gputally")
+RELEASE = __version__
 Cycles = list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]
 
 

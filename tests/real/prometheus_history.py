@@ -34,8 +34,9 @@ from fairshare.preemption.preemption_types import Verdict, Victim
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
+from gputally.demo.options import Options
 from gputally.demo.pipeline import Pipeline
-from gputally.demo.scenario import Options, Scenario, build
+from gputally.demo.scenario import Scenario, build
 from tests.fairshare.preemption_cases import gang, policy, situation
 from tests.usage_records import pod_facts, pod_holder
 

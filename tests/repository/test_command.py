@@ -18,6 +18,8 @@ from accountant import __main__ as accountant
 from gputally.__main__ import COMMANDS, Command, main, run, usage
 
 HEAVY = {"pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"}
+MOST_MODULES = 350
+"""A typer command with its options loads 300, of which pydantic is 100; a program that serves, 1,300."""
 QUESTIONS = "accountant.cli.usage_commands, accountant.cli.bookkeeping_commands"
 WITHOUT_CLUSTER = "accountant.composition, fairshare.composition, gputally.kubernetes.list_watch"
 
@@ -34,7 +36,7 @@ def _called(statement: str, **environment: str) -> tuple[str, set[str]]:
 @pytest.mark.parametrize(
     ("statement", "not_loaded"),
     [
-        ("import agent.__main__", HEAVY),
+        ("import agent.__main__, agent.composition", HEAVY),
         ("pass", {*HEAVY, "agent", "accountant", "fairshare", "dashboards"}),
         ("main(['--help'])", HEAVY),
         (f"import accountant.__main__, {QUESTIONS}", {"numpy", "duckdb", "fastapi", "uvicorn", "structlog"}),
@@ -44,6 +46,27 @@ def _called(statement: str, **environment: str) -> tuple[str, set[str]]:
 )
 def test_nothing_is_loaded_before_it_is_needed(statement: str, not_loaded: set[str]) -> None:
     assert not _called(statement)[1] & not_loaded
+
+
+@pytest.mark.parametrize(
+    "words",
+    [*COMMANDS, "agent run", "accountant serve", "accountant backup", "fairshare run", "fairshare simulate"],
+)
+def test_help_loads_few_modules(words: str) -> None:
+    """Counts modules, of which the time of `--help` consists, because a wall clock would depend on the machine."""
+    count = "atexit.register(lambda: print(len(sys.modules)))"  # argparse ends the process
+    code = f"import atexit, sys; {count}; from gputally.__main__ import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *words.split(), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) <= MOST_MODULES
+
+
+def test_the_agent_loads_few_modules() -> None:
+    code = "import sys, agent.__main__; few = len(sys.modules); import agent.composition; print(few, len(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for_help, to_meter = map(int, done.stdout.split())
+    assert for_help <= 150
+    assert to_meter <= 225
 
 
 def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:

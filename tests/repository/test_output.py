@@ -10,7 +10,8 @@ from decimal import Decimal
 import pytest
 from rich.table import Table
 
-from gputally.base.command_output import WIDTH_WITHOUT_TERMINAL, Output, flat, show
+from gputally.base.command_output import Output, flat, show
+from gputally.base.terminal import WIDTH_WITHOUT_TERMINAL
 from gputally.base.untrusted_text import for_cell
 from gputally.shell_completion import all_commands
 

@@ -17,7 +17,8 @@ from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
-from gputally.demo.scenario import START_MS, Options, build
+from gputally.demo.options import Options
+from gputally.demo.scenario import START_MS, build
 from tests.history_import.conftest import Books, Cut
 from tests.history_import.exporter_samples import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus

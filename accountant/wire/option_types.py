@@ -1,0 +1,10 @@
+"""Types and limits that models share with the options of commands. The module loads no model."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+JobState = Literal["waiting", "running", "ended"]
+
+MOST: Final = 1e15
+"""Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""

@@ -1,0 +1,20 @@
+"""The options of the demo, which the command line needs before any library is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DAYS = 31
+"""Default length: the whole of October, so that the report is that of a month."""
+MOST_DAYS = 366
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a run. days: None for 31 days, or the length of the trace."""
+
+    days: int | None = None
+    interval_s: int = 900
+    seed: int = 1
+    trace: Path | None = None
