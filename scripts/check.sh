@@ -8,5 +8,4 @@ step "types (strict)";   "$BIN/mypy"
 step "types (benchmarks, hardware)"; "$BIN/mypy" --explicit-package-bases tests/bench tests/hardware
 step "import contracts"; "$BIN/lint-imports" --no-cache
 step "dependencies";     "$BIN/deptry" .
-step "names";            "$BIN/python" -m scripts.name_check
 step "dashboards";       "$BIN/gputally" dashboards check
