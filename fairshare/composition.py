@@ -150,6 +150,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             observe=observe,
             pods=pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
+            unreadable=lambda: tuple(reflector.unreadable().values()),
             term=term,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,

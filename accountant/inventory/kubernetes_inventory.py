@@ -49,11 +49,13 @@ class KindSeen:
     """The state of the watch of one kind.
 
     heard_ms: time of the last answer; None if there was none.
-    failures: number of failures."""
+    failures: number of failures.
+    unreadable: number of objects that cannot be read."""
 
     kind: str
     heard_ms: int | None
     failures: int
+    unreadable: int
 
 
 class ClusterInventory:
@@ -145,7 +147,10 @@ class ClusterInventory:
         """The state of the watch of each kind of object."""
         return tuple(
             KindSeen(
-                reflector.path.rpartition("/")[2] + _group_of(reflector.path), reflector.heard_ms, reflector.failures
+                reflector.path.rpartition("/")[2] + _group_of(reflector.path),
+                reflector.heard_ms,
+                reflector.failures,
+                len(reflector.unreadable()),
             )
             for reflector in self._every
         )

@@ -337,6 +337,12 @@ def inventory_metrics(inventory: ClusterInventory, clock: Clock) -> Iterable[Met
     for kind in inventory.kinds:
         failures.add_metric([kind.kind], kind.failures)
     yield failures
+    yield gauge(
+        "gputally_inventory_unreadable_objects",
+        "Objects of this kind that cannot be read and count as they were before, if at all. The log names each.",
+        (([kind.kind], kind.unreadable) for kind in inventory.kinds),
+        labels=["kind"],
+    )
 
 
 def proposal_metrics(waiting: Callable[[], Sequence[Proposal]]) -> Iterable[Metric]:

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
+import structlog
+
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
@@ -52,6 +54,7 @@ from fairshare.usage.cluster_capacity import (
 )
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, freshness_condition
+from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from gputally.base.yaml_file import FileFault
@@ -75,6 +78,7 @@ class Controller:
         clusters: Mapping[str, Objects] | None = None,
         pods: Callable[[], Sequence[Pod]] = tuple,
         unseen: Callable[[], str | None] = lambda: None,
+        unreadable: Callable[[], Sequence[str]] = tuple,
         status_object: StatusObject | None = None,
         interval_s: float = 60.0,
         reload: Callable[[], Policy | None] | None = None,
@@ -92,6 +96,7 @@ class Controller:
         clusters: by adapter, the client for a target that is not written through `cluster`.
         pods: returns the pods that request GPUs, from the last list-watch update.
         unseen: returns the reason why `pods` may lack some pods; None if it lacks none.
+        unreadable: returns the pods that cannot be read, each with the reason.
         status_object: the ConfigMap for conditions and state; None: conditions are only in reports and events.
         interval_s: how long `run` waits between two cycles.
         reload: called before every cycle of `run`; returns a new policy or None. Raises FileFault for a faulty one.
@@ -110,6 +115,7 @@ class Controller:
         self._clusters = dict(clusters or {})
         self._pods = pods
         self._unseen = unseen
+        self._unreadable = unreadable
         self._status_object = status_object
         self._interval_s = interval_s
         self._reload = reload
@@ -198,26 +204,35 @@ class Controller:
         for adapter in ADAPTERS:
             if not has_ref(self._policy, *adapter.prefixes):
                 continue
-            finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
-            target, target_events = self._target(adapter, usable, serving, now_ms, usage.exhausted, version, leading)
-            target = _with_unfinished(target, finished)
-            events += (*target_events, *finished.events)
-            if usable is not None:
-                decisions += weight_decisions(target, self._recorder.news(target), usable, version, now_ms)
-                target, preemption_decisions = self._preempt(
-                    target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading
+            target = TargetReport(adapter.name, adapter.mode(self._policy))
+            try:
+                finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
+                events += finished.events
+                target, target_events = self._target(
+                    adapter, usable, serving, now_ms, usage.exhausted, version, leading
                 )
-                decisions += preemption_decisions
-                events += target.preemption.events if target.preemption is not None else ()
+                target = _with_unfinished(target, finished)
+                events += target_events
+                if usable is not None:
+                    decisions += weight_decisions(target, self._recorder.news(target), usable, version, now_ms)
+                    target, preemption_decisions = self._preempt(
+                        target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading
+                    )
+                    decisions += preemption_decisions
+                    events += target.preemption.events if target.preemption is not None else ()
+            except Exception as error:  # noqa: BLE001 - a defect at one target stops no other
+                structlog.get_logger("fairshare").exception("target_failed", target=adapter.name)
+                target = _failed(target, error)
             targets.append(target)
         policy_conditions = () if self._policy_refused is None else (self._policy_refused,)
+        pods_conditions = self._pods_left_out()
         report = CycleReport(
             at_ms=now_ms,
             duration_ms=0,
             policy_version=version,
             window=window,
             hold=hold,
-            conditions=(freshness_condition(hold), *policy_conditions, *self._recorder.conditions()),
+            conditions=(freshness_condition(hold), *policy_conditions, *pods_conditions, *self._recorder.conditions()),
             targets=tuple(targets),
             decisions=tuple(decisions),
             gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
@@ -264,6 +279,11 @@ class Controller:
             return list_if_served(self._cluster, NODE), hold
         except ClusterError as error:
             return (), UsageHold("NodesUnread", str(error))
+
+    def _pods_left_out(self) -> tuple[Condition, ...]:
+        """Return a condition if pods cannot be read. They count as they were before, or not at all."""
+        texts = sorted(self._unreadable())
+        return (Condition("PodsRead", "False", "PodsUnreadable", join_texts(texts)),) if texts else ()
 
     def _unmetered_hold(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> UsageHold | None:
         """Return a hold if too many GPUs are on nodes that no agent meters; None otherwise."""
@@ -391,6 +411,14 @@ def _with_unfinished(report: TargetReport, finished: FinishedPreemptions) -> Tar
         return report
     degraded = {**report.degraded, NOT_RESUMED: condition.message}
     return replace(report, conditions=(*report.conditions, condition), degraded=degraded)
+
+
+def _failed(report: TargetReport, error: Exception) -> TargetReport:
+    """Return what is known of a target whose cycle a defect ended, with that defect."""
+    reason, message = "Defect", f"{error_summary(error)}: the log has the traceback; please report it"
+    others = [condition for condition in report.conditions if condition.type != "Available"]
+    condition = Condition("Available", "False", reason, message)
+    return replace(report, conditions=(*others, condition), degraded={**report.degraded, reason: message})
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:

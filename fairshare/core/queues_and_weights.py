@@ -414,7 +414,8 @@ class Observation:
     left_behind: objects with a published weight to which no queue of the policy refers any more, by name.
     quotas: the target's own quotas by name, if it admits work by quota; empty if it counts only nodes.
     capacity: GPUs that the target can give to these queues by its quotas; None for no limit.
-    shards: parts that are divided separately; empty if the cluster is one."""
+    shards: parts that are divided separately; empty if the cluster is one.
+    unreadable: objects that were left out because they cannot be read, each as "kind namespace/name: reason"."""
 
     queues: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
@@ -426,6 +427,7 @@ class Observation:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
     shards: tuple[Shard, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 class FleetWindow(UsageWindow):

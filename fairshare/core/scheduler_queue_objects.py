@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.gpu_demand import millis
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Standing, TargetQueue, Value
+from gputally.base.background_tasks import error_summary
+from gputally.kubernetes.list_watch import MOST_FAULT
 from gputally.kubernetes.objects import Kind, Object
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,30 @@ def match(
         else:
             matched[name] = candidates[0]
     return QueueMatch(matched, tuple(issues), tuple(strangers))
+
+
+def read_each(objects: Iterable[Object], read: Callable[[Object], T | None]) -> tuple[list[T], tuple[str, ...]]:
+    """Return what `read` returns for each object, without None, and the objects that it cannot read
+    (`Observation.unreadable`).
+
+    Users write parts of these objects. One that makes `read` fail is left out and named, and stops no other."""
+    values: list[T] = []
+    unreadable: list[str] = []
+    for obj in objects:
+        try:
+            value = read(obj)
+        except Exception as error:  # noqa: BLE001 - whatever an object's owner wrote, the others count
+            unreadable.append(_unreadable(obj, error))
+        else:
+            if value is not None:
+                values.append(value)
+    return values, tuple(unreadable)
+
+
+def _unreadable(obj: Object, error: Exception) -> str:
+    metadata = obj.get("metadata") or {}
+    name = "/".join(filter(None, (metadata.get("namespace"), metadata.get("name"))))
+    return f"{obj.get('kind', 'object')} {name}: {error_summary(error)[:MOST_FAULT]}"
 
 
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
@@ -219,7 +247,10 @@ def read_queues(
     standings: dict[str, Standing] = {}
     issues = list(matched.issues)
     for name, obj in sorted(matched.found.items()):
-        state = read(name, obj)
+        try:
+            state = read(name, obj)
+        except Exception as error:  # noqa: BLE001 - one object that cannot be read leaves the others in force
+            state = Issue(name, f"cannot be read: {_unreadable(obj, error)}")
         if isinstance(state, Issue):
             issues.append(state)
         else:

@@ -33,7 +33,15 @@ from fairshare.core.queues_and_weights import (
     TargetQueue,
     Value,
 )
-from fairshare.core.scheduler_queue_objects import differences, in_sync, match, owners, read_queues, target_queue
+from fairshare.core.scheduler_queue_objects import (
+    differences,
+    in_sync,
+    match,
+    owners,
+    read_each,
+    read_queues,
+    target_queue,
+)
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.objects import (
     EVENT,
@@ -127,7 +135,7 @@ class KaiAdapter(Adapter):
         divided, unscheduled = _shards(policy, label, pool_of_queue, pools, seen.get(NODE, ()), pods)
         if any(shard.nodes is not None for shard in divided):
             pods = _bound_to_pools(pods, label, owner, pool_of_queue)
-        gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS))
+        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS))
         evictions = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         issues = (*observation.issues, *unscheduled)
         conditions = (history, in_sync(differing))
@@ -139,6 +147,7 @@ class KaiAdapter(Adapter):
             gangs=gangs,
             evictions=evictions,
             shards=divided,
+            unreadable=unreadable,
         )
 
     def spec(self, _queue: TargetQueue, value: Value) -> Object:
@@ -549,22 +558,23 @@ def _gangs(
     groups: Sequence[Object],
     pods: Sequence[Pod],
     classes: Sequence[Object] | None,
-) -> tuple[Gang, ...]:
-    """Return the PodGroups of the policy's queues as gangs. A group with an empty status has the size of its pods."""
+) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
+    """Return the PodGroups of the policy's queues as gangs, and those that cannot be read. A group with an empty status
+    has the size of its pods."""
     members = pods_by_gang(pods)
-    gangs = []
-    for obj in groups:
+
+    def read(obj: Object) -> Gang | None:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
         queue = owner.get(f"{PREFIX}:{spec.get('queue')}")
         if queue is None:
-            continue
+            return None
         amounts = value_at(obj, ("status", "resourcesStatus")) or {}
         allocated = _gpus(amounts.get("allocated"))
         requested = max(allocated, _gpus(amounts.get("requested")))
         own_pods = members.get(gang_key(obj))
         if own_pods is not None and not own_pods:
-            continue  # all its pods are being deleted
+            return None  # all its pods are being deleted
         priority = _priority(spec, classes, own_pods or ())
         gang = Gang(
             queue.name,
@@ -587,9 +597,10 @@ def _gangs(
             gang = with_pods(replace(gang, minimum=least, core=core), own_pods)
         else:
             gang = with_pods(gang, own_pods or (), int(spec.get("minMember") or 1))
-        if gang.requested > 0:
-            gangs.append(gang)
-    return sorted_gangs(gangs)
+        return gang if gang.requested > 0 else None
+
+    gangs, unreadable = read_each(groups, read)
+    return sorted_gangs(gangs), unreadable
 
 
 def _required_level(spec: Mapping[str, Any]) -> str:
@@ -608,7 +619,7 @@ def _evictions(
 
     The Event names the PodGroup that gets the victim's GPUs."""
     queues = {
-        (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): (obj.get("spec") or {}).get("queue")
+        (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): str(value_at(obj, ("spec", "queue")) or "")
         for obj in groups
     }
     for event in events:

@@ -33,7 +33,7 @@ Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (the manager
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, inf
 from typing import Any
@@ -70,6 +70,7 @@ from fairshare.core.scheduler_queue_objects import (
     join_texts,
     match,
     owners,
+    read_each,
     read_queues,
     target_queue,
 )
@@ -204,9 +205,10 @@ class KueueAdapter(Adapter):
         weighted_owner = {ref: queue for ref, queue in owner.items() if ref in weighted_refs}
         found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
-        nodes = _quotas(queues, cohorts, workloads if any(kind in seen for kind in WORKLOADS) else None)
+        live, unreadable = read_each(workloads, _live)
+        nodes = _quotas(queues, cohorts, live if any(kind in seen for kind in WORKLOADS) else None)
         quotas = QuotaTree(nodes)
-        gangs, stopped = _gangs(owner, workloads, locals_, queues, nodes, pods)
+        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, nodes, pods)
         demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
@@ -234,10 +236,15 @@ class KueueAdapter(Adapter):
             _effective(policy, configuration, weighted, queues),
             _in_sync(policy, owner, weighted, quotas, stopped),
         )
-        evictions = tuple(_evictions(gangs, owner, workloads))
-        gpus_by_quota = total_quota(quotas, map(_pool, weighted.values()))
+        evictions, of_evictions = read_each(workloads, _eviction_reader(gangs, owner))
         return replace(
-            known, conditions=conditions, gangs=gangs, evictions=evictions, quotas=nodes, capacity=gpus_by_quota
+            known,
+            conditions=conditions,
+            gangs=gangs,
+            evictions=tuple(evictions),
+            quotas=nodes,
+            capacity=total_quota(quotas, map(_pool, weighted.values())),
+            unreadable=tuple(dict.fromkeys((*unreadable, *left_out, *of_evictions))),
         )
 
     def express(
@@ -260,31 +267,33 @@ class KueueAdapter(Adapter):
         return {"fairSharing": {"weight": fixed_point(float(value))}}
 
 
-def _evictions(
-    gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
-) -> Iterator[Eviction]:
-    """Yield the latest eviction of each victim from its condition `Preempted`.
+def _eviction_reader(gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy]) -> Callable[[Object], Eviction | None]:
+    """Return a function that returns the latest eviction of a victim, read from its condition `Preempted`.
 
     The condition's message names the Workload that gets the GPUs, by uid and by the path of its queue. After the victim
     is admitted again, the condition is False and keeps its message. The status counts preemptions, so the count reveals
     a preemption between two cycles; of several, only the latest is visible."""
     queues = {gang.uid: gang.queue for gang in gangs}
-    for obj in workloads:
+
+    def read(obj: Object) -> Eviction | None:
         metadata = obj["metadata"]
         condition = condition_of(obj, "Preempted")
         text = condition.get("message") or ""
         count = _preemptions(obj)
         within = condition.get("reason") == "InClusterQueue" or _WITHIN in text
         if not text or within or (count == 0 and condition.get("status") != "True"):
-            continue
+            return None
         uid, path = _FOR_WORKLOAD.search(text), _FOR_QUEUE.search(text)
         queue = queues.get(uid[1]) if uid else None
         queue_of_path = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
         if queue is None and queue_of_path is not None:
             queue = queue_of_path.name
-        if queue is not None and queue != queues.get(metadata.get("uid", "")):
-            occurrence = count or condition.get("lastTransitionTime", "")
-            yield Eviction(f"{metadata.get('uid', '')}/{occurrence}", queue, _full_name(obj))
+        if queue is None or queue == queues.get(metadata.get("uid", "")):
+            return None
+        occurrence = count or condition.get("lastTransitionTime", "")
+        return Eviction(f"{metadata.get('uid', '')}/{occurrence}", queue, _full_name(obj))
+
+    return read
 
 
 def _preemptions(workload: Object) -> int:
@@ -362,17 +371,45 @@ def _pool(obj: Object) -> str:
     return _title(obj)
 
 
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """An unfinished Workload.
+
+    cluster_queue: the name of the ClusterQueue that admitted it; "" if none did.
+    admitted: the GPUs for which it is admitted.
+    replaces: namespace/name of the Workload that it claims to replace; "" for none.
+    owners: its namespace and the uids of its owners."""
+
+    obj: Object
+    cluster_queue: str
+    admitted: float
+    replaces: str
+    owners: tuple[str, frozenset[str]]
+
+
+def _live(obj: Object) -> _Live | None:
+    if _finished(obj):
+        return None
+    metadata = obj["metadata"]
+    return _Live(
+        obj,
+        str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
+        _admitted(obj),
+        str(value_at(metadata, ("annotations", REPLACES)) or ""),
+        (metadata.get("namespace", ""), frozenset(each["uid"] for each in metadata.get("ownerReferences") or ())),
+    )
+
+
 def _quotas(
-    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[Object] | None
+    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[_Live] | None
 ) -> dict[str, Quota]:
     """Return the quota of every ClusterQueue that has a quota of GPUs, and of every Cohort, by name.
 
     workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
     used: dict[str, list[float]] = {}
-    for obj in workloads or ():
-        cluster_queue = value_at(obj, ("status", "admission", "clusterQueue"))
-        if cluster_queue and not _finished(obj):
-            used.setdefault(cluster_queue, []).append(_admitted(obj))
+    for each in workloads or ():
+        if each.cluster_queue:
+            used.setdefault(each.cluster_queue, []).append(each.admitted)
     quotas: dict[str, Quota] = {}
     for name, obj in queues.items():
         if any(_gpu_quotas(obj)):
@@ -416,66 +453,82 @@ def _finished(workload: Object) -> bool:
 
 def _gangs(
     owner: Mapping[str, QueuePolicy],
-    workloads: Sequence[Object],
+    workloads: Sequence[_Live],
     locals_: Mapping[str, Object],
     queues: Mapping[str, Object],
     quotas: Mapping[str, Quota],
     pods: Sequence[Pod],
-) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Return the Workloads that request GPUs and are neither finished nor deactivated, and sentences on stopped queues.
+) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the Workloads that request GPUs and are not deactivated, sentences on stopped queues, and the Workloads
+    that cannot be read.
 
     A Workload that waits in a stopped queue is left out; the sentence states how many GPUs wait there."""
     members = pods_by_gang(pods)
-    live = {_full_name(obj): obj for obj in workloads if not _finished(obj)}
-    replaced = {
-        value_at(obj, ("metadata", "annotations", REPLACES))
-        for obj in live.values()
-        if value_at(obj, ("status", "admission")) is not None
+    live = {_full_name(each.obj): each for each in workloads}
+    replaced_by = {
+        _full_name(each.obj): previous for each in workloads if (previous := _replaced(each, live)) is not None
     }
-    gangs = []
+    gone = {
+        _full_name(previous.obj)
+        for name, previous in replaced_by.items()
+        if value_at(live[name].obj, ("status", "admission")) is not None
+    }
     waiting_gpus: dict[str, float] = {}
-    for key, obj in live.items():
-        spec = obj.get("spec") or {}
+
+    def read(obj: Object) -> Gang | None:
+        key, spec = _full_name(obj), obj.get("spec") or {}
         queue, pool = _queue_of(owner, locals_, obj)
-        if queue is None or spec.get("active") is False or key in replaced:
-            continue
+        if queue is None or spec.get("active") is False or key in gone:
+            return None
         admitted = value_at(obj, ("status", "admission")) is not None
-        gang = _gang(obj, queue.name, f"ClusterQueue {pool}", live)
+        gang = _gang(live[key], queue.name, f"ClusterQueue {pool}", replaced_by.get(key))
         if gang.requested <= 0:
-            continue
+            return None
         if gang.pool not in quotas:
             gang = replace(gang, pool="")
         halt = None if admitted else _halt(obj, locals_, queues.get(pool))
         if halt is not None:
             waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
-            continue
+            return None
         requested, allocated = gang.requested, gang.allocated
         gang = with_pods(gang, members.get(gang_key(obj), ()))
         if admitted:
             # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
             minimum = min(gang.minimum, requested)
             gang = replace(gang, requested=requested, allocated=allocated, minimum=minimum)
-        gangs.append(gang)
+        return gang
+
+    gangs, unreadable = read_each((each.obj for each in workloads), read)
     stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
-    return sorted_gangs(gangs), tuple(sorted(stopped))
+    return sorted_gangs(gangs), tuple(sorted(stopped)), unreadable
 
 
-def _gang(obj: Object, queue: str, pool: str, live: Mapping[str, Object]) -> Gang:
-    """Read one Workload. live: the unfinished Workloads by namespace/name.
+def _replaced(workload: _Live, live: Mapping[str, _Live]) -> _Live | None:
+    """Return the Workload that an elastic job's new Workload replaces; None if it replaces none.
+
+    Users write the annotation that names it, so it counts only between Workloads of one owner in one namespace."""
+    previous = live.get(workload.replaces)
+    return (
+        previous if previous is not None and previous is not workload and previous.owners == workload.owners else None
+    )
+
+
+def _gang(workload: _Live, queue: str, pool: str, previous: _Live | None) -> Gang:
+    """Read one Workload. previous: the Workload that it will replace; None for none.
 
     A partially admitted Workload requests only the GPUs for which it is admitted. The next Workload of an elastic job
     requests the GPUs that it adds to the Workload that it replaces."""
+    obj = workload.obj
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)
     requested = fsum(_pod_set(each, _count(each), done) for each in sets)
     least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
-    allocated = _admitted(obj)
+    allocated = workload.admitted
     if value_at(obj, ("status", "admission", "podSetAssignments")):
         requested = allocated
     elif value_at(obj, ("status", "admission")) is None:
-        previous = live.get(value_at(metadata, ("annotations", REPLACES)) or "")
-        replaced = _admitted(previous) if previous is not None else 0.0
+        replaced = previous.admitted if previous is not None else 0.0
         requested, least = max(0.0, requested - replaced), max(0.0, least - replaced)
     admission = condition_of(obj, "Admitted")
     owners_ = [each for each in metadata.get("ownerReferences") or () if each.get("kind") != "Pod"]

@@ -44,7 +44,7 @@ from fairshare.core.queues_and_weights import (
     Value,
     Weight,
 )
-from fairshare.core.scheduler_queue_objects import match, owners, read_queues, target_queue
+from fairshare.core.scheduler_queue_objects import match, owners, read_each, read_queues, target_queue
 from fairshare.laws.division import divide
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
@@ -94,7 +94,7 @@ class VolcanoAdapter(Adapter):
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         parents = {obj["metadata"]["name"]: value_at(obj, ("spec", "parent")) for obj in objects}
-        gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
+        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
@@ -110,7 +110,7 @@ class VolcanoAdapter(Adapter):
         observation = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
-        return replace(observation, conditions=conditions, gangs=gangs)
+        return replace(observation, conditions=conditions, gangs=gangs, unreadable=unreadable)
 
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
@@ -225,19 +225,19 @@ def _path_weights(queue: TargetQueue, name: str, weights: Mapping[str, float], o
 
 def _gangs(
     owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
-) -> tuple[Gang, ...]:
-    """Return the PodGroups of the policy's queues as gangs.
+) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
+    """Return the PodGroups of the policy's queues as gangs, and those that cannot be read.
 
     The request of a group without pods is the larger of its Job's request and its `minResources`."""
     members = pods_by_gang(pods)
     jobs_by_name = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
-    gangs = []
-    for obj in groups:
+
+    def read(obj: Object) -> Gang | None:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
         namespace = metadata.get("namespace", "")
         queue = owner.get(f"{PREFIX}:{spec.get('queue') or 'default'}")
         if queue is None or (value_at(obj, ("status", "phase")) or "") not in _UNFINISHED:
-            continue
+            return None
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
         job = next(
             (
@@ -271,7 +271,7 @@ def _gangs(
         )
         own_pods = members.get(gang_key(obj), ())
         if not own_pods and gang_key(obj) in members:
-            continue  # all its pods are being deleted
+            return None  # all its pods are being deleted
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(
@@ -282,9 +282,10 @@ def _gangs(
             own_pods,
             int(spec["minMember"]) if spec.get("minMember") else None,
         )
-        if gang.requested > 0:
-            gangs.append(gang)
-    return sorted_gangs(gangs)
+        return gang if gang.requested > 0 else None
+
+    gangs, unreadable = read_each(groups, read)
+    return sorted_gangs(gangs), unreadable
 
 
 def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:

@@ -294,8 +294,8 @@ _RIGHTS = (
 def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
     """Read one target. Raises ClusterError if required objects cannot be read, or if the API server does not answer.
 
-    If the API server refuses to list optional objects, the observation has the condition `Readable` with status False,
-    because demand is then underestimated."""
+    If the API server refuses to list optional objects, or objects cannot be read, the observation has the condition
+    `Readable` with status False, because demand is then underestimated."""
     seen: dict[Kind, Sequence[Object]] = {}
     refusals: list[str] = []
     for query in adapter.reads(policy):
@@ -309,6 +309,8 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         for queue, standing in observation.standings.items()
     }
     readable = [Condition("Readable", "False", "ReadRefused", join_texts(refusals), _RIGHTS)] if refusals else []
+    if observation.unreadable and not refusals:
+        readable = [Condition("Readable", "False", "ObjectsLeftOut", join_texts(observation.unreadable))]
     return replace(observation, standings=standings, conditions=(*observation.conditions, *readable))
 
 

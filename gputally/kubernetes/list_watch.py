@@ -5,7 +5,10 @@ page of a list. Twenty thousand pods take a hundred megabytes as objects and fiv
 
 A list that fails continues at its page, and a watch at its version. If the server no longer has either (410), the list
 begins again, and objects missing from it count as deleted. Until then the old values stay. `behind` returns a
-reason once the server's last answer is too old."""
+reason once the server's last answer is too old.
+
+An object that cannot be read stops no other one: it keeps its last value, if it had one, and is named in `unreadable`
+until it can be read or is deleted. Whoever may write an object could otherwise stop what is known of all."""
 
 from __future__ import annotations
 
@@ -71,6 +74,22 @@ class NamedObject(_Object, frozen=True):
     metadata: Metadata
 
 
+class _Identity(_Object, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Identified(_Object, frozen=True):
+    """An object reduced to what the API server itself writes, which is readable whatever its owner wrote."""
+
+    metadata: _Identity
+
+
+_identified = msgspec.json.Decoder(_Identified)
+
+
 O = TypeVar("O")  # noqa: E741  # the object as decoded
 V = TypeVar("V")
 WATCH_SECONDS = 300
@@ -78,6 +97,8 @@ WATCH_SECONDS = 300
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
 """Age of the server's last answer above which the values must not be used: twice the length of a watch. A working
 server answers at least once in a watch."""
+MOST_FAULT = 200
+"""Characters of a message about an object that cannot be read, which may quote what its owner wrote."""
 PAUSE_SECONDS = 1
 """Pause between two watches."""
 ABSENT_SECONDS = 60
@@ -86,9 +107,9 @@ BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
 """Pauses after the first, second, … failure in a row; the last one repeats."""
 
 
-class _Page(msgspec.Struct, Generic[O]):
+class _Page(msgspec.Struct):
     metadata: ListMetadata
-    items: list[O] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 class _Line(msgspec.Struct):
@@ -136,15 +157,17 @@ class Reflector(Generic[O, V]):
         self._now_ms = now_ms
         self.path = path
         self._metadata_only = metadata_only
-        self._page = msgspec.json.Decoder(_Page[decode])  # type: ignore[valid-type]
+        self._page = msgspec.json.Decoder(_Page)
         self._line = msgspec.json.Decoder(_Line)
         self._object = msgspec.json.Decoder(decode)
-        self._meta = msgspec.json.Decoder(NamedObject)
         self._keep = keep
         self._on_change = changed
+        self._log = structlog.get_logger("gputally.kubernetes.api_client")
         self._lock = threading.Lock()
         self._values: dict[str, V] = {}
         self._incoming: dict[str, V] = {}
+        self._unreadable: dict[str, str] = {}
+        self._incoming_unreadable: dict[str, str] = {}
         self._continue = ""
         self._version = ""
         self.heard_ms: int | None = None
@@ -160,6 +183,11 @@ class Reflector(Generic[O, V]):
         """Return a copy of the current values, by uid."""
         with self._lock:
             return dict(self._values)
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Return the objects that cannot be read, by uid, each as "namespace/name: reason"."""
+        with self._lock:
+            return dict(self._unreadable)
 
     def behind(self) -> str | None:
         """Return why the values must not be used for decisions; None if they may be used."""
@@ -185,16 +213,18 @@ class Reflector(Generic[O, V]):
                 page = self._decoded(
                     self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
                 )
-                self._heard()
             except VersionGone:
                 if not self._continue:
                     raise
-                self._continue, self._incoming = "", {}
+                self._begin_list()
                 continue
             for item in page.items or ():
-                value = self._keep(item)
+                uid, value, fault = self._read(item)
                 if value is not None:
-                    self._incoming[_uid(item)] = value
+                    self._incoming[uid] = value
+                if fault is not None:
+                    self._incoming_unreadable[uid] = fault
+            self._heard()
             self._continue = page.metadata.continue_ or ""
             if not self._continue:
                 self._replace(page.metadata.resource_version)
@@ -225,8 +255,7 @@ class Reflector(Generic[O, V]):
         task: has a fault after an answer that cannot be processed, until a later one is processed, and while a request
             takes longer than the task's time limit. An error of the API server is no fault of the task; `heard_ms` and
             `failures` show it."""
-        log = structlog.get_logger("gputally.kubernetes.api_client")
-        self._task = task
+        log, self._task = self._log, task
         failures = absent = 0
         while not stop.is_set():
             self._begin_run()
@@ -254,7 +283,8 @@ class Reflector(Generic[O, V]):
                 failures += 1
             except Exception as error:
                 self.failures += 1
-                self._version, self._continue, self._incoming = "", "", {}
+                self._version = ""
+                self._begin_list()
                 if task is not None:
                     task.fail(error)
                 log.exception("cluster_not_understood", path=self.path, reason=error_summary(error))
@@ -299,28 +329,47 @@ class Reflector(Generic[O, V]):
             if status.code == 410:
                 raise VersionGone(f"{self.path}: {status.message}")
             raise Unavailable(f"{self.path}: {status.code} {status.message}")
-        meta = self._decoded(self._meta.decode, bytes(line.object)).metadata
-        if line.type != "BOOKMARK":
-            value = (
-                None if line.type == "DELETED" else self._keep(self._decoded(self._object.decode, bytes(line.object)))
-            )
-            self._set(meta.uid, value)
+        meta = self._decoded(_identified.decode, line.object).metadata
+        if line.type == "DELETED":
+            self._set(meta.uid, None, None)
+        elif line.type != "BOOKMARK":
+            self._set(*self._read(line.object))
         self._version = meta.resource_version
 
-    def _set(self, uid: str, value: V | None) -> None:
+    def _read(self, raw: msgspec.Raw) -> tuple[str, V | None, str | None]:
+        """Return an object's uid, its value, and why it cannot be read; then the value is its last one, if any."""
+        try:
+            item = self._object.decode(raw)
+            return _uid(item), self._keep(item), None
+        except Exception as error:  # noqa: BLE001 - whatever its owner wrote, the other objects count
+            meta = self._decoded(_identified.decode, raw).metadata
+            fault = f"{meta.namespace}/{meta.name}: {error_summary(error)[:MOST_FAULT]}"
+            if meta.uid not in self._unreadable:
+                self._log.warning("cluster_object_unreadable", path=self.path, object=fault)
+            return meta.uid, self._values.get(meta.uid), fault
+
+    def _begin_list(self) -> None:
+        self._continue, self._incoming, self._incoming_unreadable = "", {}, {}
+
+    def _set(self, uid: str, value: V | None, fault: str | None) -> None:
         with self._lock:
             before = self._values.get(uid)
             if value is None:
                 self._values.pop(uid, None)
             else:
                 self._values[uid] = value
+            if fault is None:
+                self._unreadable.pop(uid, None)
+            else:
+                self._unreadable[uid] = fault
         if value != before:
             self._changed(uid, value)
 
     def _replace(self, version: str) -> None:
         with self._lock:
             before, self._values = self._values, self._incoming
-        self._incoming = {}
+            self._unreadable = self._incoming_unreadable
+        self._begin_list()
         for uid in before.keys() - self._values.keys():
             self._changed(uid, None)
         for uid, value in self._values.items():
@@ -330,8 +379,14 @@ class Reflector(Generic[O, V]):
         self.synced = True
 
     def _changed(self, uid: str, value: V | None) -> None:
-        if self._on_change is not None:
+        if self._on_change is None:
+            return
+        try:
             self._on_change(uid, value)
+        except Exception as error:  # noqa: BLE001 - a defect at one object stops no other
+            self._log.exception("cluster_object_not_processed", path=self.path, uid=uid)
+            with self._lock:
+                self._unreadable[uid] = f"{uid}: {error_summary(error)[:MOST_FAULT]}"
 
     def _decoded(self, decode: Callable[[bytes], T], raw: bytes) -> T:
         try:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
-from math import fsum, isfinite
+from math import fsum
 from typing import Any, Literal, Protocol
 
 from gputally.base.errors import Blocked, Refused
@@ -185,7 +185,7 @@ GPU = "nvidia.com/gpu"
 SLICES = 7
 """Compute slices of a GPU that MIG divides. Every model with MIG has 7, except those with 4 (A30)."""
 
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|u|n|[kMGTPE]i?|Ki|[eE][+-]?\d+)?")
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:(n|u|m|k|[MGTPE]|[KMGTPE]i)|([eE][+-]?\d{1,3}))?", re.ASCII)
 _SUFFIX = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
@@ -193,21 +193,23 @@ _SUFFIX = {
 _MIG = re.compile(r"nvidia\.com/mig-(?:\d+c\.)?(\d+)g\..+")
 
 
+MOST_QUANTITY = 2.0**63
+"""Kubernetes stores no larger quantity. Sums of these amounts stay finite."""
+
+
 def quantity(value: object) -> float | None:
-    """Parse a Kubernetes quantity (4, "4", "500m"). Return None if the value is not a quantity or is negative."""
+    """Parse a Kubernetes quantity (4, "4", "500m"). Return None for any other value, a negative one, or one above
+    `MOST_QUANTITY`: users write it into annotations that no schema checks."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value) if isfinite(value) and value >= 0 else None
+        return float(value) if 0 <= value <= MOST_QUANTITY else None
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return None
-    number, suffix = match.groups()
-    if suffix is None or suffix in _SUFFIX:
-        amount = float(number) * _SUFFIX.get(suffix or "", 1.0)
-    else:
-        amount = float(number + suffix)
-    return amount if amount >= 0 and isfinite(amount) else None
+    number, suffix, exponent = match.groups(default="")
+    amount = float(number + exponent) * _SUFFIX.get(suffix, 1.0)
+    return amount if 0 <= amount <= MOST_QUANTITY else None
 
 
 def gpus(resources: object) -> float:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from accountant.inventory.kubernetes_inventory import ClusterInventory
@@ -496,31 +495,36 @@ class Instantly(threading.Event):
         return self.is_set()
 
 
-def test_a_watch_goes_on_after_an_object_that_is_not_understood():
+def test_objects_that_are_not_understood_are_counted_and_the_watch_goes_on(inventory, clock):
     stop, task = Instantly(), BackgroundTasks(VirtualClock(0)).add("watch")
-    seen: list[str | None] = []
+    items = [{"metadata": {"name": name, "uid": name, "resourceVersion": "7"}} for name in ("n", "read", "changed")]
 
     class Api:
         def get(self, *_: object, **__: object) -> bytes:
-            return ONE_PAGE.encode()
+            return json.dumps({"metadata": {"resourceVersion": "7"}, "items": items}).encode()
 
         def watch(self, _path: str, _query: Mapping[str, str], **_more: object) -> Iterator[bytes]:
             stop.set()
             return iter(())
 
     def keep(found: NamedObject) -> str:
-        seen.append(task.state().fault)
-        if len(seen) < 3:
+        if found.metadata.name == "read":
             raise AttributeError("no spec")
         return found.metadata.name
 
-    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, keep)  # type: ignore[arg-type]
-    with structlog.testing.capture_logs() as logs:
-        reflector.run(stop, task)
-    assert seen == [None, "failed: AttributeError: no spec", "failed: AttributeError: no spec"]
-    assert dict(reflector.values()) == {"u": "n"}
-    assert (task.state().fault, task.state().failures, reflector.failures) == (None, 2, 2)
-    assert [log["event"] for log in logs] == ["cluster_not_understood"] * 2
+    def changed(uid: str, _value: str | None) -> None:
+        if uid == "changed":
+            raise KeyError(uid)
+
+    reflector = Reflector(Api(), "/api/v1/nodes", NamedObject, keep, changed)  # type: ignore[arg-type]
+    reflector.run(stop, task)
+    assert dict(reflector.values()) == {"n": "n", "changed": "changed"}
+    assert reflector.unreadable().keys() == {"read", "changed"}
+    assert (task.state().fault, reflector.failures) == (None, 0)
+    inventory.sync()
+    registry = CollectorRegistry()
+    registry.register(FunctionCollector(partial(inventory_metrics, inventory, clock)))
+    assert 'gputally_inventory_unreadable_objects{kind="pods"} 0.0' in generate_latest(registry).decode()
 
 
 def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause():

@@ -1,0 +1,276 @@
+"""An object that cannot be read stops itself alone: never the list of its kind, its target, or another target."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairshare.core.gpu_demand import BoundPods, read_pod
+from fairshare.core.queues_and_weights import Pod
+from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets.kai import POD_GROUP
+from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
+from fairshare.targets.volcano import JOB
+from fairshare.targets.volcano import POD_GROUP as VOLCANO_GROUP
+from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.weight_plan import look_at
+from gputally.base.clock import VirtualClock
+from gputally.base.errors import NotFound
+from gputally.kubernetes.list_watch import Reflector
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import EVENT, GPU, POD, PRIORITY_CLASS, Kind, Object, quantity
+from tests.fairshare.builders import node_object, object_of, pod_group, pod_object, policy_of, queue_object
+from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.observations import condition, conditions_of, weights_in
+from tests.hypothesis_examples import examples
+
+
+@pytest.mark.parametrize("text", ["1ki", "1mi", "٣", "1e308", "1e999", "9" * 400, "nan", "0x10", "1_000", " 1", ""])
+def test_a_text_that_is_no_quantity_is_none(text: str) -> None:
+    assert quantity(text) is None
+
+
+@pytest.mark.parametrize("name", ["gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"])
+@pytest.mark.parametrize("text", ["1ki", "1e308", "٣", "-1"])
+def test_no_annotation_of_a_pod_ends_its_reading(name: str, text: str) -> None:
+    pod = pod_object("p", gpus=0, annotations={"gpu-fraction": "0.5", name: text})
+    pod["spec"]["schedulerName"] = "kai-scheduler"
+    read = read_pod(pod)
+    assert read is None or read.gpus <= 1
+
+
+class Lists:
+    """An API server of pods, whose watches yield the lines given."""
+
+    def __init__(self, *objects: Object) -> None:
+        self.objects = objects
+        self.lines: list[bytes] = []
+
+    def get(self, *_: object, **__: object) -> bytes:
+        return json.dumps({"metadata": {"resourceVersion": "1"}, "items": self.objects}).encode()
+
+    def watch(self, *_: object, **__: object) -> Iterator[bytes]:
+        return iter(self.lines)
+
+
+def _line(change: str, obj: Object, version: str = "2") -> bytes:
+    versioned = {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}}
+    return json.dumps({"type": change, "object": versioned}).encode()
+
+
+def test_a_pod_that_cannot_be_read_leaves_the_others_and_its_last_value() -> None:
+    good, bad, late = pod_object("good"), pod_object("bad"), pod_object("late")
+    api, clock = Lists(good, bad), VirtualClock(0)
+
+    def read(obj: Object) -> Any:
+        if obj["spec"].get("hostile"):
+            raise ValueError("1ki")
+        return read_pod(obj)
+
+    pods: Reflector[Any, Any] = Reflector(
+        api,
+        POD.path(),
+        dict,
+        BoundPods(clock, read),
+        now_ms=clock.monotonic_ms,  # type: ignore[arg-type]
+    )
+    pods.sync()
+    hostile = [{**each, "spec": {**each["spec"], "hostile": True}} for each in (bad, late)]
+    api.lines = [_line("MODIFIED", hostile[0]), _line("ADDED", hostile[1]), _line("MODIFIED", good)]
+    with structlog.testing.capture_logs() as logs:
+        pods.follow()
+    names = lambda: sorted(pod.name for pod in pods.values().values())  # noqa: E731
+    assert (names(), sorted(pods.unreadable()), pods.behind()) == (["bad", "good"], ["uid-bad", "uid-late"], None)
+    assert [log["object"].partition(":")[0] for log in logs] == ["ns/bad", "ns/late"]
+    api.objects, pods._version = (good, *hostile), ""  # a list that begins again
+    pods.sync()
+    assert (names(), sorted(pods.unreadable())) == (["bad", "good"], ["uid-bad", "uid-late"])
+    api.lines = [_line("DELETED", hostile[0]), _line("MODIFIED", late)]
+    pods.follow()
+    assert (names(), pods.unreadable()) == (["good", "late"], {})
+
+
+def test_an_answer_counts_as_heard_only_once_it_is_kept() -> None:
+    clock = VirtualClock(0)
+    api = Lists(pod_object("p"))
+    pods: Reflector[Any, Any] = Reflector(api, POD.path(), dict, read_pod, now_ms=clock.monotonic_ms)  # type: ignore[arg-type]
+    api.get = lambda *_, **__: b'{"metadata": {}, "items": 3}'  # type: ignore[method-assign]
+    pods.prime()
+    assert pods.behind() is not None
+
+
+CHAIN = [{"name": f"s{i}", **({"parent": f"s{i - 1}"} if i else {}), "minMember": 1} for i in range(1100)]
+
+
+def _workload(name: str, gpus: str) -> dict[str, Any]:
+    containers = [{"name": "c", "resources": {"limits": {GPU: gpus}}}]
+    sets = [{"name": "main", "count": 1, "template": {"spec": {"containers": containers}}}]
+    admission = {"clusterQueue": "k", "podSetAssignments": [{"name": "main", "count": 1}]}
+    done = [{"name": "main", "count": 0}]
+    spec, status = {"queueName": "k", "podSets": sets}, {"admission": admission, "reclaimablePods": done}
+    return object_of(WORKLOADS[0], name, spec, status, uid=f"uid-{name}", annotations={}, labels={})
+
+
+def _quota() -> dict[str, Any]:
+    flavor = {"name": "f", "resources": [{"name": GPU, "nominalQuota": "8"}]}
+    return object_of(CLUSTER_QUEUES[0], "k", {"resourceGroups": [{"coveredResources": [GPU], "flavors": [flavor]}]})
+
+
+POLICY = policy_of(
+    [
+        {"name": "a", "refs": ["kai:a"]},
+        {"name": "k", "refs": ["kueue:k"]},
+        {"name": "v", "refs": ["volcano:v"]},
+        {"name": "p", "refs": ["policy:p"]},
+    ],
+    targets={name: {"apply": "enforce"} for name in ("kai", "kueue", "volcano")},
+)
+TASKS = [{"name": "t", "replicas": 1, "template": {"spec": {"containers": []}}}]
+TENANTS: Mapping[Kind, Object] = {
+    POD_GROUP: pod_group("g", spec={"minMember": 1, "subGroups": CHAIN[:2], "topologyConstraint": {}}, requested=1),
+    WORKLOADS[0]: _workload("w", "1"),
+    VOLCANO_GROUP: object_of(VOLCANO_GROUP, "g", {"queue": "v", "minMember": 1, "minResources": {GPU: "1"}}, uid="g"),
+    JOB: object_of(JOB, "j", {"tasks": TASKS}, uid="j"),
+    POD: pod_object("q", labels={"kai.scheduler/subgroup-name": "s1"}, annotations={"pod-group-name": "g"}),
+}
+"""One object of each kind that users write."""
+OWN: tuple[Object, ...] = (
+    queue_object("a"), _quota(), object_of(VOLCANO_QUEUE, "v", {"weight": 1}), node_object(),
+    pod_group("good", requested=2), _workload("good", "2"),
+    object_of(VOLCANO_GROUP, "good", {"queue": "v", "minMember": 1, "minResources": {GPU: "2"}}, uid="good"),
+    pod_object("good", "p"), object_of(PRIORITY_CLASS, "high"), object_of(EVENT, "e", note="", reason="Evict"),
+)  # fmt: skip
+
+
+class Reader:
+    """Lists the given objects as an API server would that checks no schema."""
+
+    def __init__(self, objects: Iterable[Object]) -> None:
+        self.objects = tuple(objects)
+
+    def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
+        return [obj for obj in self.objects if (obj["apiVersion"], obj["kind"]) == (kind.api_version, kind.kind)]
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+        raise NotFound(f"GET: 404: {kind.plural} {name!r} not found")
+
+
+def _gangs_seen(objects: Iterable[Object], pods: Sequence[Pod]) -> dict[str, set[str]]:
+    return {
+        adapter.name: {gang.name for gang in look_at(adapter, POLICY, Reader(objects), pods).gangs}
+        for adapter in ADAPTERS
+        if adapter.name != "runai"
+    }
+
+
+@pytest.mark.parametrize(
+    ("target", "bad"),
+    [
+        ("kai", pod_group("bad", spec={"minMember": "many"}, requested=1)),
+        ("kueue", {**_workload("bad", "1"), "status": {"reclaimablePods": [{"name": "main", "count": "x"}]}}),
+        ("volcano", object_of(VOLCANO_GROUP, "bad", {"queue": "v", "minMember": "many", "minResources": {}})),
+    ],
+    ids=("kai", "kueue", "volcano"),
+)
+def test_a_workload_that_cannot_be_read_is_named_and_the_others_count(target: str, bad: Object) -> None:
+    (adapter,) = (each for each in ADAPTERS if each.name == target)
+    found = look_at(adapter, POLICY, MemoryCluster(KINDS, [*OWN, bad]))
+    assert [gang.name for gang in found.gangs] == ["good"]
+    read = condition(found, "Readable")
+    assert (read.status, read.reason) == ("False", "ObjectsLeftOut")
+    assert "ns/bad" in read.message
+
+
+@pytest.mark.parametrize("bad", [
+    pod_group("bad", spec={"minMember": 1, "subGroups": CHAIN}, requested=1),
+    _workload("bad", "1e308"),
+])  # fmt: skip
+def test_deep_and_huge_objects_end_no_cycle(accountant: Accountant, controller_of: Make, bad: Object) -> None:
+    accountant.spend(a=1.0)
+    member = pod_object("m", annotations={"pod-group-name": "bad"}, labels={"kai.scheduler/subgroup-name": "s1099"})
+    member["spec"]["schedulerName"] = "kai-scheduler"
+    read = read_pod(member)
+    cluster = MemoryCluster(KINDS, [*OWN, bad])
+    report = controller_of(POLICY, cluster, pods=lambda: (read,)).cycle()
+    assert {target.target: dict(target.degraded) for target in report.targets if "Defect" in target.degraded} == {}
+    assert weights_in(cluster)["a"] is not None
+
+
+def test_a_defect_at_one_target_stops_no_other(accountant: Accountant, controller_of: Make) -> None:
+    class Broken(MemoryCluster):
+        def list(self, kind: Kind, *, fields: str = "") -> Any:
+            return [{}] if kind == VOLCANO_QUEUE else super().list(kind, fields=fields)
+
+    accountant.spend(a=1.0)
+    report = controller_of(POLICY, Broken(KINDS, OWN)).cycle()
+    found = conditions_of(report)
+    assert found["volcano.Available"] == ("False", "Defect")
+    assert {found[f"{target}.Available"][0] for target in ("kai", "kueue")} == {"True"}
+
+
+def test_pods_that_cannot_be_read_are_a_condition(accountant: Accountant, controller_of: Make) -> None:
+    accountant.spend(a=1.0)
+    texts: list[str] = ["ns/p: ValueError: 1ki"]
+    controller = controller_of(POLICY, MemoryCluster(KINDS, OWN), unreadable=lambda: texts)
+    assert conditions_of(controller.cycle())["PodsRead"] == ("False", "PodsUnreadable")
+    texts.clear()
+    assert "PodsRead" not in conditions_of(controller.cycle())
+
+
+TEXTS = st.sampled_from(["", "1ki", "1e308", "٣", "-1", "ns/good", "good", "a", "9" * 5000, "\x00\u202e", "\ud7ff"])
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), TEXTS, st.text(max_size=8)
+)  # fmt: skip
+JSON = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def _of_its_type(value: Any) -> st.SearchStrategy[Any]:
+    """Return other values of the type that the API server's schema lets a user write into a pod."""
+    if isinstance(value, str):
+        return TEXTS | st.text(max_size=8)
+    if isinstance(value, int):
+        return st.integers(-(2**31), 2**31 - 1)
+    return st.sampled_from(([], value * 3) if isinstance(value, list) else ({}, value))
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Return the path of every part of an object that its owner writes."""
+    if path and path[0] not in ("apiVersion", "kind") and path not in (("metadata",), *IDENTITY):
+        yield path
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from _places(child, (*path, key))
+
+
+IDENTITY = (("metadata", "name"), ("metadata", "namespace"), ("metadata", "uid"))
+
+
+@settings(max_examples=examples(100, 1000))
+@given(st.data())
+def test_whatever_a_user_writes_no_reading_ends_and_all_others_count(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(list(TENANTS)))
+    hostile = copy.deepcopy(TENANTS[kind])
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(list(_places(hostile))))
+        at = hostile
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = data.draw(_of_its_type(at[path[-1]]) if kind == POD else JSON)
+    pods: Reflector[Any, Any] = Reflector(
+        Lists(hostile, pod_object("good", "p")) if kind == POD else Lists(pod_object("good", "p")),  # type: ignore[arg-type]
+        POD.path(), dict, BoundPods(VirtualClock(0)), now_ms=lambda: 0,
+    )  # fmt: skip
+    pods.sync()
+    objects = OWN if kind == POD else (*OWN, hostile)
+    names = _gangs_seen(objects, tuple(pods.values().values()))
+    assert all("good" in found for found in names.values()), names
