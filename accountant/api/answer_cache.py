@@ -49,10 +49,13 @@ from cachetools import TLRUCache
 from pydantic import TypeAdapter
 
 from accountant.api.problems import Refusal
+from accountant.api.query_parameters import QuerySpan, bounded
+from accountant.core import periods
+from accountant.core.settings import Limits
 from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
-from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 _log = structlog.get_logger("accountant.api.answer_cache")
 T = TypeVar("T")
@@ -102,6 +105,10 @@ class PagedQuery(msgspec.Struct, frozen=True, array_like=True):
     answer: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] = ""
     shown: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)] = 0
 
+    @property
+    def span(self) -> QuerySpan:
+        return QuerySpan(self.start_ms, self.end_ms)
+
     def cursor(self, answer: str, shown: int) -> str:
         """The cursor of the page after `shown` lines of the list with the digest `answer`."""
         cursor = msgspec.structs.replace(self, answer=answer, shown=shown)
@@ -115,18 +122,15 @@ class PagedQuery(msgspec.Struct, frozen=True, array_like=True):
 _cursor = msgspec.json.Decoder(PagedQuery)
 
 
-def open_page(
-    question: object, start_ms: int, end_ms: int, now_ms: int, page: str | None, *, span_days: int
-) -> PagedQuery:
+def open_page(question: object, span: QuerySpan, now_ms: int, page: str | None, limits: Limits) -> PagedQuery:
     """Reads the cursor `page` of a query; None: the first page.
 
     question: everything that determines the answer, except span and limit; it must be convertible to JSON.
-    span_days: the longest span of a query.
 
     Raises Refusal for a cursor of another query."""
     digest = hashlib.sha256(msgspec.json.encode(question, order="sorted")).hexdigest()[:32]
     if page is None:
-        return PagedQuery(digest, start_ms, end_ms, now_ms)
+        return PagedQuery(digest, span.start_ms, span.end_ms, now_ms)
     try:
         raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
         query = _cursor.decode(raw)
@@ -136,8 +140,11 @@ def open_page(
         raise _unknown_page()
     if query.question != digest:
         raise Refusal("bad-page", "the page belongs to another query: send the parameters of the first page unchanged")
-    if not 0 < query.end_ms - query.start_ms <= span_days * MS_PER_DAY:
-        raise _unknown_page()
+    try:
+        bounded(query.start_ms, query.end_ms, limits)
+        periods.in_calendar(query.at_ms)
+    except ValueError as error:  # a forged cursor
+        raise _unknown_page() from error
     return query
 
 

@@ -31,7 +31,16 @@ from accountant.api.bookkeeping_models import (
 )
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answers, json_body, refuses, with_body
-from accountant.api.query_parameters import REPORT_WIDTH, MonthText, Params, SpanParams, check_cost, instant, invalid
+from accountant.api.query_parameters import (
+    REPORT_WIDTH,
+    MonthText,
+    Params,
+    SpanParams,
+    asked,
+    check_cost,
+    instant,
+    invalid,
+)
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import Correction, canonical
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
@@ -85,10 +94,10 @@ def statement_span(params: StatementParams, deps: Deps) -> StatementSpan:
     """The span that a request asks for; the current month ends now. Raises Refusal."""
     now = deps.clock.wall_ms()
     if params.month is None:
-        start, end, name = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
         if params.start is not None or params.end is not None:
-            check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
-        return StatementSpan(start, end, name)
+            check_cost(deps.ledger, deps.settings.limits, span, REPORT_WIDTH)
+        return StatementSpan(*span)
     if params.start is not None or params.end is not None:
         raise invalid("month", "give either month, or start and end, not both")
     name = params.timezone or deps.settings.timezone
@@ -346,9 +355,8 @@ def book_credit(new: Annotated[NewCredit, body(NewCredit)], deps: AppDeps, princ
 
 
 def _node_span(request: CreditedNode, deps: Deps) -> NodeSpan:
-    start, end = (instant(name, getattr(request, name), deps.settings.zone) for name in ("start", "end"))
-    if end <= start:
-        raise invalid("end", "the span ends at or before its start")
+    zone, limits = deps.settings.zone, deps.settings.limits
+    start, end, _ = asked(instant("start", request.start, zone), instant("end", request.end, zone), limits)
     if not request.share:
         raise invalid("share", "a share of 0 gives no credit: give a share above 0")
     cluster = request.cluster

@@ -99,8 +99,9 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
     """Computes the accounts again from every row of the span and compares them with the sums. This is slow: do not
     request it from a dashboard."""
     now, newest = deps.clock.wall_ms(), deps.newest_ms()
-    start, end, zone = params.span(now, deps.settings.timezone, deps.settings.limits, newest)
-    check_cost(deps.ledger, deps.settings.limits, start, end)
+    span = params.span(now, deps.settings.timezone, deps.settings.limits, newest)
+    check_cost(deps.ledger, deps.settings.limits, span)
+    start, end, zone = span
     imbalance = deps.ledger.examine(start, end)
     books = deps.books.books()
     usage = deps.ledger.usage(start, end, ())

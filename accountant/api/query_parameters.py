@@ -1,5 +1,8 @@
 """Parses query strings into exact values, and refuses queries that add up too many GPU-hours.
 
+`bounded` makes the span of every query: both ends are known and not too far apart before anything is read, and
+`check_cost` takes only such a span.
+
 Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the requested time
 zone). An unknown parameter is an error, because a mistyped filter must not match everything.
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Protocol, cast, get_args
+from typing import Annotated, Any, Final, NamedTuple, Protocol, cast, get_args
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -23,7 +26,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
-_EPOCH_MS = re.compile(r"\d{1,14}")
+_EPOCH_MS = re.compile(r"[0-9]{1,20}")
 _LOST_PLUS = re.compile(r"(T.*) (\d\d:\d\d)$")
 _MOST_DIMENSIONS = 6
 
@@ -86,6 +89,34 @@ def _where(dimension: Dimension) -> Any:
     return Field(default=(), alias=f"where.{dimension}", description=f"Only these values of {dimension}.")
 
 
+class QuerySpan(NamedTuple):
+    """The span [start_ms, end_ms) of a query, as `bounded` returns it. timezone: the zone of its days and months."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str = "UTC"
+
+
+def bounded(start_ms: int, end_ms: int, limits: Limits, timezone: str = "UTC") -> QuerySpan:
+    """The span of a query. Raises ValueError with the reason for one that is empty or too long, or that reaches beyond
+    the calendar."""
+    periods.in_calendar(start_ms)
+    periods.in_calendar(end_ms)
+    if end_ms <= start_ms:
+        raise ValueError(f"the span ends at or before its start: [{start_ms}, {end_ms}) in epoch milliseconds")
+    if end_ms - start_ms > limits.span_days * MS_PER_DAY:
+        raise ValueError(f"the span is longer than {limits.span_days} days: give a later start or an earlier end")
+    return QuerySpan(start_ms, end_ms, timezone)
+
+
+def asked(start_ms: int, end_ms: int, limits: Limits, timezone: str = "UTC", *, parameter: str = "end") -> QuerySpan:
+    """The span of a request, as `bounded` returns it. Raises Refusal, which names the parameter."""
+    try:
+        return bounded(start_ms, end_ms, limits, timezone)
+    except ValueError as error:
+        raise invalid(parameter, str(error)) from error
+
+
 class SpanParams(Params):
     """Query parameters of a span. Without start and end: the current month so far, or the last month with records if
     the current one has none. Otherwise start defaults to the beginning of the month of `end`, and end to now."""
@@ -94,26 +125,20 @@ class SpanParams(Params):
     end: Instant = None
     timezone: Zone = None
 
-    def span(
-        self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None
-    ) -> tuple[int, int, str]:
-        """Returns (start_ms, end_ms, name of the time zone). Raises Refusal for an invalid or too long span.
+    def span(self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None) -> QuerySpan:
+        """The span. Raises Refusal for an invalid or too long one.
 
         newest_ms: end of the newest record, so that the default span has records; None: always the current month."""
         name = self.timezone or default_zone
         zone = periods.zone(name)
         if self.start is None and self.end is None:
             start, end = periods.month_with_records(now_ms, newest_ms, zone).span(zone)
-            return start, min(end, now_ms), name
+            return QuerySpan(start, min(end, now_ms), name)
         end = now_ms if self.end is None else instant("end", self.end, zone)
         start = (
             periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
         )
-        if end <= start:
-            raise invalid("end", f"the span ends at or before its start: [{start}, {end}) in epoch milliseconds")
-        if end - start > limits.span_days * MS_PER_DAY:
-            raise invalid("end", f"the span is longer than {limits.span_days} days")
-        return start, end, name
+        return asked(start, end, limits, name)
 
     def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int, silence: str = "") -> str:
         """A note about a default span that is not the current month, about old records, and about an empty ledger; ""
@@ -174,20 +199,18 @@ class UsageParams(GroupedParams):
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
     """Parses an instant as UTC milliseconds. Raises Refusal, which names the parameter."""
-    if _EPOCH_MS.fullmatch(text):
-        return int(text)
     try:
+        if _EPOCH_MS.fullmatch(text):
+            return periods.in_calendar(int(text))
         # In a query string an unescaped + is decoded as a space.
         return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
     except (ValueError, OverflowError) as error:
         raise invalid(parameter, f"{error}; epoch milliseconds are accepted too") from error
 
 
-def check_cost(
-    fleet: Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
-) -> None:
+def check_cost(fleet: Fleet, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> None:
     """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed."""
-    if reason := refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
+    if reason := refusal(fleet, limits.question_gpu_hours, span, width, clusters):
         raise invalid("end", f"the query has {reason}")
 
 
@@ -208,22 +231,22 @@ class Fleet(Protocol):
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int: ...
 
 
-def estimate(fleet: Fleet, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> int:
+def estimate(fleet: Fleet, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
     """Estimates the GPU-hours that a query adds up.
 
     width: number of dimensions of the groups.
     clusters: the clusters of the query; empty: all."""
-    hours = sum(fleet.gpu_hours(start_ms, end_ms, cluster) for cluster in set(clusters) or (None,))
+    hours = sum(fleet.gpu_hours(span.start_ms, span.end_ms, cluster) for cluster in set(clusters) or (None,))
     return hours * max(1, width)
 
 
-def refusal(fleet: Fleet, most: int, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()) -> str:
+def refusal(fleet: Fleet, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
     """Why a query is too large, and how to make it smaller, as the rest of a sentence; "" if it is allowed. most: the
     largest allowed `estimate`."""
-    gpu_hours = estimate(fleet, start_ms, end_ms, width, clusters)
+    gpu_hours = estimate(fleet, span, width, clusters)
     if gpu_hours <= most:
         return ""
-    days, hours = ((end_ms - start_ms) * most // gpu_hours // unit for unit in (MS_PER_DAY, MS_PER_HOUR))
+    days, hours = ((span.end_ms - span.start_ms) * most // gpu_hours // unit for unit in (MS_PER_DAY, MS_PER_HOUR))
     less = [f"about {days} days" if days > 1 else f"about {max(1, hours)} hours"]
     less += [f"fewer than {width} dimensions"] * (width > 1) + ["one cluster"] * (not clusters)
     times = f" (times {width} dimensions)" if width > 1 else ""

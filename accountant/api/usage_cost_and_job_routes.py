@@ -33,8 +33,10 @@ from accountant.api.query_parameters import (
     GroupedParams,
     Instant,
     Params,
+    QuerySpan,
     SpanParams,
     UsageParams,
+    asked,
     check_cost,
     instant,
     invalid,
@@ -80,9 +82,9 @@ def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
     page, where, zone, note = _open_query("usage", params, deps, principal, params.breakdown)
 
     def compute() -> UsageAnswer:
-        span = page.start_ms, page.end_ms
         check_teams(deps, principal, params.where_team)
-        check_cost(deps.ledger, deps.settings.limits, *span, len(params.by), params.where_cluster)
+        check_cost(deps.ledger, deps.settings.limits, page.span, len(params.by), params.where_cluster)
+        span = page.start_ms, page.end_ms
         with deps.ledger.moment(*span) as moment:
             lines = moment.usage(*span, params.by, where, zone)
             # The sum of all lines does not depend on the grouping, but filtered lines do not include all time.
@@ -106,9 +108,9 @@ def costs(params: Grouped, deps: AppDeps, principal: Reader) -> CostAnswer:
     page, where, zone, note = _open_query("cost", params, deps, principal)
 
     def compute() -> CostAnswer:
-        span = page.start_ms, page.end_ms
         check_teams(deps, principal, params.where_team)
-        check_cost(deps.ledger, deps.settings.limits, *span, len(params.by), params.where_cluster)
+        check_cost(deps.ledger, deps.settings.limits, page.span, len(params.by), params.where_cluster)
+        span = page.start_ms, page.end_ms
         with deps.ledger.moment(*span) as moment:
             answer = cost(moment, deps.book(), *span, params.by, where, zone)
             if not moment.coverage(*span):  # the cost is unknown
@@ -126,11 +128,12 @@ def _open_query(
 
     more: further parameters that determine the answer."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
-    start, end, zone = params.span(now, deps.settings.timezone, limits, newest)
+    span = params.span(now, deps.settings.timezone, limits, newest)
+    zone = span.timezone
     where = dict(params.where)
     where |= team_filter(principal, where.get("team", ()))
     question = [address, params.start, params.end, zone, params.by, sorted(where.items()), *more]
-    page = open_page(question, start, end, now, params.page, span_days=limits.span_days)
+    page = open_page(question, span, now, params.page, limits)
     return page, where, zone, params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())
 
 
@@ -189,25 +192,21 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
         )
     except ValidationError as error:
         raise invalid("kind", first_reason(error.errors()[0])) from error
-    begin, _ = bounds(spec, at, zone)
-    if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
-        raise invalid("size", f"the window is longer than {deps.settings.limits.span_days} days")
-    _check_cost(deps, spec, begin, at, params.cluster)
+    span = asked(*bounds(spec, at, zone), deps.settings.limits, parameter="size")
+    _check_cost(deps, spec, span, params.cluster)
     return deps.ledger.window(
         spec, at, params.measure, params.min_coverage, book=deps.book(), shard=params.shard, cluster=params.cluster
     )
 
 
-def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
+def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | None) -> None:
     """Raises Refusal for a window that is too large. The window of the policy in force is always allowed. Nothing is
     computed."""
     most = deps.settings.limits.window_gpu_hours
-    reason = query_parameters.refusal(
-        deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,)
-    )
+    reason = query_parameters.refusal(deps.ledger, most, span, clusters=() if cluster is None else (cluster,))
     if not reason:
         return
-    if any(version.policy.window == spec for version in deps.ledger.policies(at_ms, at_ms + 1)):
+    if any(version.policy.window == spec for version in deps.ledger.policies(span.end_ms, span.end_ms + 1)):
         return
     raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
 
@@ -262,15 +261,13 @@ class WaitParams(SpanParams):
 def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
     """Returns the waiting times of the pods of the caller's teams that existed in the span."""
     now = deps.clock.wall_ms()
-    start, end, _ = params.span(now, deps.settings.timezone, deps.settings.limits)
-    check_cost(
-        deps.ledger, deps.settings.limits, start, end, clusters=() if params.cluster is None else (params.cluster,)
-    )
+    span = params.span(now, deps.settings.timezone, deps.settings.limits)
+    check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
     groups: dict[str, list[PodWait]] = defaultdict(list)
-    for pod in deps.ledger.pods(start, end):
+    for pod in deps.ledger.pods(span.start_ms, span.end_ms):
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
-            groups[key].append(pod_wait(pod.facts, min(now, end)))
+            groups[key].append(pod_wait(pod.facts, min(now, span.end_ms)))
     return [
         WaitLine(
             key=key,
@@ -356,16 +353,17 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     Consecutive pages belong to one answer and add up to its `total_cost`, which every page shows, even if more is
     booked or prices change meanwhile."""
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
-    start, end, zone = params.span(now, deps.settings.timezone, limits, newest)
+    span = params.span(now, deps.settings.timezone, limits, newest)
+    zone = span.timezone
     where = team_filter(principal, params.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(params, name))}
     question = ["jobs", params.start, params.end, zone, params.state, sorted(where.items())]
-    page = open_page(question, start, end, now, params.page, span_days=limits.span_days)
+    page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
     def compute() -> JobsAnswer:
         check_teams(deps, principal, params.team)
-        check_cost(deps.ledger, limits, page.start_ms, page.end_ms, JOBS_WIDTH)
+        check_cost(deps.ledger, limits, page.span, JOBS_WIDTH)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             all_jobs = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
@@ -397,16 +395,36 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
     after the last epoch add up to the job's cost exactly."""
     key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
-    name = params.timezone or deps.settings.timezone
-    zone = periods.zone(name)
+    zone = periods.zone(params.timezone or deps.settings.timezone)
     start = None if params.start is None else instant("start", params.start, zone)
     end = now if params.end is None else instant("end", params.end, zone)
-    _check_span(start, end, deps)
-    with deps.ledger.moment(start or 0, end) as moment:
-        job = asking.job(moment, deps.book(), key, (start, end), now, where or None, name)
+    span = job_span(deps, principal, key, start, end)
+    with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+        job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)
     if job is None:
         raise unknown_job(deps, principal, key)
     return job
+
+
+def job_span(
+    deps: Deps, principal: Principal, key: JobKey, start_ms: int | None, end_ms: int, *, cut: bool = False
+) -> QuerySpan:
+    """The span of a query about one job. Raises Refusal for one that is too long or too large, or that ends before the
+    job began.
+
+    start_ms: None for the job's beginning.
+    cut: shorten a span that is too long, instead of refusing it."""
+    limits = deps.settings.limits
+    if start_ms is None:
+        with deps.ledger.moment() as moment:
+            start_ms = asking.beginning(moment, key, end_ms)
+        if start_ms is None or start_ms >= end_ms:
+            raise unknown_job(deps, principal, key)
+        if cut:
+            start_ms = max(start_ms, end_ms - limits.span_days * MS_PER_DAY)
+    span = asked(start_ms, end_ms, limits)
+    check_cost(deps.ledger, limits, span, clusters=(key.cluster,))
+    return span
 
 
 def unknown_job(deps: Deps, principal: Principal, key: JobKey) -> Refusal:
@@ -491,10 +509,3 @@ def _end_of_epoch(epoch: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
     if at > now_ms:
         raise invalid("at", f"epoch {epoch.epoch} ends in the future: report it when it has ended")
     return at
-
-
-def _check_span(start_ms: int | None, end_ms: int, deps: Deps) -> None:
-    if start_ms is not None and not 0 < end_ms - start_ms <= deps.settings.limits.span_days * MS_PER_DAY:
-        raise invalid(
-            "end", f"the span must end after its start, and may be at most {deps.settings.limits.span_days} days long"
-        )

@@ -201,20 +201,15 @@ def job(
     ledger: JobQuestions,
     book: PriceBook | None,
     key: JobKey,
-    span: tuple[int | None, int],
+    span: Span,
     now_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> JobAnswer | None:
-    """One job; None if it is unknown or filtered out.
-
-    If the start of the span is None, the span begins when the job first held a GPU, or else when its first pod was
-    created."""
+    """One job over [start_ms, end_ms); None if it is unknown or filtered out."""
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
-    if start_ms is None:
-        start_ms = _beginning(ledger, key, held, end_ms)
     found = _seen(ledger, book, start_ms, end_ms, mine, timezone, held[1] if held else 0).get(key)
     if found is None:
         return None
@@ -418,13 +413,14 @@ def _rounded(value: Fraction) -> Decimal:
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
-def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
-    """Returns when a job first held a GPU, or else when its first pod was created. held: the span in which it held
-    one."""
+def beginning(ledger: JobQuestions, key: JobKey, end_ms: int) -> int | None:
+    """Returns when a job first held a GPU, or else when its first pod was created; None if neither is known. end_ms:
+    later pods are not considered."""
+    held = ledger.extents({key}).get(key)
     if held is not None:
-        return min(held[0], end_ms)
+        return held[0]
     created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]
-    return min((at for at in created if at is not None), default=end_ms)
+    return min((at for at in created if at is not None), default=None)
 
 
 def _names(found: Iterable[str]) -> tuple[str, ...]:

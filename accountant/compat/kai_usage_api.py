@@ -48,6 +48,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from accountant.api import query_parameters
+from accountant.api.query_parameters import bounded
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
 from accountant.inventory.node_facts_and_downtime import SHARD
@@ -312,7 +313,7 @@ class KaiUsageSource:
         limits: Limits = _LIMITS,
     ) -> None:
         """book: returns the price book in force, for measure cost."""
-        self._most = limits.question_gpu_hours
+        self._limits = limits
         self._ledger = ledger
         self._book = book
         self._clock = clock
@@ -406,8 +407,12 @@ class KaiUsageSource:
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             # A window up to the present would end, and so begin, in the middle of rows.
             end_ms = watermark if state == "usage" and watermark is not None else at_ms
-            begin_ms, clusters = end_ms - question.window_s * MS_PER_SECOND, () if cluster is None else (cluster,)
-            if reason := query_parameters.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
+            try:
+                span = bounded(end_ms - question.window_s * MS_PER_SECOND, end_ms, self._limits)
+            except ValueError as error:
+                raise Refused(422, "bad_data", f"the window: {error}") from error
+            clusters, most = () if cluster is None else (cluster,), self._limits.question_gpu_hours
+            if reason := query_parameters.refusal(self._ledger, most, span, clusters=clusters):
                 raise Refused(422, "bad_data", f"the window has {reason}")
             window = self._ledger.window(
                 spec, end_ms, settings.measure, settings.min_coverage, book=self._book(), shard=shard, cluster=cluster

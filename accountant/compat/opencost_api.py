@@ -45,6 +45,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from accountant.api import query_parameters
+from accountant.api.query_parameters import QuerySpan
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
@@ -613,8 +614,7 @@ class AllocationSource:
         self._ledger = ledger
         self._clock = clock
         self._book = book
-        self._longest_ms = limits.span_days * MS_PER_DAY
-        self._most_gpu_hours = limits.question_gpu_hours
+        self._limits = limits
 
     def answer(self, query: str, *, summed: bool) -> Mapping[str, object] | str:
         """The body of a successful answer; a text is CSV. summed: a summary answer. Raises BadQuestion and
@@ -639,10 +639,10 @@ class AllocationSource:
         raises."""
         parameter_values = parameters(query)
         now = self._clock.wall_ms()
-        question = parse_query(urlencode({"window": parameter_values.get("window", "")}), now, self._longest_ms)
+        question = parse_query(urlencode({"window": parameter_values.get("window", "")}), now, self._limits)
         matches = asset_filter(parameter_values)
         start, end = question.start_ms, min(question.end_ms, now)
-        self._check_cost(start, end, 2)
+        self._check_cost(question.span._replace(end_ms=end), 2)
         facts_of = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
         machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         totals: dict[tuple[str, str], NodeTotal] = {}
@@ -694,14 +694,14 @@ class AllocationSource:
         book = self._book()
         return book.currency if book is not None else None
 
-    def _check_cost(self, start_ms: int, end_ms: int, width: int) -> None:
+    def _check_cost(self, span: QuerySpan, width: int) -> None:
         """Raises BadQuestion for a query that is too large, before anything is read."""
-        if reason := query_parameters.refusal(self._ledger, self._most_gpu_hours, start_ms, end_ms, width):
+        if reason := query_parameters.refusal(self._ledger, self._limits.question_gpu_hours, span, width):
             raise BadQuestion("window", reason)
 
     def _query_allocations(self, query: str) -> tuple[Question, AllocationSets, list[str]]:
         now = self._clock.wall_ms()
-        question = parse_query(query, now, self._longest_ms)
+        question = parse_query(query, now, self._limits)
         allocation_sets, unmetered_us = self.groups(question)
         count = sum(len(allocations) for _, allocations in allocation_sets)
         selected = [(span, _select_allocations(allocations, question)) for span, allocations in allocation_sets]
@@ -715,7 +715,7 @@ class AllocationSource:
         """The span and the allocations by name of each set of the answer, and the unmetered GPU-µs of all sets. Raises
         BadQuestion."""
         now_ms = self._clock.wall_ms()
-        self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
+        self._check_cost(question.span._replace(end_ms=min(question.end_ms, now_ms)), len(question.aggregate))
         book = self._book()
         pods = _pods_by_name(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
         machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}

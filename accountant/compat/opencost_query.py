@@ -36,6 +36,8 @@ from itertools import groupby, pairwise
 from typing import Literal, cast, get_args
 from urllib.parse import parse_qsl
 
+from accountant.api.query_parameters import QuerySpan, bounded
+from accountant.core.settings import Limits
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 _UNIT_MS = {"m": MS_PER_MINUTE, "h": MS_PER_HOUR, "d": MS_PER_DAY, "w": 7 * MS_PER_DAY}
@@ -360,11 +362,15 @@ class Question:
     unkept: tuple[str, ...] = ()
     """Properties of NOT_KEPT that the filter uses."""
 
+    @property
+    def span(self) -> QuerySpan:
+        return QuerySpan(self.start_ms, self.end_ms)
 
-def parse_query(query: str, now_ms: int, longest_ms: int) -> Question:
+
+def parse_query(query: str, now_ms: int, limits: Limits) -> Question:
     """Parses a query string. Raises BadQuestion."""
     values = parameters(query)
-    start, end = _window(values, longest_ms, now_ms)
+    start, end, _ = _window(values, limits, now_ms)
     unit = _unit(values)
     step = _step(values, end - start)
     include_idle = _flag(values, "includeIdle") or _flag(values, "idle")
@@ -419,16 +425,11 @@ def parameters(query: str) -> Mapping[str, str]:
     return dict(reversed(pairs))
 
 
-def _window(values: Mapping[str, str], longest_ms: int, now_ms: int) -> Span:
+def _window(values: Mapping[str, str], limits: Limits, now_ms: int) -> QuerySpan:
     try:
-        start, end = parse_window(values.get("window", ""), now_ms)
-    except NotAWindow as error:
+        return bounded(*parse_window(values.get("window", ""), now_ms), limits)
+    except ValueError as error:  # NotAWindow too
         raise BadQuestion("window", str(error)) from error
-    if end - start > longest_ms:
-        raise BadQuestion("window", f"the window is longer than {longest_ms // MS_PER_DAY} days")
-    if start < 0:
-        raise BadQuestion("window", "the window begins before 1970")
-    return start, end
 
 
 def _step(values: Mapping[str, str], span_ms: int) -> int | None:

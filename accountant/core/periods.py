@@ -11,13 +11,17 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator
 
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_SECOND
 
+EARLIEST_MS: Final = -MS_PER_DAY
+"""Before 1970-01-01 in every time zone."""
+LATEST_MS: Final = 253_370_764_800_000
+"""9999-01-01 in UTC. From EARLIEST_MS to here the months and days around an instant exist in every time zone."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
@@ -47,15 +51,24 @@ def midnight_ms(day: date, tz: ZoneInfo) -> int:
     return round(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) * MS_PER_SECOND
 
 
+def in_calendar(at_ms: int) -> int:
+    """The instant itself. Raises ValueError if it is not from EARLIEST_MS to LATEST_MS, because the edges of the
+    calendar have no month or day before or after them."""
+    if not EARLIEST_MS <= at_ms <= LATEST_MS:
+        raise ValueError("the instant is not between the years 1970 and 9998")
+    return at_ms
+
+
 def parse_instant(text: str, tz: ZoneInfo) -> int:
     """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
 
-    Raises ValueError for any other text. A date-time without an offset is refused because such a local time can occur
-    twice a year, and one with a fraction of a second because instants are whole seconds."""
+    Raises ValueError for any other text, and for an instant outside `in_calendar`. A date-time without an offset is
+    refused because such a local time can occur twice a year, and one with a fraction of a second because instants are
+    whole seconds."""
     if _DATE.fullmatch(text):
         try:
-            return midnight_ms(date.fromisoformat(text), tz)
-        except ValueError as error:
+            return in_calendar(midnight_ms(date.fromisoformat(text), tz))
+        except (ValueError, OverflowError) as error:
             raise ValueError(f"not a date: {text!r} ({error})") from error
     try:
         at = datetime.fromisoformat(text)
@@ -68,11 +81,14 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
         )
     if at.microsecond:
         raise ValueError(f"{text!r} has a fraction of a second: write whole seconds")
-    return round(at.timestamp()) * MS_PER_SECOND
+    return in_calendar(round(at.timestamp()) * MS_PER_SECOND)
 
 
 def utc(at_ms: int) -> str:
-    """The instant as `2026-10-01T00:00:00Z`, the form in files and error messages."""
+    """The instant as `2026-10-01T00:00:00Z`, the form in files and error messages; outside the calendar, where a
+    sender's faulty number may be, as that number."""
+    if not EARLIEST_MS <= at_ms <= LATEST_MS:
+        return f"{at_ms} ms since 1970"
     return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

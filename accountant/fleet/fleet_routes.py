@@ -23,7 +23,7 @@ from accountant.api.access_control import Reader, require_all_teams, team_filter
 from accountant.api.answer_cache import Answer, open_page
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import GroupedParams, Params, invalid
+from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, check_cost, invalid
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -193,16 +193,19 @@ async def _answer(
     kind: the name of the answer, which is part of the key in the cache.
     find: computes the whole answer."""
     state = _state(request)
-    start, end, zone = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
+    span: QuerySpan = asked.span(deps.clock.wall_ms(), "UTC", deps.settings.limits, deps.newest_ms())
     where = dict(asked.where)
     where |= team_filter(principal, where.get("team", ()))
     members = state.chosen(asked.ledger)
-    question = [kind, start, end, zone, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
-    page = open_page(question, start, end, deps.clock.wall_ms(), asked.page, span_days=deps.settings.limits.span_days)
-    query = FleetQuery(page.start_ms, page.end_ms, asked.by, where, zone)
-    return await asyncio.to_thread(
-        deps.answers.page, page, deps.page_lines(asked.limit), lambda: find(state.fleet, members, query)
-    )
+    question = [kind, *span, asked.by, sorted(where.items()), sorted(asked.ledger), str(state.mark())]
+    page = open_page(question, span, deps.clock.wall_ms(), asked.page, deps.settings.limits)
+
+    def compute() -> A:
+        for member in members:
+            check_cost(member.ledger, deps.settings.limits, page.span, len(asked.by), asked.where_cluster)
+        return find(state.fleet, members, FleetQuery(page.start_ms, page.end_ms, asked.by, where, span.timezone))
+
+    return await asyncio.to_thread(deps.answers.page, page, deps.page_lines(asked.limit), compute)
 
 
 @router.get("/v1/usage", summary="GPU time by account and group, added up over the ledgers")

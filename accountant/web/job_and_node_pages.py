@@ -25,7 +25,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
-from accountant.api.usage_cost_and_job_routes import unknown_job
+from accountant.api.usage_cost_and_job_routes import job_span, unknown_job
 from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions, Where
 from accountant.billing.usage_pricing import ACCOUNTS
@@ -291,8 +291,9 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
         raise invalid("id", str(error)) from error
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     where = team_filter(principal, ())
-    with deps.ledger.moment(0, at) as moment:
-        job = job_costs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+    span = job_span(deps, principal, key, None, at, cut=True)
+    with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+        job = job_costs.job(moment, deps.book(), key, (span.start_ms, at), at, where or None, timezone)
         if job is None:
             raise unknown_job(deps, principal, key)
         begin, end = _life(job.job, job.start_ms, at)
@@ -300,7 +301,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
             begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, _ = timeline(moment, begin, end, filters, timezone)
-        names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
+        names = {pod.facts.name for pod in moment.pods(span.start_ms, at, of={key})}
         siblings = moment.jobs_in(key.cluster, key.namespace)
     preemptions = deps.ledger.decisions(job.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
     decisions = decisions_about_job(preemptions, key, names, siblings)

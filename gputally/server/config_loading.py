@@ -210,7 +210,9 @@ def parse_seconds(value: object) -> object:
     return parse_duration(value)
 
 
-Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
+MOST_DURATION_S = 36_525 * 86_400
+"""A century. A longer duration would reach beyond the calendar."""
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0, le=MOST_DURATION_S)]
 """Whole seconds, read from an integer or a text such as `7d`."""
 
 

@@ -33,9 +33,10 @@ from accountant.api.answer_cache import (
     open_page,
 )
 from accountant.api.problems import Refusal
+from accountant.api.query_parameters import QuerySpan
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
-from accountant.core.settings import Settings
+from accountant.core.settings import Limits, Settings
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, UsageLine
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
@@ -304,7 +305,7 @@ def whole(costs: list[int]) -> CostAnswer:
 
 
 def asked(page: str | None, now_ms: int = 5) -> PagedQuery:
-    return open_page(["cost"], 0, 9, now_ms, page, span_days=1)
+    return open_page(["cost"], QuerySpan(0, 9), now_ms, page, Limits(span_days=1))
 
 
 @settings(max_examples=examples(60, 400))
