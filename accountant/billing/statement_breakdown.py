@@ -11,7 +11,7 @@ The ledger is queried by accountant.web.statement_detail_pages, not here."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
@@ -92,6 +92,18 @@ DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
     "day": ("team", "day"),
 }
 """The dimensions by which the bills are queried, the payer first."""
+_IDENTITY: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
+    "team": ("team",),
+    "queue": ("queue",),
+    "job": ("cluster", "namespace", "job"),
+    "pod": ("cluster", "namespace", "pod", "job"),
+    "user": ("user",),
+    "node": ("cluster", "node"),
+    "gpu": ("cluster", "gpu"),
+    "day": ("day",),
+}
+"""The dimensions that tell two things of a breakdown apart. The payer is not among them: a node on which three teams
+held GPUs is one node."""
 LATE: Final[tuple[str, ...]] = ()
 """The key of the difference that arose after the month was closed."""
 
@@ -150,7 +162,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All items of one key. The amount of `part` is None only if the whole row is unpriced."""
+    """All items of one thing: a node, a user, a day, …, whoever pays for it.
+
+    key: of the first of these items. The amount of `part` is None only if the whole row is unpriced."""
 
     key: tuple[str, ...]
     part: ItemAmount
@@ -185,13 +199,15 @@ class Itemised:
     lines: the statement lines of the figure, in the order of the statement.
     whole: the sum of the lines.
     cuts: the lines divided by key.
-    places: decimals of the currency."""
+    places: decimals of the currency.
+    by: the breakdown, whose things `rows` and `count` are about."""
 
     lines: tuple[tuple[StatementLine, ItemAmount], ...]
     whole: ItemAmount
     keys: Sequence[tuple[str, ...]]
     cuts: tuple[_DividedLine, ...]
     places: int
+    by: Cut
 
     @property
     def items(self) -> Iterator[Item]:
@@ -200,40 +216,56 @@ class Itemised:
             yield from cut.items(range(len(cut.key)), self.keys, self.places)
 
     def rows(self) -> list[Row]:
-        """The items by key, most expensive first, then longest time, then by name."""
+        """The items by thing, most expensive first, then longest time, then by name."""
         return self.dearest(None)[0]
+
+    @property
+    def count(self) -> int:
+        """The number of things that have a name."""
+        name = DIMENSIONS[self.by].index(self.by)
+        used = np.unique(np.concatenate([_NONE, *(cut.key for cut in self.cuts)])).tolist()
+        things = self._things
+        return len({int(things[key]) for key in used if key != _LATE and self.keys[key][name]})
 
     def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
         """The first `most` of `rows`, the others as one row without a key, and the number of these others."""
-        numbers, order = self._ranked()
+        things = self._things
+        of_cuts = [things[cut.key] for cut in self.cuts]
+        numbers, order = self._ranked(of_cuts)
         shown = order[:most]
         place = {number: at for at, number in enumerate(numbers[shown].tolist())}
         found: list[list[Item]] = [[] for _ in place]
-        for cut in self.cuts:
-            for item, number in zip(*self._of(cut, place), strict=True):
+        for cut, thing in zip(self.cuts, of_cuts, strict=True):
+            at = np.flatnonzero(np.isin(thing, list(place)))
+            for item, number in zip(cut.items(at.tolist(), self.keys, self.places), thing[at].tolist(), strict=True):
                 found[place[number]].append(item)
         rows = [_row(several[0].key, several) for several in found]
         more = len(order) - len(shown)
-        return rows, self._rest(rows, numbers[order[len(shown) :]]) if more else None, more
+        return rows, self._rest(rows, of_cuts, numbers[order[len(shown) :]]) if more else None, more
 
-    def _of(self, cut: _DividedLine, chosen: Collection[int]) -> tuple[list[Item], list[int]]:
-        at = np.flatnonzero(np.isin(cut.key, list(chosen)))
-        return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
+    @property
+    def _things(self) -> Int64Array:
+        """For each key the index of its thing, in the order of the keys; at index `_LATE`, `_LATE`."""
+        names = [DIMENSIONS[self.by].index(name) for name in _IDENTITY[self.by]]
+        things: dict[tuple[str, ...], int] = {}
+        numbers = [things.setdefault(tuple([key[name] for name in names]), len(things)) for key in self.keys]
+        return np.array([*numbers, _LATE], dtype=np.int64)
 
-    def _ranked(self) -> tuple[Int64Array, Int64Array]:
-        """The indices of the keys that have items, ascending, and their order by cost."""
+    def _ranked(self, of_cuts: Sequence[Int64Array]) -> tuple[Int64Array, Int64Array]:
+        """The indices of the things that have items, ascending, and their order by cost. of_cuts: the things of each
+        cut."""
         if not self.cuts:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        numbers, row = np.unique(np.concatenate([cut.key for cut in self.cuts]), return_inverse=True)
+            return _NONE, _NONE
+        numbers, row = np.unique(np.concatenate(of_cuts), return_inverse=True)
         sums = np.zeros((len(numbers), 2), dtype=np.int64)
         amounts = [np.zeros_like(cut.key) if cut.amounts is None else cut.amounts for cut in self.cuts]
         time = np.concatenate([cut.gpu_us for cut in self.cuts])
         np.add.at(sums, row.reshape(-1), np.stack([np.concatenate(amounts), time], axis=1))
         return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
 
-    def _rest(self, shown: Sequence[Row], others: Int64Array) -> Row:
+    def _rest(self, shown: Sequence[Row], of_cuts: Sequence[Int64Array], others: Int64Array) -> Row:
         """The difference between the whole and the displayed rows."""
-        known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
+        known = [cut for cut, thing in zip(self.cuts, of_cuts, strict=True) if np.isin(thing, others).any()]
         left = total([self.whole, *(_negative(row.part) for row in shown)])
         part = ItemAmount(
             left.gpu_us, left.gpu_hours,
@@ -251,8 +283,8 @@ def accounts_named(name: str) -> frozenset[Account]:
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
-def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
-    """Itemises the lines of a figure. groups: the bills of the statement's span."""
+def itemise(stated: Statement, figure: LineFilter, groups: Groups, by: Cut) -> Itemised:
+    """Itemises the lines of a figure. groups: the bills of the statement's span, by DIMENSIONS[by]."""
     places = minor_places(stated.currency) if stated.currency is not None else 0
     lines: list[tuple[StatementLine, ItemAmount]] = []
     cuts: list[_DividedLine] = []
@@ -262,7 +294,7 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups) -> Itemised:
         whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
         cuts.append(_cut(line, whole, *groups.by_line.get(line.key, (_NONE, _NONE)), places))
-    return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
+    return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places, by)
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:

@@ -41,7 +41,8 @@ _MORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of the cluster or of a team. Lists have one value per job, by team, namespace, name and cluster.
+    """All jobs of the cluster or of a team. Lists have one value per team and job, by team, namespace, name and
+    cluster.
 
     starts: the rows of job n in `billed` are starts[n] to starts[n + 1].
     allocated, idle, known: GPU-µs held, held and idle, and held with known use.
@@ -57,6 +58,12 @@ class Ranking:
 
     def __len__(self) -> int:
         return len(self.allocated)
+
+    @property
+    def count(self) -> int:
+        """The number of jobs; one that several teams pay for has a row for each of them and counts once."""
+        keys = (self.billed.keys[key] for key in self.billed.cells[self.starts[:-1], KEY].tolist())
+        return len({(*key[1:3], key[4]) for key in keys})
 
     def dearest(self, most: int) -> list[JobRow]:
         """The jobs with the highest cost first, then by time, then by name."""

@@ -297,7 +297,7 @@ def users(charges: Iterable[Charge]) -> list[UserRow]:
     held = [charge for charge in charges if charge.account in ALLOCATED]
     jobs_of: dict[str, set[tuple[str, ...]]] = {}
     for charge in held:
-        jobs_of.setdefault(charge.key[3], set()).add((*charge.key[:3], charge.key[4]))
+        jobs_of.setdefault(charge.key[3], set()).add((*charge.key[1:3], charge.key[4]))  # whoever pays
     parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
     rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))

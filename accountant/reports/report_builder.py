@@ -419,7 +419,7 @@ def made_of(
         earlier = closed
     before = payable_lines(earlier) if earlier.metered else ()
     jobs = found.jobs.ranked(team)
-    jobs_before = len(found.jobs_before.ranked(team)) if before else 0
+    jobs_before = found.jobs_before.ranked(team).count if before else 0
     users = jobs.users()
     candidates = jobs.wasteful(CANDIDATES)
     days, since_ms = found.by_day, found.since_ms
@@ -431,7 +431,7 @@ def made_of(
         tz=tz,
         period=booked.period or stated.status,
         late=stated.lines != standing.lines,
-        headline=report_breakdowns.headline(lines, team, len(jobs)),
+        headline=report_breakdowns.headline(lines, team, jobs.count),
         before=report_breakdowns.headline(before, team, jobs_before) if before else None,
         before_ms=found.before_ms,
         accounts=report_breakdowns.accounts(lines, team),

@@ -98,7 +98,7 @@ def lines(
     book = deps.books.priced_by(kept)
     # Lines depend only on this key: what was rendered from the same bills is reused.
     key = ("lines", calendar_month, figure, by, books(deps), bills.value.found_ms)
-    shown = deps.answers.ask(key, lambda: _shown(kept, figure, bills.value), lambda: None).value
+    shown = deps.answers.ask(key, lambda: _shown(kept, figure, bills.value, by), lambda: None).value
     query = params.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
     return month_and_decision_pages.page(
         request, "/month", "lines.html", deps, month=calendar_month, team=team, params=params, by=by, found=shown,
@@ -121,7 +121,7 @@ def lines_file(
     team, calendar_month, by = _chosen(month, params, deps, principal)
     kept, bills = deps.books.kept(calendar_month), page_queries.bills_of(deps, calendar_month, by).value
     stated = kept or bills.stated
-    itemised = itemise(stated, params.figure(team), bills.groups)
+    itemised = itemise(stated, params.figure(team), bills.groups, by)
     text = _lines_csv(itemised, deps.books.priced_by(kept), calendar_month, by, metered=stated.metered)
     return tagged(request, text.encode(), CSV, file_name("csv", str(calendar_month), team, "lines", by))
 
@@ -130,20 +130,22 @@ def lines_file(
 class _ShownLines:
     """The lines behind one figure, as far as the page shows them.
 
-    rows: the most expensive items.
-    rest: the `more` other items as one row; None if there are none."""
+    rows: the most expensive things of the breakdown.
+    rest: the `more` other things as one row; None if there are none.
+    count: how many things have a name."""
 
     lines: Sequence[tuple[StatementLine, ItemAmount]]
     whole: ItemAmount
     rows: Sequence[Row]
     rest: Row | None
     more: int
+    count: int
 
 
-def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills) -> _ShownLines:
+def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills, by: Cut) -> _ShownLines:
     """The lines behind one figure of a statement. stored: the statement of a closed month; None for an open month."""
-    itemised = itemise(stored or bills.stated, line_filter, bills.groups)
-    return _ShownLines(itemised.lines, itemised.whole, *itemised.dearest(MOST_ROWS))
+    itemised = itemise(stored or bills.stated, line_filter, bills.groups, by)
+    return _ShownLines(itemised.lines, itemised.whole, *itemised.dearest(MOST_ROWS), itemised.count)
 
 
 def _chosen(month: str, params: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:

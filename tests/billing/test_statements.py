@@ -205,7 +205,7 @@ FIGURES = (
 def test_items_add_up_to_every_figure(billed_october, stated, cut):
     billed, _, _ = billed_october
     for figure in FIGURES:
-        found = itemise(stated, figure, billed[cut].groups)
+        found = itemise(stated, figure, billed[cut].groups, cut)
         expected = [(line, amount) for line, (_, _, amount) in payable_lines(stated) if figure.takes(line)]
         assert [(line, part.amount) for line, part in found.lines] == expected
         assert found.lines, figure
@@ -242,7 +242,7 @@ def test_a_share_of_idle_time_is_nobodys_late_record(cut):
     ledger = ListLedger(rows)
     by_team, by_cut = [table.by_line() for table in billed_tables(ledger, book, *span, (("team",), DIMENSIONS[cut]))]
     stated = build(by_team.charges, book, (), *span, "UTC")
-    found = itemise(stated, LineFilter(), by_cut.groups)
+    found = itemise(stated, LineFilter(), by_cut.groups, cut)
     assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
     assert not [item for item in found.items if item.key == LATE]
     for line, part in found.lines:
@@ -251,7 +251,7 @@ def test_a_share_of_idle_time_is_nobodys_late_record(cut):
 
 def test_a_choice_takes_the_lines_that_it_names(stated):
     whole, payers, nobody, busy = (
-        itemise(stated, figure, Groups())
+        itemise(stated, figure, Groups(), "team")
         for figure in (
             LineFilter(), LineFilter(payers=True), LineFilter(team=IDLE), LineFilter(accounts=accounts_named("busy")),
         )
@@ -263,7 +263,7 @@ def test_a_choice_takes_the_lines_that_it_names(stated):
 
 def test_what_is_unpriced_has_no_cost_and_counts_in_time(billed_october, stated):
     unpriced = LineFilter(gpu_model="Tesla T4", accounts=accounts_named("allocated"))
-    found = itemise(stated, unpriced, billed_october[0]["job"].groups)
+    found = itemise(stated, unpriced, billed_october[0]["job"].groups, "job")
     (row,) = found.rows()
     assert (row.part.cost, row.part.amount) == (None, None)
     assert row.unpriced_us == row.part.gpu_us == found.whole.gpu_us > 0
@@ -280,7 +280,7 @@ def test_a_closed_month_names_what_moved_since(billed_october, stated, days):
     )
     assert gpu_us.sum() > abs(moved)
     later = replace(groups, by_line={**groups.by_line, key: (number, gpu_us - moved)})
-    found = itemise(stated, replace(figure, price_row=line.price_row), later)
+    found = itemise(stated, replace(figure, price_row=line.price_row), later, "team")
     (late,) = [item for item in found.items if item.key == LATE]
     assert late.part.gpu_us == moved
     assert late.part.gpu_hours == Decimal(24 * days)

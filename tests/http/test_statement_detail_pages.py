@@ -139,6 +139,27 @@ def test_a_cut_shows_everything_once(billed, by):
     assert late, "node-2's hours of November came after its close"
 
 
+IDENTITY = {
+    "team": ("team",), "queue": ("queue",), "job": ("cluster", "namespace", "job"),
+    "pod": ("cluster", "namespace", "pod", "job"), "user": ("user",), "node": ("cluster", "node"),
+    "gpu": ("cluster", "gpu"), "day": ("day",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", IDENTITY)
+@pytest.mark.parametrize("query", ["", "&account=allocated", "&team=vision"])
+def test_what_a_cut_counts_are_the_things_themselves_whoever_pays(billed, by, query):
+    """Three teams hold GPUs of one node on one day: that is one node and one day."""
+    rows = list(csv.DictReader(io.StringIO(billed.get(f"/month/2026-11/lines.csv?by={by}{query}").text)))[:-1]
+    of_things = [tuple(row[name] for name in IDENTITY[by]) for row in rows if row[by] and row["detail"] != "late"]
+    page = billed.get(f"/month/2026-11/lines?by={by}{query}").text
+    shown = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    heads = re.findall(r'<th class="t wrap" scope="row">(.*?)</th>', shown, re.DOTALL)
+    assert len(heads) == len(set(heads)), "each thing has one row"
+    (counted,) = re.findall(r"of the statement, ([\d,]+) ", page)
+    assert int(counted) == len(set(of_things))
+
+
 def test_items_lead_to_their_own_pages(billed):
     text = billed.get("/month/2026-12/lines?by=job").text + billed.get("/month/2026-11/lines?by=node&account=busy").text
     links = {unquote(to) for to in re.findall(r'href="(/(?:job|node)/[^"]+)"', text)}

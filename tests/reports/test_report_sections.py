@@ -108,6 +108,15 @@ def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
     assert "no job states its user" in html_and_pdf.render_html(found)
 
 
+def test_a_job_that_two_teams_pay_for_is_one_job() -> None:
+    rows = [
+        held("2026-10-01", "2026-10-02", team="vision", user="ann"),
+        held("2026-10-02", "2026-10-03", team="language", user="ann"),
+    ]
+    found = of_rows(*rows)
+    assert (found.headline.jobs, [user.jobs for user in found.users]) == (1, [1])
+
+
 def test_the_largest_users_are_named_and_the_rest_counted() -> None:
     rows = [held("2026-10-01", "2026-10-02", gpus=i + 1, user=f"u{i:02d}") for i in range(20)]
     found = of_rows(*rows)
