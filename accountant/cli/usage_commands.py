@@ -28,6 +28,7 @@ from accountant.wire.option_types import JobState
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show, with_option_groups
 from gputally.base.errors import CannotStart
+from gputally.base.file_formats import format_of_file
 
 if TYPE_CHECKING:
     from accountant.core.periods import Month
@@ -95,10 +96,17 @@ def report(
     start: Start = None,
     end: End = None,
     team: Annotated[str | None, Option(help="Report of this team only (default: the whole cluster).")] = None,
-    format: Annotated[Form, Option(help="File format of the report.")] = "html",
+    format: Annotated[
+        Form | None, Option(help="File format of the report (default: by the ending of --output, otherwise html).")
+    ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="File to write, or folder in which to make the file (default: standard output)."),
+        Option(
+            "--output",
+            "-o",
+            help="File to write, or folder in which to make the file (default: standard output). The ending of a "
+            "file's name is its format.",
+        ),
     ] = None,
     *,
     at: Priced,
@@ -112,14 +120,17 @@ def report(
         month = str(before(SystemClock().wall_ms(), at.timezone or "UTC"))
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": at.timezone}
+    form: Form = format or "html"
+    if output is not None and not output.is_dir():
+        form = format_of_file(output, {each: RENDERINGS[each].extension for each in RENDERINGS}, format, "html")
+    if output is None and sys.stdout.isatty() and form in BINARY:
+        raise CannotStart(f"{form} is a binary format: name a file with -o, or redirect the output")
     with at.connection() as remote:
-        body = remote.get("/v1/report", {**query, "format": format})
-    if output is None and sys.stdout.isatty() and format in BINARY:
-        raise CannotStart(f"{format} is a binary format: name a file with -o, or redirect the output")
+        body = remote.get("/v1/report", {**query, "format": form})
     if output is None:
         sys.stdout.buffer.write(body)
         return
-    file = output / file_name(RENDERINGS[format].extension, month or "span", team) if output.is_dir() else output
+    file = output / file_name(RENDERINGS[form].extension, month or "span", team) if output.is_dir() else output
     write_file(file, body)
     Terminal(stderr=True).print(f"{file}  {len(body):,} bytes")
 

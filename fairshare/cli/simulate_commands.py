@@ -15,6 +15,7 @@ from fairshare.cli.command_options import AccountantOptions, seconds
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output, show, with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
+from gputally.base.file_formats import format_of_file
 from gputally.base.units import MS_PER_DAY
 from gputally.base.untrusted_text import for_cell
 from gputally.base.yaml_file import read
@@ -69,6 +70,7 @@ def simulate(
     from fairshare.simulator.simulation_model import capacity_for
     from gputally.base.terminal import Terminal
 
+    _check_csv(output)
     if kai_config is not None:
         _kai(kai_config, law, output)
         return
@@ -107,6 +109,12 @@ def simulate(
     if plots is not None:
         for path in policy_comparison.draw(results, plots):
             console.print(f"wrote {path}")
+
+
+def _check_csv(output: Path | None) -> None:
+    """Raise WrongEnding if the name of the file to write is not that of a CSV file."""
+    if output is not None:
+        format_of_file(output, {"csv": "csv"}, None, "csv")
 
 
 def _progress_bar() -> Progress:
@@ -240,6 +248,7 @@ def what_if(
     from fairshare.simulator import policy_comparison
     from gputally.base.terminal import Terminal
 
+    _check_csv(output)
     if plots is not None:
         policy_comparison.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()

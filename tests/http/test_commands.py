@@ -85,6 +85,19 @@ def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
 
 
 @pytest.mark.parametrize(
+    ("name", "begins"),
+    [("x.html", b"<!doctype html>"), ("x.xlsx", b"PK"), ("x.csv", b"record,"), ("x.parquet", b"PAR1"), ("x.json", b"{"),
+     ("x.zip", b"PK"), ("x.focus-1.2.csv", b"AvailabilityZone,")],
+)  # fmt: skip
+def test_the_name_of_a_file_is_the_format_of_the_report(stopped, run_command, name, begins):
+    asked = ("report", "2026-11", "--db", stopped / "data" / "ledger.duckdb", "--prices", stopped / "prices.yaml")
+    assert run_command(*asked, "-o", stopped / name)[0] == 0
+    assert (stopped / name).read_bytes().startswith(begins)
+    assert run_command(*asked, "-o", stopped / f"2{name}", "--format", "pdf")[:2] == (1, "")
+    assert not (stopped / f"2{name}").exists()
+
+
+@pytest.mark.parametrize(
     ("now", "zone", "month"),
     [
         (datetime(2026, 11, 1, tzinfo=UTC), "UTC", "2026-10"),

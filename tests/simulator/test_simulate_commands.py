@@ -81,6 +81,7 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
         ),
         (["--kai-config", "{trace}.yaml"], "{trace}.yaml"),
         (["--kai-config", "{trace}", "--law", "kai-1"], "no law 'kai-1' for a scenario"),
+        (["--kai-config", "{trace}", "--output", "{trace}.json"], "{trace}.json"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(

@@ -1,0 +1,40 @@
+"""The ending of a file's name is its format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accountant.reports.output_formats import RENDERINGS
+from gputally.base.file_formats import WrongEnding, format_of_file
+
+ENDINGS = {form: rendering.extension for form, rendering in RENDERINGS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "form"),
+    [
+        *((f"october.{ending}", asked, form) for form, ending in ENDINGS.items() for asked in (None, form)),
+        ("OCTOBER.PDF", None, "pdf"),
+        ("october.csv", "focus-1.2", "focus-1.2"),
+        ("october.zip", None, "focus"),
+        ("october", None, "html"),
+        ("october", "xlsx", "xlsx"),
+        ("october.bak", "csv", "csv"),
+    ],
+)
+def test_a_name_has_one_format(name, asked, form):
+    assert format_of_file(Path(name), ENDINGS, asked, "html") == form
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("october.docx", None), ("2026.10", None), ("october.pdf", "html"), ("october.html", "pdf"),
+        ("october.focus-1.2.csv", "csv"), ("october.focus.zip", "csv"), ("october.json", "parquet"),
+    ],
+)  # fmt: skip
+def test_a_name_that_says_something_else_is_refused(name, asked):
+    with pytest.raises(WrongEnding):
+        format_of_file(Path(name), ENDINGS, asked, "html")
