@@ -109,7 +109,9 @@ _DONE: Final = {
     "refused": "The API server refused it.", "gone": "The object no longer exists.",
     "unavailable": "The API server did not answer.", "deferred": "It was postponed.",
     "stopped": "It was stopped.", "would-stop": "A dry run: nothing was stopped.",
-    "blocked": "It could not be stopped.",
+    "blocked": "It could not be stopped.", "partly": "Some of its pods were stopped.",
+    "another": "Its name now belongs to another object.",
+    "unconfirmed": "The API server did not answer whether it was stopped; it counts as stopped.",
 }  # fmt: skip
 
 

@@ -13,23 +13,30 @@ Victims are stopped as follows:
   `unfinished_preemptions` sends it again.
 - Everything else: the Eviction API for each pod, with its uid as precondition.
 
-A victim gets the reason as an annotation and an Event. This module never deletes a pod."""
+A victim gets the reason as an annotation and an Event. This module never deletes a pod.
+
+A request that fails leaves the victim as it was, or the result counts as stopped. After a refusal the annotations are
+removed again. After a request without an answer the object shows whether the request was carried out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, PreemptionIntent, command
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, PreemptionIntent, command, read_intent
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
-from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused
-from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Object, selects, value_at
+from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable
+from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Kind, Object, selects, value_at
 
 OPT_OUT = "gputally.dev/preempt"
 """Annotation on a pod or Workload: `never` prevents gputally from preempting it."""
-StopResult = Literal["stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unavailable"]
+StopResult = Literal[
+    "stopped", "would-stop", "gone", "another", "blocked", "refused", "partly", "unconfirmed", "unavailable"
+]
 """The outcome for one victim.
 
 gone: it had already ended.
@@ -37,8 +44,9 @@ another: its name now belongs to another object.
 blocked: a disruption budget protects it.
 refused: the API server or a webhook refuses.
 partly: some of its pods were stopped and some could not be.
-unavailable: the API server does not answer, or the replica lost the Lease."""
-STOPPED: frozenset[StopResult] = frozenset({"stopped", "partly"})
+unconfirmed: the API server did not answer whether it is stopped. It counts as stopped.
+unavailable: the API server does not answer, and nothing was stopped, or the replica lost the Lease."""
+STOPPED: frozenset[StopResult] = frozenset({"stopped", "partly", "unconfirmed"})
 _ORDINARY = {"Pending", "Running"}
 
 
@@ -180,9 +188,22 @@ def _stop_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> 
         change["spec"] = {"active": False}
     try:
         cluster.patch(gang.kind, gang.name, gang.namespace, change, field_manager=FIELD_MANAGER)
-        if restarts:
-            cluster.create(command(gang.name, gang.namespace, gang.uid, victim.reason), field_manager=FIELD_MANAGER)
     except ClusterError as error:
+        result = _after_failure(error, lambda: read_intent(cluster.get(gang.kind, gang.name, gang.namespace)) == intent)
+        if result.result != "stopped":
+            return result
+    if not restarts:
+        return EvictionResult("stopped")
+    try:
+        cluster.create(command(gang.name, gang.namespace, gang.uid, victim.reason), field_manager=FIELD_MANAGER)
+    except Unavailable as error:
+        # The Command may exist; if not, `unfinished_preemptions` sends another one.
+        return EvictionResult("unconfirmed", str(error))
+    except ClusterError as error:
+        try:
+            _remove_annotations(cluster, gang.kind, gang.name, gang.namespace, gang.uid)
+        except ClusterError:
+            return EvictionResult("unconfirmed", str(error))
         return _failed(error)
     return EvictionResult("stopped")
 
@@ -191,24 +212,56 @@ def _evict_pods(cluster: Cluster, victim: Victim, decision: str) -> EvictionResu
     """Evict every pod. If an eviction fails before any pod has gone, no further pod is evicted, so no work is lost."""
     gone, faults = 0, []
     for pod in victim.pods:
-        annotations = {PREEMPTION: decision, REASON: victim.reason}
-        change = {"metadata": {"uid": pod.uid, "annotations": annotations}}
-        try:
-            cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
-            cluster.evict(pod.name, pod.namespace, pod.uid)
-        except NotFound:
-            continue
-        except ClusterError as error:
-            faults.append(_failed(error))
+        result = _evict_pod(cluster, pod, {PREEMPTION: decision, REASON: victim.reason})
+        if result.result == "stopped":
+            gone += 1
+        elif result.result != "gone":
+            faults.append(result)
             if not gone:
-                return faults[0]
-            continue
-        gone += 1
+                return result
     if faults:
         return EvictionResult(
             "partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}", faults[0].result
         )
     return EvictionResult("stopped") if gone else EvictionResult("gone", "every pod had ended before")
+
+
+def _evict_pod(cluster: Cluster, pod: Pod, annotations: dict[str, str]) -> EvictionResult:
+    change = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+    try:
+        cluster.patch(POD, pod.name, pod.namespace, change, field_manager=FIELD_MANAGER)
+        cluster.evict(pod.name, pod.namespace, pod.uid)
+    except ClusterError as error:
+        result = _after_failure(error, lambda: _is_leaving(cluster, pod))
+        if result.result not in ("stopped", "gone"):
+            with suppress(ClusterError):  # then they stay, and mean nothing
+                _remove_annotations(cluster, POD, pod.name, pod.namespace, pod.uid)
+        return result
+    return EvictionResult("stopped")
+
+
+def _is_leaving(cluster: Cluster, pod: Pod) -> bool:
+    metadata = cluster.get(POD, pod.name, pod.namespace)["metadata"]
+    return metadata.get("uid", "") != pod.uid or metadata.get("deletionTimestamp") is not None
+
+
+def _after_failure(error: ClusterError, carried_out: Callable[[], bool]) -> EvictionResult:
+    """Return the result of a request that failed.
+
+    carried_out: returns whether the object shows that the request was carried out. Raises ClusterError."""
+    if not isinstance(error, Unavailable):
+        return _failed(error)
+    try:
+        return EvictionResult("stopped") if carried_out() else _failed(error)
+    except NotFound:
+        return EvictionResult("stopped")
+    except ClusterError:
+        return EvictionResult("unconfirmed", str(error))
+
+
+def _remove_annotations(cluster: Cluster, kind: Kind, name: str, namespace: str, uid: str) -> None:
+    change = {"metadata": {"uid": uid, "annotations": {PREEMPTION: None, REASON: None}}}
+    cluster.patch(kind, name, namespace, change, field_manager=FIELD_MANAGER)
 
 
 def _pod_change(pod: Object, uid: str) -> str | None:

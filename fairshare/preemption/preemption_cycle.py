@@ -137,7 +137,7 @@ def preempt(
                 effect = EvictionResult("unavailable", f"not tried: {reason}")
             else:
                 effect = stop_victim(cluster, victim, f"{cycle}/{n}/{m}", settled.now_ms)
-                unavailable = effect.result == "unavailable"
+                unavailable = effect.result in ("unavailable", "unconfirmed")
             stops.append(VictimStop(verdict.claimant, victim, effect))
             if effect.result in STOPPED or effect.result == "would-stop":
                 stop_events += events(victim, settled.now_ms, dry_run=not enforce)
@@ -305,7 +305,7 @@ _OF_LIMIT: Mapping[Limit, Obstacle] = {
     "per-team": "RateLimitReached", "per-cluster": "RateLimitReached", "lost-hours": "LostWorkLimitReached",
 }  # fmt: skip
 _OF_RESULT: Mapping[StopResult, Obstacle] = {
-    "refused": "Refused", "unavailable": "Unavailable", "blocked": "HeldByBudgets",
+    "refused": "Refused", "unavailable": "Unavailable", "unconfirmed": "Unavailable", "blocked": "HeldByBudgets",
 }  # fmt: skip
 
 

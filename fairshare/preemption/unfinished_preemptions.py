@@ -107,10 +107,10 @@ def resume(
         uid = str(obj["metadata"].get("uid", ""))
         action, change, new_command = step
         try:
+            if new_command is not None:
+                cluster.create(new_command, field_manager=FIELD_MANAGER)  # first: a refused one is no attempt
             change = {**change, "metadata": {"uid": obj["metadata"].get("uid"), **change["metadata"]}}
             cluster.patch(kind, name, namespace, change, field_manager=FIELD_MANAGER)
-            if new_command is not None:
-                cluster.create(new_command, field_manager=FIELD_MANAGER)
         except ClusterError as error:
             yield FinishedStep(f"{namespace}/{name}", action, str(error), uid)
         else:

@@ -11,14 +11,14 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions as unfinished
-from fairshare.preemption.eviction import OPT_OUT, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
+from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import COMMAND, JOB
-from gputally.base.errors import NotFound, Refused
+from gputally.base.errors import Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD, Cluster, Kind, Object
 from tests.fairshare.builders import Failing, budget_object, cluster_with, object_of, pod_object, policy_of
@@ -61,12 +61,80 @@ def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
     assert (effect.detail == "") == (result == "stopped")
 
 
-def test_an_evicted_pod_carries_the_reason() -> None:
+def test_a_pod_that_stays_carries_no_annotation() -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
     stop_victim(cluster, _victim("p"), "d1", NOW_MS)
-    noted = cluster.get(POD, "p", "ns")["metadata"]["annotations"]
-    assert (noted[REASON], noted[PREEMPTION]) == ("because", "d1")
+    assert {REASON, PREEMPTION}.isdisjoint(cluster.get(POD, "p", "ns")["metadata"].get("annotations") or {})
+
+
+class FaultAt(MemoryCluster):
+    """A cluster in which one write fails: the first before 0, the second before 1, …, carried out or not."""
+
+    error: Exception = Unavailable("timeout")
+    at: int | None = None
+    carried_out = False
+    writes = 0
+
+    def _write(self, act: Callable[[], Any]) -> Any:
+        self.writes += 1
+        if self.at != self.writes - 1:
+            return act()
+        if self.carried_out:
+            act()
+        raise self.error
+
+    def patch(self, *args: Any, **named: Any) -> Object:
+        return self._write(lambda: super(FaultAt, self).patch(*args, **named))  # type: ignore[no-any-return]
+
+    def create(self, *args: Any, **named: Any) -> Object:
+        return self._write(lambda: super(FaultAt, self).create(*args, **named))  # type: ignore[no-any-return]
+
+    def evict(self, *args: Any, **named: Any) -> None:
+        self._write(lambda: super(FaultAt, self).evict(*args, **named))
+
+
+RUNNING = {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}}
+STOPS: dict[str, tuple[list[Object], Victim]] = {
+    "kueue": ([object_of(WORKLOAD, "x", {"active": True}, uid="uid-x")], _victim(kind=WORKLOAD)),
+    "volcano": ([object_of(JOB, "x", {}, RUNNING, uid="uid-x")], _victim(kind=JOB)),
+    "pods": ([pod_object("p"), pod_object("q")], _victim("p", "q")),
+}
+FAULTS = [
+    (Unavailable("timeout"), True),
+    (Unavailable("503"), False),
+    (Refused("403"), False),
+    (Conflict("409"), False),
+]
+
+
+@pytest.mark.parametrize(("error", "carried_out"), FAULTS)
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("target", STOPS)
+def test_a_fault_at_any_write_leaves_the_state_before_or_counts_as_stopped(
+    target: str, at: int, error: Exception, carried_out: bool
+) -> None:
+    objects, victim = STOPS[target]
+    cluster = FaultAt(KINDS, objects)
+    cluster.at, cluster.error, cluster.carried_out = at, error, carried_out
+    result = stop_victim(cluster, victim, "d1", NOW_MS)
+    cluster.at = None
+
+    def left() -> list[str]:
+        """Return what is or will be stopped."""
+        stopped = [obj["target"]["name"] for obj in cluster.list(COMMAND)]
+        stopped += [obj["metadata"]["name"] for obj in cluster.list(WORKLOAD) if not obj["spec"]["active"]]
+        listed = {obj["metadata"]["name"] for obj in cluster.list(POD)}
+        return stopped + [pod.name for pod in victim.pods if pod.name not in listed]
+
+    for minute in range(1, 6) if target == "volcano" else ():
+        unfinished.finish_all(cluster, NOW_MS + minute * REISSUE_MS)
+    assert bool(left()) == (result.result in STOPPED), result
+    if result.result not in STOPPED:
+        noted = [
+            obj["metadata"].get("annotations") or {} for kind in (WORKLOAD, JOB, POD) for obj in cluster.list(kind)
+        ]
+        assert all({PREEMPTION, REASON}.isdisjoint(each) for each in noted), noted
 
 
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
