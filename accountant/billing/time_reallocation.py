@@ -24,10 +24,11 @@ from math import lcm
 from typing import Final, TypeVar
 
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
+from accountant.prices.gpu_model_names import parse_gpu_model
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base.apportionment import apportion
+from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
 
 P = TypeVar("P", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
@@ -89,13 +90,14 @@ MEMORY_SLICES = 8
 def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
     """The factor from an instance's compute share to its memory share; 1 for a whole GPU.
 
-    None if the profile, or the memory size in the model's name, cannot be parsed."""
+    None if the profile cannot be parsed, or the model's memory is unknown."""
     if not profile:
         return Fraction(1)
     gpu, mig = parse_gpu_model(gpu_model), parse_mig_profile(profile)
-    if mig is None or not gpu.memory_gb:
+    memory_gb = gpu.memory_gb or usual_memory_gb(gpu_model)
+    if mig is None or not memory_gb:
         return None
-    memory = max(1, round(Fraction(MEMORY_SLICES * mig.memory_gb, gpu.memory_gb)))
+    memory = max(1, round(Fraction(MEMORY_SLICES * mig.memory_gb, memory_gb)))
     return Fraction(memory * gpu.compute_slices, MEMORY_SLICES * mig.gpu_instance)
 
 

@@ -27,9 +27,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accountant.core.claim_overlap import Span, intersect, union
-from accountant.prices.gpu_model_names import parse_gpu_model, parse_mig_profile
+from accountant.prices.gpu_model_names import parse_gpu_model
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.apportionment import apportion
+from gputally.base.mig_profiles import compute_slices, parse_mig_profile, usual_memory_gb
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
 
 
@@ -162,7 +163,7 @@ class SlotHold:
 
 def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
     """The instance of a profile such as `1g.10gb` or `1c.3g.40gb+me`; None if the name cannot be parsed."""
-    mig, gpu = parse_mig_profile(profile), parse_gpu_model(gpu_model)
+    mig = parse_mig_profile(profile)
     if mig is None:
         return None
     return Slice(
@@ -170,9 +171,9 @@ def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
         gi=gi,
         ci=0,
         compute=mig.compute_instance,
-        compute_of=gpu.compute_slices,
+        compute_of=compute_slices(gpu_model, profile),
         memory_mib=mig.memory_gb * _MIB_PER_GIB,
-        memory_of_mib=(gpu.memory_gb or 0) * _MIB_PER_GIB,
+        memory_of_mib=(parse_gpu_model(gpu_model).memory_gb or usual_memory_gb(gpu_model) or 0) * _MIB_PER_GIB,
     )
 
 

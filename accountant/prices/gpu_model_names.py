@@ -1,13 +1,12 @@
-"""Normalises the names of GPU models and of MIG profiles.
+"""Normalises the names of GPU models.
 
 NVML, GPU Feature Discovery and people write the same device in many ways: `NVIDIA A100-SXM4-80GB`,
 `NVIDIA-A100-SXM4-80GB-MIG-1g.10gb`, `A100 80GB`. A price must match its GPU for each of these forms. Memory or form
-that the name does not state is None, not guessed. Only the number of compute slices comes from a table: four for an
-A30, seven for all others.
+that the name does not state is None, not guessed. Only the number of compute slices comes from a table
+(`gputally.base.mig_profiles`).
 
-Sources: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix -SHARED with
-time-slicing and -MIG-<profile> with MIG strategy single); NVIDIA MIG user guide (seven compute slices, four on
-an A30)."""
+Source: NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery (`nvidia.com/gpu.product` has the suffix -SHARED with
+time-slicing and -MIG-<profile> with MIG strategy single)."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gputally.base.mig_profiles import compute_slices
+
 _SPLIT = re.compile(r"[\s_\-/]+")
 _MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
 _FORM = re.compile(r"(SXM|PCIE|NVL|OAM)\d*")
-_MIG_PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:[+.].*)?", re.IGNORECASE)
-_COMPUTE_SLICES, _COMPUTE_SLICES_OF = 7, {"A30": 4}
 _NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION|HBM\d?E?|GDDR\dX?|TENSOR|CORE|GPU")
 
 
@@ -47,7 +46,7 @@ class GpuModel:
     @property
     def compute_slices(self) -> int:
         """The number of compute slices into which MIG divides such a GPU."""
-        return _COMPUTE_SLICES_OF.get(self.family, _COMPUTE_SLICES)
+        return compute_slices(self.family)
 
     def __str__(self) -> str:
         memory = f"{self.memory_gb} GB" if self.memory_gb is not None else None
@@ -68,22 +67,3 @@ def parse_gpu_model(name: str) -> GpuModel:
         elif token and not _NOISE.fullmatch(token):
             family.append(token)
     return GpuModel(" ".join(family), memory, form)
-
-
-@dataclass(frozen=True, slots=True)
-class MigProfile:
-    """The sizes in the name of a MIG profile.
-
-    gpu_instance: compute slices of the GPU instance.
-    compute_instance: compute slices of the compute instance; equal to gpu_instance unless the name states it.
-    memory_gb: memory of the GPU instance."""
-
-    gpu_instance: int
-    compute_instance: int
-    memory_gb: int
-
-
-def parse_mig_profile(name: str) -> MigProfile | None:
-    """`1g.10gb` -> 1, 1, 10; `1c.3g.40gb+me` -> 3, 1, 40. None for any other form."""
-    match = _MIG_PROFILE.fullmatch(name)
-    return MigProfile(int(match[2]), int(match[1] or match[2]), int(match[3])) if match else None

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from agent.wire import Health, Holder, Method, PodFacts, SharingMode
+from gputally.base.mig_profiles import COMPUTE_SLICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Gpu:
     index: int
     model: str
     memory_mib: int | None
-    compute_slices: int = 7
+    compute_slices: int = COMPUTE_SLICES
     mig: tuple[MigInstance, ...] = ()
     mig_enabled: bool = False
     pci_bus_id: str = ""

@@ -16,12 +16,12 @@ from typing import Any
 
 from agent.core.readings import MigInstance
 from agent.devices.nvml_library import Driver, Refused
+from gputally.base.mig_profiles import COMPUTE_SLICES
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE
 LOOK_MS = 10 * MS_PER_SECOND
 """Time until the next lookup while a pod names an unknown instance, which may not exist."""
-DEFAULT_SLICES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class MigLayout:
         self.known = False
         """True once a lookup has succeeded."""
         self.enabled = False
-        self.slices = DEFAULT_SLICES
+        self.slices = COMPUTE_SLICES
         self.instances: tuple[Instance, ...] = ()
         self.missed = False
         """True if a pod named an unknown instance since the last lookup."""
@@ -85,7 +85,7 @@ class MigLayout:
             return False
         self._scanned_ms, self.missed = at_ms, False
         inside = Counter(instance.facts.gi for instance in instances)
-        self.known, self.enabled, self.slices = True, enabled, count or DEFAULT_SLICES
+        self.known, self.enabled, self.slices = True, enabled, count or COMPUTE_SLICES
         self.instances = tuple(
             Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
             for i in instances

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from accountant.prices.gpu_model_names import parse_gpu_model
+from gputally.base.mig_profiles import mig_sizes, usual_memory_gb
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR, US_PER_MS
 
@@ -383,22 +384,6 @@ def _spot_advice_for_job(row: Mapping[str, Any], nodes: int, assumed: RestartAss
     )  # fmt: skip
 
 
-_MIG_FAMILIES = {
-    "A30": 4, "A100": 7, "H100": 7, "H800": 7, "H20": 7, "H200": 7, "GH200": 7, "B200": 7, "GB200": 7, "B300": 7,
-    "GB300": 7,
-}  # fmt: skip
-"""Compute slices of each GPU family with MIG."""
-_PROFILES: Mapping[tuple[int, int | None], tuple[tuple[int, int, int], ...]] = {
-    (4, None): ((1, 2, 6), (2, 4, 12)),
-    (7, 40): ((1, 1, 5), (1, 2, 10), (2, 2, 10), (3, 4, 20), (4, 4, 20)),
-    (7, 80): ((1, 1, 10), (1, 2, 20), (2, 2, 20), (3, 4, 40), (4, 4, 40)),
-    (7, 141): ((1, 1, 18), (1, 2, 35), (2, 2, 35), (3, 4, 71), (4, 4, 71)),
-}
-"""MIG profiles by compute slices and GB of the GPU: (compute slices, eighths of the memory, GB of an instance),
-smallest first."""
-_UNKNOWN_MEMORY = ((1, 1, 0), (1, 2, 0), (2, 2, 0), (3, 4, 0), (4, 4, 0))
-"""Profiles of a GPU with 7 compute slices whose memory has no entry in `_PROFILES`."""
-_EIGHTHS = 8
 _MIB_PER_GB = 954
 """MiB per GB in the name of a GPU model, which has 10^9 bytes."""
 _MOST_REPLICAS = 4
@@ -464,17 +449,18 @@ def _sharing_advice_for_job(row: Mapping[str, Any], use: ModelUse | None) -> Sha
 def _sharing_way(model: str, memory: float | None, peak: float) -> tuple[Way, str, int, str]:
     """Return (way, profile, replicas, reason) of the advice for a job. memory: its mean use in MiB; None if unknown."""
     gpu = parse_gpu_model(model)
-    slices = _MIG_FAMILIES.get(gpu.family)
     if not model:
         return "none", "", 0, "the job ran on several GPU models, or on an unknown one"
-    whole_mib = gpu.memory_gb * _MIB_PER_GB if gpu.memory_gb else None
-    if slices is not None:
-        sizes = _PROFILES.get((slices, gpu.memory_gb)) or _PROFILES.get((slices, None)) or _UNKNOWN_MEMORY
-        for compute, eighths, gigabytes in sizes:
-            room = None if whole_mib is None else whole_mib * eighths / _EIGHTHS
-            if compute >= ceil(round(peak * slices, 6)) and (memory is None or room is None or memory <= room):
-                name = f"{compute}g.{gigabytes}gb" if gigabytes else f"{compute}g"
-                return "mig", name, 0, _memory_note(memory)
+    memory_gb = gpu.memory_gb or usual_memory_gb(model)
+    whole_mib = memory_gb * _MIB_PER_GB if memory_gb else None
+    sizes = mig_sizes(model, memory_gb)
+    for size in sizes:
+        room = None if whole_mib is None else whole_mib * size.memory
+        if size.compute >= ceil(round(peak * size.compute_of, 6)) and (
+            memory is None or room is None or memory <= room
+        ):
+            return "mig", size.name, 0, _memory_note(memory)
+    if sizes:
         return "none", "", 0, "its memory needs the whole GPU"
     by_time = floor(1 / peak) if peak > 0 else _MOST_REPLICAS
     by_memory = floor(whole_mib / memory) if whole_mib and memory else by_time

@@ -26,6 +26,7 @@ from math import fsum
 from typing import Any, Literal, Protocol
 
 from gputally.base.errors import Blocked, Refused
+from gputally.base.mig_profiles import compute_slices, parse_mig_profile
 from gputally.base.units import MS_PER_SECOND
 
 Object = Mapping[str, Any]
@@ -182,15 +183,13 @@ def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath
 
 
 GPU = "nvidia.com/gpu"
-SLICES = 7
-"""Compute slices of a GPU that MIG divides. Every model with MIG has 7, except those with 4 (A30)."""
 
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:(n|u|m|k|[MGTPE]|[KMGTPE]i)|([eE][+-]?\d{1,3}))?", re.ASCII)
 _SUFFIX = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
-_MIG = re.compile(r"nvidia\.com/mig-(?:\d+c\.)?(\d+)g\..+")
+_MIG = "nvidia.com/mig-"
 
 
 MOST_QUANTITY = 2.0**63
@@ -214,16 +213,17 @@ def quantity(value: object) -> float | None:
 
 def gpus(resources: object) -> float:
     """Return the number of GPUs among resources (quantity by name). A MIG instance counts as its compute slices divided
-    by seven.
+    by those of a GPU with this profile. A pod that waits names no GPU, so only the profile decides, for nodes too.
 
     An invalid value counts as 0, because users and other programs write the object."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
     for name, text in resources.items():
-        instance = _MIG.fullmatch(str(name))
-        if name == GPU or instance:
-            part = int(instance.group(1)) / SLICES if instance else 1.0
+        profile = str(name).removeprefix(_MIG) if str(name).startswith(_MIG) else ""
+        mig = parse_mig_profile(profile)
+        if name == GPU or mig is not None:
+            part = mig.gpu_instance / compute_slices(profile=profile) if mig is not None else 1.0
             amounts.append((quantity(text) or 0.0) * part)
     return fsum(amounts)
 

@@ -310,6 +310,8 @@ def test_a_discount_is_exact_and_keeps_the_list_price():
         ("1g.18gb", "NVIDIA H200 141GB", Fraction(7, 8)),
         ("1c.3g.40gb", "NVIDIA A100-SXM4-80GB", Fraction(7, 6)),
         ("2g.12gb", "NVIDIA A30 24GB", Fraction(1)),
+        ("1g.24gb-me", "NVIDIA RTX PRO 6000 Blackwell Server Edition", Fraction(1)),
+        ("1g.24gb", "NVIDIA RTX PRO 5000 Blackwell", Fraction(1)),
         ("", "NVIDIA A100-SXM4-80GB", Fraction(1)),
         ("1g.10gb", "NVIDIA H100 PCIe", None),
         ("half", "NVIDIA A100-SXM4-80GB", None),
