@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from accountant.core.claim_overlap import Span
-    from accountant.history_import import slurm_history
     from accountant.history_import.import_run import Destination, Read, Summary
+    from accountant.history_import.slurm_records import Fault
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -32,6 +33,9 @@ _SETTLED_MS = 10 * MS_PER_MINUTE
 """After this time no more samples or records are expected for an instant."""
 _UNTIL_HELP = "End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."
 _SHOWN = 20
+
+
+Partial = Annotated[bool, Option("--partial", help="Exit 0 although records were left out.")]
 
 
 class CannotImport(AccountantError):
@@ -57,10 +61,11 @@ def from_prometheus(
     source_header: Annotated[list[str] | None, Option(help="HTTP header for URL, NAME: VALUE (repeatable).")] = None,
     output: Printed = "table",
     *,
+    partial: Partial = False,
     at: ZonedLedger,
 ) -> None:
     """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
-    duplicates."""
+    duplicates. Exit 1 if a part of the history was left out."""
     from accountant.history_import.import_run import Destination
     from accountant.history_import.prometheus_source import History, PrometheusFailed
     from gputally.base.prometheus_api import Prometheus
@@ -81,14 +86,16 @@ def from_prometheus(
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
     with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
-        summaries = [(to, _import(to, history.read, span, length))]
-    _print_summaries(summaries, output)
+        summaries = [(to, _import(to, history.read, span, length, 0))]
+    _finish(summaries, output, 0, partial=partial)
 
 
 @import_app.command("slurm")
 @with_option_groups
 def from_slurm(
-    file: Annotated[Path, Argument(help="Output of `sacct --parsable2 --duplicates`, with its heading.")],
+    file: Annotated[
+        Path, Argument(help="Output of `sacct --json --duplicates`, or of `sacct --parsable2` with its heading.")
+    ],
     cluster: Annotated[str | None, Option(help="Cluster in the ledger (default: that of each job's record).")] = None,
     nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
     model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
@@ -96,19 +103,29 @@ def from_slurm(
     until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
     output: Printed = "table",
     *,
+    partial: Partial = False,
     at: ZonedLedger,
 ) -> None:
-    """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates."""
-    from accountant.history_import import slurm_history
+    """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates. Exit 1 if a part
+    of the history was left out."""
+    from accountant.history_import import slurm_records
     from accountant.history_import.import_run import Destination
-    from accountant.history_import.slurm_history import SlurmHistory, offers
+    from accountant.history_import.slurm_history import SlurmHistory
     from gputally.base.terminal import Terminal
 
-    reading = slurm_history.read(_bytes(file), at.zone)
+    reading = slurm_records.read(_bytes(file), at.zone, slurm_records.OF_HISTORY)
+    if reading.faults and not reading.runs:
+        raise CannotImport(f"{file}: {reading.faults[0].place}: {reading.faults[0].reason}")
+    if not reading.tracks_gpus:
+        raise CannotImport(
+            f"{file}: no job of this file has a GPU. If jobs had GPUs, this site does not track them: add gres/gpu to "
+            "AccountingStorageTRES in slurm.conf (Slurm counts them from then on)"
+        )
     complain = Terminal(stderr=True)
-    offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
+    offered, faults = slurm_records.offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
     _complain(complain, nodes or file, faults)
     _complain(complain, file, reading.faults)
+    left_out = len(faults) + len(reading.faults)
     names = sorted({job.cluster for job in reading.runs})
     if cluster is not None and len(names) > 1:
         raise CannotImport(
@@ -122,6 +139,7 @@ def from_slurm(
             jobs = [job for job in reading.runs if job.cluster == name]
             history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
             _complain(complain, file, history.faults)
+            left_out += len(history.faults)
             if history.span is None:
                 complain.print(
                     f"{file}: no job{f' of {name}' if name else ''} held a GPU, so nothing is imported", soft_wrap=True
@@ -130,15 +148,23 @@ def from_slurm(
             first = _instant("--since", since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
-            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
-    _print_summaries(summaries, output)
+            faulty = len(faults) + len(reading.faults) + len(history.faults)
+            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY, faulty)))
+    _finish(summaries, output, left_out, partial=partial)
 
 
-def _import(to: Destination, read: Read, span: Span, chunk_ms: int) -> Summary:
+def _import(to: Destination, read: Read, span: Span, chunk_ms: int, left_out: int) -> Summary:
     from accountant.history_import.import_run import run
 
     with _bar(f"{to.source} → {to.cluster}") as progress:
-        return run(to, read, span, chunk_ms, progress)
+        return run(to, read, span, chunk_ms, progress, left_out=left_out)
+
+
+def _finish(summaries: Sequence[tuple[Destination, Summary]], output: Output, left_out: int, *, partial: bool) -> None:
+    """Prints the results. Exits with 1 if the import is not complete, unless the caller asked for a partial one."""
+    _print_summaries(summaries, output)
+    if not partial and (left_out or any(summary.unplaced_us for _, summary in summaries)):
+        raise typer.Exit(1)
 
 
 @contextlib.contextmanager
@@ -182,8 +208,8 @@ def _print_summaries(summaries: Sequence[tuple[Destination, Summary]], output: O
 
 
 def _coverage(summary: Summary) -> float | None:
-    """The share of the known time that was sent; None if nothing was known."""
-    known_us = summary.sent_us + summary.missing_us
+    """The share of the known time that was sent; None if nothing was known. A bound if records were left out."""
+    known_us = summary.sent_us + summary.missing_us + summary.unplaced_us
     return summary.sent_us / known_us if known_us else None
 
 
@@ -195,7 +221,7 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
     from accountant.history_import.import_run import KNOWN_LIMITS
 
     if not summary.done:
-        yield Text(f"{to.cluster}: all of this history was imported before, so nothing was sent")
+        yield Text(f"{to.cluster}: all of this history was imported before, so nothing was sent (--replace redoes it)")
         return
     table = Table(title=f"Imported into {to.cluster} from {to.origin}", title_justify="left", show_header=False)
     table.add_column()
@@ -210,16 +236,22 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
     ):
         table.add_row(name, f"{us / US_PER_HOUR:,.1f}")
     coverage = _coverage(summary)
-    table.add_row("coverage", "–" if coverage is None else f"{coverage:.2%}")
+    bound = "at most " if summary.left_out else ""
+    table.add_row("coverage", "–" if coverage is None else f"{bound}{_floor(coverage):.2%}")
+    if summary.left_out:
+        table.add_row("records left out", f"{summary.left_out:,}")
     table.add_row("GPUs, nodes", f"{summary.gpus:,}, {summary.nodes:,}")
     yield table
     for limit in KNOWN_LIMITS[to.source]:
         yield Text(f"- {limit}")
 
 
-def _complain(
-    console: Console, file: Path, faults: list[slurm_history.Fault] | tuple[slurm_history.Fault, ...]
-) -> None:
+def _floor(share: float) -> float:
+    """A share with two digits of its percentage, rounded down: only all of it is 100 %."""
+    return math.floor(share * 10_000) / 10_000
+
+
+def _complain(console: Console, file: Path, faults: Sequence[Fault]) -> None:
     for fault in faults[:_SHOWN]:
         console.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
     if len(faults) > _SHOWN:
@@ -295,28 +327,31 @@ PART = 5_000
 def import_jobs(
     file: Annotated[
         Path,
-        Argument(help="slurmdbd's REST answer (JSON), or output of `sacct --parsable2` with heading."),
+        Argument(help="Output of `sacct --json`, slurmdbd's REST answer, or `sacct --parsable2` with its heading."),
     ],
     cluster: Annotated[str, Option(help="Name of the Slurm cluster in the ledger.")] = "default",
     *,
+    partial: Partial = False,
     at: ZonedLedger,
 ) -> None:
     """Send the names of Slurm jobs to the accountant, because agents know only their numbers. Repeating the command
-    changes nothing."""
+    changes nothing. Exit 1 if a record was left out."""
     import msgspec
 
     from accountant.api.bookkeeping_models import ObservedPods, PodReport
-    from accountant.history_import import slurm_history
+    from accountant.history_import import slurm_records
     from gputally.base.terminal import Terminal
 
-    reading = slurm_history.read(_bytes(file), at.zone)
+    reading = slurm_records.read(_bytes(file), at.zone)
     _complain(Terminal(stderr=True), file, reading.faults)
     if reading.faults and not reading.jobs:
         raise CannotImport(f"{file}: no job could be read: give the output of sacct, or slurmdbd's answer")
     now = SystemClock().wall_ms()
-    facts = [slurm_history.facts(job, now) for job in reading.jobs]
+    facts = [slurm_records.facts(job, now) for job in reading.jobs]
     with at.connection() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(ObservedPods, "/v1/pods", body, "application/json")
     Terminal().print(f"jobs of {cluster} stored: {len(facts):,}; faulty records left out: {len(reading.faults):,}")
+    if reading.faults and not partial:
+        raise typer.Exit(1)

@@ -177,6 +177,18 @@ def mig_slice(profile: str, gi: int, gpu_model: str) -> Slice | None:
     )
 
 
+def pack_instances(instances: Iterable[Slice]) -> list[list[Slice]]:
+    """Places MIG instances on GPUs, the largest first, each on the first GPU with enough free compute slices."""
+    gpus: list[list[Slice]] = []
+    for one in sorted(instances, key=lambda part: (-part.compute, part.gi)):
+        room = next((gpu for gpu in gpus if sum(x.compute for x in gpu) + one.compute <= one.compute_of), None)
+        if room is None:
+            gpus.append([one])
+        else:
+            room.append(one)
+    return gpus
+
+
 def by_slot(holds: Sequence[SlotHold]) -> dict[tuple[int, int], list[SlotHold]]:
     """The holds in order of time, by (part, slot)."""
     found: dict[tuple[int, int], list[SlotHold]] = {}

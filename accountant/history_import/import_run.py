@@ -104,7 +104,7 @@ KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
     ),
     "slurm": (
         "allocation only: Slurm's accounting does not say how busy a GPU was, nor which one it was",
-        "GPUs of a job on several nodes are divided over them evenly",
+        "GPUs of a job on several nodes are divided over them evenly, as far as they are free there",
         "unallocated time counts the GPUs that a node is described with, or that its jobs used at once",
     ),
 }
@@ -119,7 +119,9 @@ class ImportedChunk(Model):
     held_us: the held part of it.
     unknown_us: held time with unknown use.
     metered_us: left out because agents metered it.
-    missing_us: time of known GPUs without records."""
+    missing_us: time of known GPUs without records.
+    unplaced_us: time that the source says is held, but on no GPU that it knows.
+    left_out: records of the whole history that were left out, because the length of their time is not known."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
@@ -134,6 +136,8 @@ class ImportedChunk(Model):
     unknown_us: int = Field(ge=0, le=2**62)
     metered_us: int = Field(ge=0, le=2**62)
     missing_us: int = Field(ge=0, le=2**62)
+    unplaced_us: int = Field(default=0, ge=0, le=2**62)
+    left_out: int = Field(default=0, ge=0, le=2**53)
 
     @model_validator(mode="after")
     def _span(self) -> ImportedChunk:
@@ -160,11 +164,14 @@ class ImportRow:
     unknown_us: int
     metered_us: int
     missing_us: int
+    unplaced_us: int
+    left_out: int
 
     @property
     def coverage(self) -> float:
-        """The recorded share of the otherwise unmetered time of known GPUs."""
-        whole = self.sent_us + self.missing_us
+        """The recorded share of the otherwise unmetered time that the source knows; a bound if records were left
+        out."""
+        whole = self.sent_us + self.missing_us + self.unplaced_us
         return self.sent_us / whole if whole else 1.0
 
     @property
@@ -205,6 +212,8 @@ def _row(key: tuple[str, Source, str], chunks: Sequence[ImportedChunk], start_ms
         unknown_us=total("unknown_us"),
         metered_us=total("metered_us"),
         missing_us=total("missing_us"),
+        unplaced_us=total("unplaced_us"),
+        left_out=max(one.left_out for one in chunks),
     )
 
 
@@ -239,7 +248,8 @@ class Summary:
     """The result of one run of the import.
 
     before, done: chunks done by earlier runs and by this one. *_us: GPU-microseconds, see ImportedChunk.
-    unplaced_us: held time without a GPU."""
+    unplaced_us: held time without a GPU.
+    left_out: records that were left out, see ImportedChunk."""
 
     before: int = 0
     done: int = 0
@@ -251,8 +261,9 @@ class Summary:
     metered_us: int = 0
     missing_us: int = 0
     unplaced_us: int = 0
+    left_out: int = 0
 
-    def add(self, chunk: ImportedChunk, unplaced_us: int) -> None:
+    def add(self, chunk: ImportedChunk) -> None:
         self.done += 1
         self.nodes, self.gpus = max(self.nodes, chunk.nodes), max(self.gpus, chunk.gpus)
         self.sent_us += chunk.sent_us
@@ -260,21 +271,30 @@ class Summary:
         self.unknown_us += chunk.unknown_us
         self.metered_us += chunk.metered_us
         self.missing_us += chunk.missing_us
-        self.unplaced_us += unplaced_us
+        self.unplaced_us += chunk.unplaced_us
 
 
-def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Callable[[int, int], None]) -> Summary:
+def run(
+    to: Destination,
+    read: Read,
+    wanted: Span,
+    chunk_ms: int,
+    progress: Callable[[int, int], None],
+    *,
+    left_out: int = 0,
+) -> Summary:
     """Imports the span `wanted`, which begins and ends at whole hours.
 
     read: returns the histories of the nodes in a chunk.
-    progress: called with (chunks done, chunks in all)."""
+    progress: called with (chunks done, chunks in all).
+    left_out: records of the source that are left out."""
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:
         done.setdefault(one.epoch, []).append((one.start_ms, one.end_ms))
     left = chunks(wanted, done, to.source, chunk_ms)
     covered = sum(end - start for spans in done.values() for start, end in intersect(union(spans), [wanted]))
-    summary = Summary(before=-(-covered // chunk_ms))
+    summary = Summary(before=-(-covered // chunk_ms), left_out=left_out)
     total = summary.before + len(left)
     marks = {(one.node, one.epoch): one.durable_seq for one in state.marks}
     metered = {one.node: (one.start_ms, one.end_ms) for one in state.metered}
@@ -284,9 +304,9 @@ def run(to: Destination, read: Read, wanted: Span, chunk_ms: int, progress: Call
             made = [_NodeChunk.of(history, chunk, metered.get(history.node)) for history in read(chunk)]
             for _ in pool.map(lambda one: _send(to, chunk, one, marks.get((one.node, chunk.epoch), 0)), made):  # noqa: B023 - drained before the next chunk
                 pass
-            note = _note(to, chunk, made)
+            note = _note(to, chunk, made, left_out)
             to.remote.act(ChunkNote, "/v1/imports", note.model_dump())
-            summary.add(note, sum(one.unplaced_us for one in made))
+            summary.add(note)
     progress(total, total)
     return summary
 
@@ -371,7 +391,7 @@ def _send(to: Destination, chunk: Chunk, made: _NodeChunk, mark: int) -> None:
         to.remote.send(Acknowledged, "/v1/imports/usage", body, "application/json", encoding="gzip")
 
 
-def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> ImportedChunk:
+def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk], left_out: int) -> ImportedChunk:
     tally = imported_time(row for one in made for row in one.rows)
     return ImportedChunk(
         cluster=to.cluster,
@@ -380,13 +400,15 @@ def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk]) -> Imported
         epoch=chunk.epoch,
         start_ms=chunk.start_ms,
         end_ms=chunk.end_ms,
-        nodes=len(made),
+        nodes=sum(1 for one in made if one.gpus),
         gpus=sum(one.gpus for one in made),
         sent_us=tally.sent_us,
         held_us=tally.held_us,
         unknown_us=tally.unknown_us,
         metered_us=sum(one.metered_us for one in made),
         missing_us=sum(one.missing_us for one in made),
+        unplaced_us=sum(one.unplaced_us for one in made),
+        left_out=left_out,
     )
 
 

@@ -28,6 +28,7 @@ from accountant.history_import.gpu_assignment import (
     TimeGrid,
     bridge_gaps,
     mig_slice,
+    pack_instances,
     runs,
 )
 from accountant.inventory.pod_facts import JOB_LABELS
@@ -437,16 +438,8 @@ def assumed_devices(
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
-    """Places MIG instances on GPUs, the largest first, each on the first GPU with enough free slices."""
-    bins: list[list[Slice]] = []
     read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
-    for one in sorted(read, key=lambda part: (-part.compute, part.gi)):
-        room = next((b for b in bins if sum(x.compute for x in b) + one.compute <= one.compute_of), None)
-        if room is None:
-            bins.append([one])
-        else:
-            room.append(one)
     return [
         Device(f"{MAKESHIFT}{node}/{first + number}", model, node, (first + number, ""), slices=tuple(parts))
-        for number, parts in enumerate(bins)
+        for number, parts in enumerate(pack_instances(read))
     ]

@@ -1,351 +1,108 @@
-"""Reads Slurm jobs from the output of sacct or slurmrestd as pod facts, and converts them into GPUs and their holds.
+"""Converts the jobs in Slurm's accounting into GPUs and their holds.
 
-An agent on a Slurm node knows only a job's number. Slurm's accounting has its user, account and name. `queue_ref` is
-`slurm:ACCOUNT`. The account is used as the namespace, so that an inventory can assign it to a team. A record that
-cannot be read becomes a `Fault` with its place.
+Slurm says how many GPUs of each type a job had, on which nodes and when. It does not say which GPUs, how many on each
+node, or their utilisation. A node has the GPUs that sinfo says, and never more. A node that sinfo does not describe has
+as many as its jobs needed at once, from its first job to its last.
 
-The command is `SLURM_TIME_FORMAT=%s sacct --parsable2 --allusers --format=JobIDRaw,JobID,JobName,Account,User,…`.
-Columns are found by their heading. Times are epoch seconds, or local times in the given zone.
+Jobs are assigned to pools, of which each is one GPU type of one node. Jobs with the least choice are first: those with
+an end before those without one (which may have ended long ago), those on fewer nodes first, then by start. A job is
+divided evenly over its nodes as far as their GPUs are free for its whole time. What is left takes whatever is free at
+each moment. The rest is *unplaced*: it is counted, and held on no GPU, so that no GPU has more than its time.
 
-Slurm says how many GPUs a job had, on which nodes and when. It does not say which GPUs, how many on each node, or their
-utilisation. The GPUs of a job are therefore divided evenly over its nodes. A node has as many GPUs as sinfo says, or as
-its jobs needed at once if that is more. Every GPU-second of a job whose list of nodes can be read is on some GPU, so
-the hours equal Slurm's exactly. Other jobs become a `Fault`."""
+A part of a GPU (`gres/shard`, `gres/mps`) is counted as the part it is: on a node with 2 GPUs and 8 shards, a shard is
+a quarter of a GPU. A MIG instance is the part of a GPU that its profile says.
+
+All other time of a job is left out with a reason, as a `Fault`."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
-from zoneinfo import ZoneInfo
-
-import msgspec
+from fractions import Fraction
+from itertools import groupby, pairwise
+from math import lcm
 
 from accountant.core.claim_overlap import Span
-from accountant.history_import.gpu_assignment import Demand, GpuLayout, GpuPart, SlotHold, place
+from accountant.history_import.gpu_assignment import (
+    Demand,
+    GpuLayout,
+    GpuPart,
+    Slot,
+    SlotHold,
+    mig_slice,
+    pack_instances,
+    place,
+)
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory
-from agent.wire import Holder, PodFacts
+from accountant.history_import.slurm_records import MOST_GPUS, Fault, Job, NodeGpus, facts, node_names
+from agent.wire import Holder, Slice
 from gputally.base.apportionment import apportion
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.mig_profiles import parse_mig_profile
+from gputally.base.units import US_PER_MS
 
-MOST_STEPS = 64
-"""Maximum number of step names stored per job."""
-_NEVER = frozenset({"", "Unknown", "None", "N/A", "0"})
-_NEEDED = ("JobIDRaw", "Account")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A record that was left out: its line in the file (or place in the JSON) and the reason."""
-
-    place: str
-    reason: str
+_ANY = "*"
+"""The type of GPUs of which the record does not say the type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One record of a job in Slurm's accounting.
+@dataclass(slots=True)
+class _Levels:
+    """The number of slots of one pool that are taken at each time.
 
-    array: number of the array, if the job is one of its tasks.
-    steps: id -> name.
-    types: GPUs by type, as far as known.
-    cluster: the Slurm cluster, "" if the record does not name one."""
+    most: the number of slots.
+    grows: whether the pool has only as many slots as are taken at once, because sinfo does not describe the node."""
 
-    id: str
-    name: str
-    account: str
-    user: str
-    array: str = ""
-    partition: str = ""
-    nodes: str = ""
-    gpus: int = 0
-    priority: int | None = None
-    submitted_ms: int | None = None
-    started_ms: int | None = None
-    ended_ms: int | None = None
-    steps: Mapping[str, str] = field(default_factory=dict)
-    types: Mapping[str, int] = field(default_factory=dict)
-    cluster: str = ""
+    most: int
+    grows: bool = False
+    times: list[int] = field(default_factory=list)
+    taken: list[int] = field(default_factory=list)
+    """The level from each of the `times` on."""
+    grants: list[tuple[Job, int, int, int, bool]] = field(default_factory=list)
+    """(job, slots, start, end, whether it has a part of a GPU)."""
 
+    def free(self, start: int, end: int) -> int:
+        """The slots that are free during the whole span."""
+        first = max(0, bisect_right(self.times, start) - 1)
+        return self.most - max(self.taken[first : bisect_left(self.times, end)], default=0)
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The content of a file of Slurm's accounting, in the order of the file.
+    def take(self, job: Job, slots: int, start: int, end: int, *, part: bool) -> None:
+        for at in (start, end):
+            place_of = bisect_left(self.times, at)
+            if place_of == len(self.times) or self.times[place_of] != at:
+                self.times.insert(place_of, at)
+                self.taken.insert(place_of, self.taken[place_of - 1] if place_of else 0)
+        for number in range(bisect_left(self.times, start), bisect_left(self.times, end)):
+            self.taken[number] += slots
+        self.grants.append((job, slots, start, end, part))
 
-    jobs: the last record of each job number in each cluster.
-    runs: all records of jobs; a requeued job has several."""
+    def edges(self, start: int, end: int) -> list[int]:
+        return self.times[bisect_right(self.times, start) : bisect_left(self.times, end)]
 
-    jobs: tuple[Job, ...]
-    faults: tuple[Fault, ...]
-    runs: tuple[Job, ...] = ()
-
-
-def facts(job: Job, observed_ms: int) -> PodFacts:
-    """The facts in the ledger's form; `uid` is the number by which agents know the job."""
-    labels = {"slurm/user": job.user, "slurm/partition": job.partition}
-    labels |= {f"slurm/step.{step}": name for step, name in list(job.steps.items())[:MOST_STEPS]}
-    return PodFacts(
-        seq=0,
-        uid=job.id,
-        namespace=job.account,
-        name=job.name,
-        node=job.nodes,
-        labels={key: value for key, value in labels.items() if value},
-        workload=f"SlurmJob/{job.array or job.id}",
-        queue_ref=f"slurm:{job.account}" if job.account else "",
-        priority=job.priority,
-        requests={"gres/gpu": str(job.gpus)} if job.gpus else {},
-        created_ms=job.submitted_ms,
-        scheduled_ms=job.started_ms,
-        started_ms=job.started_ms,
-        ended_ms=job.ended_ms,
-        observed_ms=observed_ms,
-    )
-
-
-def read(raw: bytes, zone: ZoneInfo) -> Reading:
-    """Reads either format, which the first character identifies."""
-    return from_rest(raw) if raw.lstrip()[:1] in (b"{", b"[") else from_sacct(raw, zone)
-
-
-def from_rest(raw: bytes) -> Reading:
-    """Reads the answer of slurmrestd's `/slurmdb/…/jobs`, in which a number is either plain or an object {set,
-    infinite, number}."""
-    try:
-        document: Any = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Reading((), (Fault("document", f"not JSON: {error}"),))
-    records = document.get("jobs") if isinstance(document, dict) else None
-    if not isinstance(records, list):
-        return Reading((), (Fault("document", "there is no list `jobs`, as slurmrestd's answer has"),))
-    runs: list[Job] = []
-    faults = []
-    for index, record in enumerate(records):
-        job = _rest_job(record) if isinstance(record, dict) else None
-        if job is None:
-            faults.append(Fault(f"jobs[{index}]", "a job needs a job_id and an account"))
-        else:
-            runs.append(job)
-    return _reading(runs, faults)
-
-
-def _reading(runs: Sequence[Job], faults: Sequence[Fault]) -> Reading:
-    jobs = {(job.cluster, job.id): job for job in runs}
-    return Reading(tuple(jobs.values()), tuple(faults), tuple(runs))
-
-
-def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
-    """Reads `sacct --parsable2` with a heading. Steps (`123.batch`) give their names to their job."""
-    text = raw.decode("utf-8", "replace")
-    rows = csv.reader(io.StringIO(text.replace("\0", "")), delimiter="|", quoting=csv.QUOTE_NONE)
-    runs: list[Job] = []
-    steps: dict[tuple[str, str], dict[str, str]] = {}
-    faults: list[Fault] = []
-    try:
-        heading = next(rows, [])
-        missing = [name for name in _NEEDED if name not in heading]
-        if missing:
-            reason = f"the heading lacks {' and '.join(missing)}: add this to sacct's --format"
-            return Reading((), (Fault("line 1", reason),))
-        for cells in rows:
-            if not cells:
-                continue
-            if len(cells) != len(heading):
-                faults.append(Fault(f"line {rows.line_num}", f"{len(cells)} columns, the heading has {len(heading)}"))
-                continue
-            row = dict(zip(heading, cells, strict=True))
-            number, dot, step = row["JobIDRaw"].partition(".")
-            if dot:
-                steps.setdefault((row.get("Cluster", ""), number), {})[step] = row.get("JobName", "")
-                continue
-            try:
-                runs.append(_sacct_job(row, zone))
-            except ValueError as error:
-                faults.append(Fault(f"line {rows.line_num}", str(error)))
-    except csv.Error as error:
-        faults.append(Fault(f"line {rows.line_num}", str(error)))
-    return _reading([replace(job, steps=steps.get((job.cluster, job.id), {})) for job in runs], faults)
-
-
-def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
-    number = row["JobIDRaw"]
-    if not number.isascii() or not number.isdigit():
-        raise ValueError(f"not a job number: {number!r}")
-    array, underscore, _ = row.get("JobID", "").partition("_")
-    gpus, types = _gpus_of(row.get("AllocTRES", "").split(","))
-    return Job(
-        id=number,
-        name=row.get("JobName", ""),
-        account=row["Account"],
-        user=row.get("User", ""),
-        array=array if underscore and array.isdigit() else "",
-        partition=row.get("Partition", ""),
-        nodes=row.get("NodeList", "") if row.get("NodeList") != "None assigned" else "",
-        gpus=gpus,
-        priority=int(row["Priority"]) if row.get("Priority", "").isdecimal() else None,
-        submitted_ms=_time(row.get("Submit", ""), zone),
-        started_ms=_time(row.get("Start", ""), zone),
-        ended_ms=_time(row.get("End", ""), zone),
-        types=types,
-        cluster=row.get("Cluster", ""),
-    )
-
-
-def _gpus_of(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
-    """(total from `gres/gpu=4`, by type from `gres/gpu:a100=4`); often only one of the two forms is present."""
-    total, types = 0, dict[str, int]()
-    for part in parts:
-        name, _, count = part.partition("=")
-        kind, colon, model = name.partition(":")
-        if kind == "gres/gpu" and count.isascii() and count.isdigit() and len(count) < 10:
-            if colon:
-                types[model] = types.get(model, 0) + int(count)
-            else:
-                total = int(count)
-    return total or sum(types.values()), types
-
-
-def _time(text: str, zone: ZoneInfo) -> int | None:
-    """Parses epoch seconds or a local time. Raises ValueError."""
-    if text in _NEVER:
-        return None
-    if text.isascii() and text.isdigit() and len(text) <= 11:
-        return int(text) * MS_PER_SECOND
-    try:
-        at = datetime.fromisoformat(text)
-        return round((at if at.tzinfo else at.replace(tzinfo=zone)).timestamp() * MS_PER_SECOND)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"not a time: {text!r} (run sacct with SLURM_TIME_FORMAT=%s)") from error
-
-
-def _rest_job(record: Mapping[str, Any]) -> Job | None:
-    number, association = _number(record.get("job_id")), _mapping(record.get("association"))
-    account = _text(record.get("account")) or _text(association.get("account"))
-    if not number or not account:
-        return None
-    times, array = _mapping(record.get("time")), _mapping(record.get("array"))
-    allocated = _mapping(record.get("tres")).get("allocated")
-    resources = [_mapping(tres) for tres in (allocated if isinstance(allocated, list) else ())]
-    counts = {
-        _text(tres.get("name")): _number(tres.get("count")) or 0 for tres in resources if tres.get("type") == "gres"
-    }
-    types = {name.partition(":")[2]: count for name, count in counts.items() if name.startswith("gpu:")}
-    return Job(
-        id=str(number),
-        name=_text(record.get("name")),
-        account=account,
-        user=_text(record.get("user")) or _text(association.get("user")),
-        array=str(_number(array.get("job_id")) or ""),
-        partition=_text(record.get("partition")),
-        nodes=_text(record.get("nodes")),
-        gpus=counts.get("gpu", 0) or sum(types.values()),
-        priority=_number(record.get("priority")),
-        submitted_ms=_instant(times.get("submission")),
-        started_ms=_instant(times.get("start")),
-        ended_ms=_instant(times.get("end")),
-        steps=_rest_steps(record.get("steps")),
-        types=types,
-        cluster=_text(record.get("cluster")),
-    )
-
-
-def _rest_steps(steps: object) -> dict[str, str]:
-    found = {}
-    for one in steps if isinstance(steps, list) else ():
-        step = _mapping(_mapping(one).get("step"))
-        identity = step.get("id")
-        step_id = _mapping(identity).get("step_id", identity)
-        name = str(step_id).rpartition(".")[2] if isinstance(step_id, str | int) else ""
-        if name:
-            found[name] = _text(step.get("name"))
-    return found
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _number(value: object) -> int | None:
-    """A plain number, or Slurm's `{set, infinite, number}`; None if it is not set."""
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
-
-
-def _instant(value: object) -> int | None:
-    seconds = _number(value)
-    return seconds * MS_PER_SECOND if seconds else None
-
-
-MOST_NODES = 65_536
-"""Maximum number of nodes of one job."""
-_POOL = "gpu"
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-_GRES = re.compile(r"gpu(?::([^:(),]+))?:(\d{1,5})(?:\([^)]*\))?(?:,|$)")
+    @property
+    def slots(self) -> int:
+        return max(self.taken, default=0) if self.grows else self.most
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGpus:
-    """The GPUs of a node, as sinfo lists them. model: Slurm's GPU type, "" if sinfo names none."""
+class _Wish:
+    """Slots that a job has on some of the pools, in order of its nodes: by node, the pools and the slots of one GPU or
+    part."""
 
-    gpus: int
-    model: str = ""
+    job: Job
+    count: int
+    pools: Mapping[str, Sequence[str]]
+    kind: str
+    start: int
+    end: int
 
-
-def node_names(text: str) -> list[str]:
-    """`n[01-03,7],login` expanded, in its order. Raises ValueError if the text is not a list of nodes."""
-    names: list[str] = []
-    for one in re.split(r",(?![^\[]*\])", text):  # at commas outside brackets
-        found = [""]
-        for part in re.split(r"(\[[^\]]*\])", one):
-            inside = _numbers(part[1:-1]) if part.startswith("[") else [part]
-            if len(found) * len(inside) + len(names) > MOST_NODES:
-                raise ValueError(f"more than {MOST_NODES} nodes")
-            found = [head + tail for head in found for tail in inside]
-        names += found
-    if not names or not all(names) or any(mark in name for name in names for mark in "[], "):
-        raise ValueError(f"not a list of nodes: {text[:80]!r}")
-    return names
-
-
-def _numbers(text: str) -> list[str]:
-    """`01-03,7` -> 01, 02, 03, 7."""
-    found: list[str] = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"not a range of nodes: {part[:40]!r}")
-        first, last = match[1], match[2] or match[1]
-        if int(last) - int(first) >= MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES} nodes")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
-
-
-def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:
-    """Reads `sinfo --Node --noheader --format '%N|%G'`: a node and its generic resources per line."""
-    found: dict[str, NodeGpus] = {}
-    faults = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        name, bar, gres = line.strip().partition("|")
-        if not line.strip():
-            continue
-        kinds = [(match[1] or "", int(match[2])) for match in _GRES.finditer(gres)]
-        if not bar or not name:
-            faults.append(Fault(f"line {number}", "not a node with its GRES: write for example gpu-01|gpu:a100:8"))
-        elif kinds:
-            found[name] = NodeGpus(sum(count for _, count in kinds), max(kinds, key=lambda kind: kind[1])[0])
-    return found, faults
+    @property
+    def order(self) -> tuple[object, ...]:
+        choice = sum(map(len, self.pools.values()))
+        return self.job.ended_ms is None, choice, self.start, self.job.cluster, self.job.id, self.kind
 
 
 class SlurmHistory:
@@ -366,79 +123,276 @@ class SlurmHistory:
         self._until_ms = until_ms
         self._models = models or {}
         self._offered = offered
-        self._jobs: dict[str, list[Job]] = {}
-        demands: dict[str, list[Demand]] = {}
-        types: dict[str, Counter[str]] = {}
-        for job in jobs:
-            for node, count in self._nodes(job):
-                start, end = self._span(job)
-                demands.setdefault(node, []).append(
-                    Demand(Holder("slurm", job.id, name=f"job {job.id}"), _POOL, count, start, end)
-                )
-                self._jobs.setdefault(node, []).append(job)
-                types.setdefault(node, Counter()).update(job.types)
-        self._nodes_of = {node: self._place(node, found, types[node]) for node, found in sorted(demands.items())}
-        for node in sorted(offered.keys() - demands.keys()):
-            self._nodes_of[node] = self._place(node, [], Counter())
-        spans = [(one.start_ms, one.end_ms) for found in demands.values() for one in found]
-        self.span: Span | None = (min(s for s, _ in spans), max(e for _, e in spans)) if spans else None
+        self._pools: dict[tuple[str, str], _Levels] = {
+            (node, kind): _Levels(count * self._slots_of(node, kind))
+            for node, offer in offered.items()
+            for kind, count in offer.types.items()
+        }
+        self._unplaced: list[tuple[Job, int, int, int]] = []
+        """(job, millionths of a GPU, start, end) of time that is on no GPU."""
+        runs = list(self._one_run_at_a_time(jobs))
+        self._seen = _types_of(runs)
+        wishes = [wish for job in runs for wish in self._wishes(job)]
+        for wish in sorted(wishes, key=lambda one: one.order):
+            self._assign(wish)
+        self._nodes_of = {node: self._place(node, pools) for node, pools in self._by_node()}
+        held = [(wish.start, wish.end) for wish in wishes] + [(start, end) for *_, start, end in self._unplaced]
+        self.span: Span | None = (min(s for s, _ in held), max(e for _, e in held)) if held else None
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
         """The nodes in one chunk. A node without a description exists from its first job to its last."""
         found = []
-        for node, (layouts, holds) in self._nodes_of.items():
+        unplaced = self._unplaced_in(chunk)
+        for node, (layouts, holds, jobs_of) in self._nodes_of.items():
             own = {
                 uuid: [hold for hold in of_gpu if hold.start_ms < chunk.end_ms and hold.end_ms > chunk.start_ms]
                 for uuid, of_gpu in holds.items()
             }
             running = {hold.holder.uid for of_gpu in own.values() for hold in of_gpu}
-            jobs = {job.id: job for job in self._jobs.get(node, ()) if job.id in running}
-            found.append(NodeHistory(node, layouts, own, tuple(facts(jobs[uid], chunk.end_ms) for uid in sorted(jobs))))
+            jobs = {job.id: job for job in jobs_of if job.id in running}
+            about = tuple(facts(jobs[uid], chunk.end_ms) for uid in sorted(jobs))
+            found.append(NodeHistory(node, layouts, own, about, unplaced_us=unplaced.pop(node, 0)))
+        # Time of jobs that are on no node of the ledger at all.
+        found += [NodeHistory(node, (), {}, unplaced_us=us) for node, us in sorted(unplaced.items())]
         return found
 
-    def _nodes(self, job: Job) -> Iterator[tuple[str, int]]:
-        """The nodes of a job with the number of GPUs held on each."""
-        start, end = self._span(job)
-        if not job.gpus or start >= end:
+    def _one_run_at_a_time(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The runs with their true ends: a job that started again had ended before."""
+        by_id = sorted(jobs, key=lambda job: (job.cluster, job.id, job.started_ms or 0))
+        for _, group in groupby(by_id, key=lambda job: (job.cluster, job.id)):
+            runs = list(group)
+            for job, following in zip(runs, [*runs[1:], None], strict=True):
+                limit = following.started_ms if following is not None else None
+                runs_on = limit is not None and job.started_ms is not None and not job.doubt
+                yield replace(job, ended_ms=min(limit, job.ended_ms or limit)) if runs_on and limit is not None else job
+
+    def _wishes(self, job: Job) -> Iterator[_Wish]:
+        """What a job has on which pools. A job whose time or place cannot be told becomes a fault."""
+        if not job.gpus and not job.shares:
+            return
+        if job.doubt:
+            self._leave_out(job, job.doubt)
+            return
+        if job.started_ms is None or job.started_ms >= self._until_ms:
+            return
+        start, end = job.started_ms, min(self._until_ms, job.ended_ms if job.ended_ms is not None else self._until_ms)
+        if start >= end:
             return
         try:
-            names = node_names(job.nodes)
+            names = list(dict.fromkeys(node_names(job.nodes)))
         except ValueError as error:
-            self.faults.append(Fault(f"job {job.id}", f"its time on {job.gpus} GPUs is left out: {error}"))
+            self._leave_out(job, str(error), start, end)
             return
-        for name, count in zip(names, apportion(job.gpus, [1] * len(names)), strict=True):
+        if job.gpus > MOST_GPUS * len(names):
+            self._leave_out(job, f"more than {MOST_GPUS} GPUs on a node", start, end)
+            return
+        typed = job.types if sum(job.types.values()) <= job.gpus else {}
+        counts = {**typed, _ANY: job.gpus - sum(typed.values())}
+        for kind, count in counts.items():
             if count:
-                yield name, count
+                yield _Wish(job, count, {node: self._pools_for(node, kind) for node in names}, "", start, end)
+        for kind, count in job.shares.items():
+            able = [node for node in names if kind in self._offered.get(node, NodeGpus({})).shares]
+            if not able:
+                self._leave_out(job, f"sinfo does not say how many parts ({kind}) the GPUs of {job.nodes[:80]} have")
+            else:
+                pools = {node: self._pools_for(node, _ANY) for node in able}
+                yield _Wish(job, count, pools, kind, start, end)
 
-    def _span(self, job: Job) -> Span:
-        """The job's time; empty if it never began."""
-        if job.started_ms is None:
-            return 0, 0
-        return job.started_ms, min(self._until_ms, job.ended_ms if job.ended_ms is not None else self._until_ms)
+    def _leave_out(self, job: Job, reason: str, start: int | None = None, end: int | None = None) -> None:
+        what = f"{job.gpus} GPUs" if job.gpus else ", ".join(f"{n} {kind}" for kind, n in job.shares.items())
+        self.faults.append(Fault(f"job {job.id}", f"its time on {what} is left out: {reason}"))
+        if start is not None and end is not None:
+            self._unplaced.append((job, job.gpus * _PPM, start, end))
+
+    def _pools_for(self, node: str, kind: str) -> list[str]:
+        """The pools of a node on which GPUs of a type can be: those of this type, of one whose name contains the other
+        name (as Slurm compares them), or any."""
+        offer = self._offered.get(node)
+        if offer is None:
+            kind = self._seen.get(node, "") if kind == _ANY else kind
+            self._pools.setdefault((node, kind), _Levels(MOST_GPUS, grows=True))
+            return [kind]
+        same = [one for one in offer.types if one.casefold() == kind.casefold()]
+        like = [one for one in offer.types if one and _mig_of(one) == _mig_of(kind) and _contain(one, kind)]
+        whole = [one for one in offer.types if _mig_of(one) is None]
+        return same or like or whole or list(offer.types)
+
+    def _slots_of(self, node: str, kind: str) -> int:
+        """The slots of one GPU of a pool: 1, or so many that each part that sinfo names is a whole number of them."""
+        offer = self._offered.get(node)
+        if offer is None or _mig_of(kind) is not None:
+            return 1
+        return lcm(*(part.denominator for part in _parts(offer).values())) if offer.shares else 1
+
+    def _assign(self, wish: _Wish) -> None:
+        """Gives a wish its slots: evenly and for its whole time, then what is free at each moment."""
+        each = {node: self._slots_of_one(node, pools, wish.kind) for node, pools in wish.pools.items()}
+        left = wish.count
+        free = {node: self._free(node, pools, wish.start, wish.end, each[node]) for node, pools in wish.pools.items()}
+        given = Counter[str]()
+        while left and free:
+            shares = apportion(left, [1] * len(free))
+            for node, share in zip(list(free), shares, strict=True):
+                room = free[node]
+                count = min(share, room - given[node])
+                given[node] += count
+                left -= count
+                if given[node] >= room:
+                    del free[node]
+        for node, count in given.items():
+            self._take(wish, node, count, each[node], wish.start, wish.end)
+        if left:
+            self._fill(wish, left, each)
+
+    def _fill(self, wish: _Wish, count: int, each: Mapping[str, int]) -> None:
+        edges = {wish.start, wish.end}
+        for node, pools in wish.pools.items():
+            edges.update(at for pool in pools for at in self._pools[node, pool].edges(wish.start, wish.end))
+        for start, end in pairwise(sorted(edges)):
+            left = count
+            for node, pools in wish.pools.items():
+                room = self._free(node, pools, start, end, each[node])
+                some = min(left, room)
+                self._take(wish, node, some, each[node], start, end)
+                left -= some
+            if left:
+                self._unplaced.append((wish.job, left * self._ppm(wish), start, end))
+
+    def _ppm(self, wish: _Wish) -> int:
+        """The size of one GPU or part of a wish, in millionths of a GPU."""
+        node, pools = next(iter(wish.pools.items()))
+        if wish.kind:
+            return int(_parts(self._offered[node])[wish.kind] * _PPM)
+        mig = self._instance(node, pools[0], 0)
+        return _PPM if mig is None else _PPM * mig.compute // mig.compute_of
+
+    def _slots_of_one(self, node: str, pools: Sequence[str], kind: str) -> int:
+        slots = self._slots_of(node, pools[0])
+        return int(_parts(self._offered[node])[kind] * slots) if kind else slots
+
+    def _free(self, node: str, pools: Sequence[str], start: int, end: int, each: int) -> int:
+        return sum(self._pools[node, pool].free(start, end) // each for pool in pools)
+
+    def _take(self, wish: _Wish, node: str, count: int, each: int, start: int, end: int) -> None:
+        for pool in wish.pools[node]:
+            levels = self._pools[node, pool]
+            some = min(count, levels.free(start, end) // each)
+            if some:
+                levels.take(wish.job, some * each, start, end, part=bool(wish.kind))
+            count -= some
+
+    def _by_node(self) -> Iterator[tuple[str, list[tuple[str, _Levels]]]]:
+        found: dict[str, list[tuple[str, _Levels]]] = {}
+        for (node, kind), levels in sorted(self._pools.items(), key=lambda one: one[0]):
+            if levels.slots:
+                found.setdefault(node, []).append((kind, levels))
+        yield from sorted(found.items())
 
     def _place(
-        self, node: str, demands: Sequence[Demand], types: Counter[str]
-    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[SlotHold]]]:
-        offer = self._offered.get(node)
-        count = max(_most_at_once(demands), offer.gpus if offer is not None else 0)
-        kind = (offer.model if offer is not None else "") or (types.most_common(1)[0][0] if types else "")
-        known = (
-            (0, self._until_ms)
-            if offer is not None
-            else (min(one.start_ms for one in demands), max(one.end_ms for one in demands))
-        )
-        names = [f"imported:slurm/{node}/{number}" for number in range(count)]
-        layouts = tuple(GpuLayout(uuid, self._models.get(kind, kind), (GpuPart(),), (known,)) for uuid in names)
+        self, node: str, pools: Sequence[tuple[str, _Levels]]
+    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[SlotHold]], list[Job]]:
+        """The GPUs of a node, pool by pool, with the holds on them and the jobs that hold them."""
+        whole = [(start, end) for _, levels in pools for _, _, start, end, _ in levels.grants]
+        described = node in self._offered
+        known = (0, self._until_ms) if described else (min(s for s, _ in whole), max(e for _, e in whole))
+        layouts: list[GpuLayout] = []
+        slots: dict[str, list[Slot]] = {}
+        demands: list[Demand] = []
+        jobs: list[Job] = []
+        for kind, levels in pools:
+            count = levels.slots // self._slots_of(node, kind)
+            made, slots[kind] = self._gpus(node, kind, count, len(layouts), known)
+            layouts += made
+            # A part takes the last GPUs first, so that the first ones stay whole.
+            slots[f"{kind}/parts"] = slots[kind][::-1]
+            for job, taken, start, end, part in levels.grants:
+                holder = Holder("slurm", job.id, name=f"job {job.id}")
+                demands.append(Demand(holder, f"{kind}/parts" if part else kind, taken, start, end))
+                jobs.append(job)
         holds: dict[str, list[SlotHold]] = {}
-        for hold in place(demands, {_POOL: [(uuid, 0, 0) for uuid in names]}, 0).holds:
+        for hold in place(demands, slots, 0).holds:
             holds.setdefault(hold.gpu, []).append(hold)
-        return layouts, holds
+        return tuple(layouts), holds, jobs
+
+    def _gpus(self, node: str, kind: str, count: int, first: int, known: Span) -> tuple[list[GpuLayout], list[Slot]]:
+        """`count` GPUs (or MIG instances, which are packed on GPUs) of one pool and their slots. first: the number of
+        the first GPU."""
+        model = self._model(node, kind)
+        instances = [one for number in range(count) if (one := self._instance(node, kind, number)) is not None]
+        if instances:
+            packed = pack_instances(instances)
+            parts = [tuple(GpuPart(one) for one in of_gpu) for of_gpu in packed]
+        else:
+            parts = [(GpuPart(slots=self._slots_of(node, kind)),)] * count
+        layouts, slots = [], list[Slot]()
+        for number, of_gpu in enumerate(parts, start=first):
+            uuid = f"imported:slurm/{node}/{number}"
+            layouts.append(GpuLayout(uuid, model, of_gpu, (known,)))
+            slots += [(uuid, at, slot) for at, part in enumerate(of_gpu) for slot in range(part.slots)]
+        return layouts, slots
+
+    def _model(self, node: str, kind: str) -> str:
+        """The model of the GPUs of a pool. The type of a MIG instance is that of a profile, which is no model: the
+        model stands before it, or is that of the other GPUs of the node if they have only one."""
+        profile = _mig_of(kind)
+        if kind in self._models or profile is None:
+            return self._models.get(kind, kind)
+        before = kind[: -len(profile)].rstrip("_-.:/")
+        types = self._offered.get(node, NodeGpus({})).types
+        others = {one for one in types if one and _mig_of(one) is None}
+        name = before or (next(iter(others)) if len(others) == 1 else "")
+        return self._models.get(name, name)
+
+    def _instance(self, node: str, kind: str, number: int) -> Slice | None:
+        profile = _mig_of(kind)
+        return None if profile is None else mig_slice(profile, number, self._model(node, kind))
+
+    def _unplaced_in(self, chunk: Chunk) -> dict[str, int]:
+        """GPU-microseconds on no GPU in a chunk, by the first node of the job."""
+        found = Counter[str]()
+        for job, ppm, start, end in self._unplaced:
+            span_ms = min(end, chunk.end_ms) - max(start, chunk.start_ms)
+            if span_ms > 0:
+                found[_first_node(job.nodes)] += span_ms * US_PER_MS * ppm // _PPM
+        return dict(found)
 
 
-def _most_at_once(demands: Iterable[Demand]) -> int:
-    changes = [(at, sign * one.count) for one in demands for at, sign in ((one.start_ms, 1), (one.end_ms, -1))]
-    held = most = 0
-    for _, change in sorted(changes):  # ends before starts at the same instant
-        held += change
-        most = max(most, held)
-    return most
+_PPM = 1_000_000
+
+
+def _types_of(jobs: Iterable[Job]) -> dict[str, str]:
+    """The GPU type of which each node's jobs had most."""
+    counts: dict[str, Counter[str]] = {}
+    for job in jobs:
+        if job.types:
+            with suppress(ValueError):
+                for node in node_names(job.nodes):
+                    counts.setdefault(node, Counter()).update(job.types)
+    return {node: kinds.most_common(1)[0][0] for node, kinds in counts.items()}
+
+
+def _contain(one: str, other: str) -> bool:
+    return one.casefold() in other.casefold() or other.casefold() in one.casefold()
+
+
+def _first_node(nodes: str) -> str:
+    try:
+        return node_names(nodes)[0]
+    except ValueError:
+        return ""
+
+
+def _parts(offer: NodeGpus) -> dict[str, Fraction]:
+    """The part of a GPU that one shard of each kind is, on a node whose GPUs are divided into them together."""
+    gpus = sum(count for kind, count in offer.types.items() if _mig_of(kind) is None)
+    return {kind: Fraction(gpus, count) for kind, count in offer.shares.items() if count}
+
+
+def _mig_of(kind: str) -> str | None:
+    """The MIG profile at the end of a GPU type (`1g.10gb`, `nvidia_a100_1g.10gb`); None if the type is not MIG."""
+    match = _PROFILE_AT_END.search(kind)
+    return match[0] if match is not None and parse_mig_profile(match[0]) is not None else None
+
+
+_PROFILE_AT_END = re.compile(r"(?:\d+c\.)?(?<!\d)\d+g\.\d+gb(?:[-+.]\w[\w.+]*)?$", re.IGNORECASE)

@@ -2,7 +2,8 @@
 
 Users choose the names of pods, teams and jobs, which appear in terminals, spreadsheets and pages. One function for each
 medium replaces the characters that Unicode calls not printable (controls, bidirectional overrides, zero-width and
-unassigned characters, separators other than the space) by visible escapes. Line ends, no-break spaces and zero-width
+unassigned characters, separators other than the space) by visible escapes, and `as_name` does it for a name that is
+stored. Line ends, no-break spaces and zero-width
 joiners stay where the medium or a script needs them. `for_cell` also prevents formulas. jinja2 escapes the characters
 of HTML, and json those of JSON.
 
@@ -13,6 +14,7 @@ one invalid name does not reject the data of a whole node."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from typing import Annotated, Final
@@ -55,6 +57,17 @@ def is_name(text: str) -> bool:
     if len(text) > LONGEST_NAME:
         return False
     return text.isprintable() or not any(unicodedata.category(character) in _CONTROL_CATEGORIES for character in text)
+
+
+def as_name(text: str, most: int = LONGEST_NAME) -> str:
+    """Return the text as a name of at most `most` characters, so that what it names is not refused because of it.
+
+    Unprintable characters are escaped. A longer text is cut, and ends with a part of its digest, so that two texts with
+    the same beginning stay two names."""
+    line = escaped(text)
+    if len(line) <= most:
+        return line
+    return line[: most - 9] + "…" + hashlib.sha256(line.encode()).hexdigest()[:8]
 
 
 def known_name(text: str) -> str:

@@ -12,12 +12,12 @@ import trustme
 
 from accountant.__main__ import main
 from accountant.history_import import import_run
-from accountant.history_import.import_run import Destination
+from accountant.history_import.import_run import Destination, import_rows, imported_chunks
 from accountant.history_import.prometheus_source import PrometheusFailed, read_series
 from accountant.history_import.slurm_history import Job, SlurmHistory
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
-from gputally.base.units import MS_PER_HOUR
+from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from tests.fakes.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS, Cut
 
@@ -75,6 +75,47 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     assert main(command) == 0
     assert capsys.readouterr().out.count("was imported before") == 2
     assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
+
+
+def test_what_was_left_out_is_said_lowers_the_coverage_and_fails_unless_told_otherwise(books, tmp_path, capsys):
+    jobs = [
+        line("default", 1, "vision", 0, 36_000, "n1", 2),
+        line("default", 2, "nlp", 0, 36_000, "n[", 1),
+        line("default", 3, "ops", 0, 36_000, "n1", 1),
+        line("default", 4, "ops", 0, 36_000, "n1", 1).replace("COMPLETED|", "COMPLETED|x|"),
+    ]
+    file, nodes = tmp_path / "jobs.txt", tmp_path / "sinfo.txt"
+    file.write_text("\n".join([HEADING, *jobs]) + "\n")
+    nodes.write_text("n1|gpu:2\n")
+    command = ["import", "slurm", str(file), "--nodes", str(nodes), "--output", "json", *books.options]
+    assert main(command) == 1
+    told = capsys.readouterr()
+    (answer,) = json.loads(told.out[told.out.index("[\n") :])
+    assert (answer["sent_us"], answer["unplaced_us"]) == (20 * US_PER_HOUR, 20 * US_PER_HOUR)
+    assert (answer["coverage"], answer["left_out"]) == (0.5, 2)
+    assert "job 2" in told.err
+    assert "line 5" in told.err
+    assert books.held(START_MS, NOW_MS, "default") == {"vision": 20 * US_PER_HOUR}
+    (noted,) = imported_chunks(books.ledger.acts("imported"))
+    (row,) = import_rows([noted], START_MS, NOW_MS)
+    assert (row.coverage, row.left_out) == (0.5, 2)
+    assert main(["import", "slurm", str(file), "--nodes", str(nodes), "--partial", *books.options]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADING.replace("|End", "") + "\n", "lacks End"),
+        (HEADING.replace("|State", "") + "\n", "lacks State"),
+        (HEADING + "\n" + line("hpc", 1, "a", 0, 9, "n1", 0).replace("gres/gpu", "gres/x") + "\n", "gres/gpu"),
+        ('{"jobs": [{"job_id": 7}]}', "jobs[0]"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_refused(text, said, tmp_path, capsys):
+    file = tmp_path / "jobs.txt"
+    file.write_text(text)
+    assert main(["import", "slurm", str(file)]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch):

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
-from accountant.history_import import slurm_history
+from accountant.history_import import slurm_records
 from accountant.history_import.gpu_assignment import rows
 from accountant.history_import.import_run import Chunk, epoch
-from accountant.history_import.slurm_history import (
+from accountant.history_import.slurm_history import SlurmHistory
+from accountant.history_import.slurm_records import (
     Job,
     NodeGpus,
-    SlurmHistory,
     facts,
     from_rest,
     from_sacct,
@@ -31,12 +31,12 @@ from gputally.base.clock import VirtualClock
 from tests.usage_records import batch, deliver, interval
 
 UTC, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
-HEADING = "JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|NodeList|AllocTRES|Priority"
+HEADING = "JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES|Priority"
 SACCT = f"""{HEADING}
-101|101|train|vision|ann|gpu|1790812800|1790812860|1790816400|n1|billing=4,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=1G|10
-101.batch|101.batch|batch||||1790812860|1790812860|1790816400|n1|cpu=8|
-101.0|101.0|python train.py||||1790812900|1790812900|1790816300|n1|cpu=8|
-103|102_1|sweep|nlp|bob|gpu|2026-10-01T02:00:00|2026-10-01T02:01:00|Unknown|None assigned||
+101|101|train|vision|ann|gpu|1790812800|1790812860|1790816400|COMPLETED|n1|billing=4,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=1G|10
+101.batch|101.batch|batch||||1790812860|1790812860|1790816400|COMPLETED|n1|cpu=8|
+101.0|101.0|python train.py||||1790812900|1790812900|1790816300|COMPLETED|n1|cpu=8|
+103|102_1|sweep|nlp|bob|gpu|2026-10-01T02:00:00|2026-10-01T02:01:00|Unknown|RUNNING|None assigned||
 """
 TRAIN = Job(
     "101", "train", "vision", "ann", "", "gpu", "n1", 4, 10, 1_790_812_800_000, 1_790_812_860_000, 1_790_816_400_000,
@@ -55,6 +55,7 @@ REST = {
             "priority": {"set": True, "infinite": False, "number": 10},
             "array": {"job_id": 0, "task_id": {"set": False, "number": 0}},
             "time": {"submission": 1790812800, "start": 1790812860, "end": 1790816400},
+            "state": "COMPLETED",
             "tres": {
                 "allocated": [
                     {"type": "cpu", "name": "", "count": 8},
@@ -75,6 +76,7 @@ REST = {
             "array": {"job_id": 102},
             "priority": {"set": False, "number": 0},
             "time": {"submission": 1790812800, "start": {"set": True, "number": 1790812860}, "end": 0},
+            "state": {"current": ["RUNNING"], "reason": "None"},
         },
     ],
     "meta": {"slurm": {"release": "24.11"}},
@@ -192,6 +194,10 @@ def test_the_command_names_the_jobs_that_agents_reported(tmp_path, capsys):
     assert [(act.kind, act.subject, act.reason) for act in trail] == [
         ("pods", "hpc", "2 holders from slurm (jobs.txt)")
     ]
+    file.write_text(SACCT + "x|104|1|2\n105|105|a\x1b[2J|nlp|bob|gpu|||||||\n")
+    assert main(["slurm", "import", str(file), "--cluster", "hpc", "--db", str(path)]) == 1
+    assert "jobs of hpc stored: 3; faulty records left out: 1" in capsys.readouterr().out
+    assert main(["slurm", "import", str(file), "--cluster", "hpc", "--db", str(path), "--partial"]) == 0
     file.write_text("nothing")
     assert main(["slurm", "import", str(file), "--db", str(path)]) == 1
     assert "line 1: the heading lacks" in capsys.readouterr().err
@@ -241,9 +247,15 @@ def test_what_is_no_list_of_nodes(text):
 
 
 def test_what_sinfo_says_of_nodes():
-    text = "n1|gpu:a100:8(S:0-1)\nn2|gpu:2,shard:8\nn3|(null)\nn4|gpu:1g.10gb:7(S:0),gpu:h100:1\nbad\n\n"
+    text = "n1|gpu:a100:8(S:0-1)\nn2|gpu:2,shard:8\nn3|(null)\nn4|gpu:1g.10gb:7(S:0),gpu:h100:1\nbad\n\nn[5-6]|gpu:(null):4(S:0)\n"
     found, faults = offers(text)
-    assert found == {"n1": NodeGpus(8, "a100"), "n2": NodeGpus(2), "n4": NodeGpus(8, "1g.10gb")}
+    assert found == {
+        "n1": NodeGpus({"a100": 8}),
+        "n2": NodeGpus({"": 2}, {"shard": 8}),
+        "n4": NodeGpus({"1g.10gb": 7, "h100": 1}),
+        "n5": NodeGpus({"": 4}),
+        "n6": NodeGpus({"": 4}),
+    }
     assert [fault.place for fault in faults] == ["line 5"]
 
 
@@ -256,7 +268,7 @@ def test_gpus_of_a_job_are_divided_over_its_nodes_and_nothing_is_lost():
 
 
 def test_nodes_that_were_described_are_there_all_the_time_and_have_their_model():
-    nodes = {"n1": NodeGpus(8, "a100"), "n2": NodeGpus(4)}
+    nodes = {"n1": NodeGpus({"a100": 8}), "n2": NodeGpus({"": 4})}
     models = {"a100": "NVIDIA A100-SXM4-80GB"}
     history = SlurmHistory([job(1, "n1", 2, 0, 60, types={"a100": 2})], nodes, 2**60, models)
     minutes, capacity = held(history)
@@ -279,14 +291,14 @@ def test_what_runs_is_taken_to_the_end_and_what_never_began_is_not():
 
 def test_every_start_of_a_requeued_job_counts():
     text = (
-        "Cluster|JobIDRaw|JobID|JobName|Account|User|Start|End|NodeList|AllocTRES\n"
-        "hpc|7|7|t|vision|ann|1790812800|1790814600|n1|gres/gpu:a100=2\n"
-        "hpc|7.batch|7.batch|batch|||1790812800|1790814600|n1|cpu=1\n"
-        "hpc|7|7|t|vision|ann|1790816400|1790818200|n2|gres/gpu=2,gres/gpu:a100=2\n"
-        "lab|7|7|t|nlp|bob|1790816400|1790818200|n2|gres/gpu=1\n"
-        "hpc|8|8_[1-9]|t|vision|ann|Unknown|Unknown|None assigned|\n"
+        "Cluster|JobIDRaw|JobID|JobName|Account|User|Start|End|State|NodeList|AllocTRES\n"
+        "hpc|7|7|t|vision|ann|1790812800|1790814600|REQUEUED|n1|gres/gpu:a100=2\n"
+        "hpc|7.batch|7.batch|batch|||1790812800|1790814600|REQUEUED|n1|cpu=1\n"
+        "hpc|7|7|t|vision|ann|1790816400|1790818200|FAILED|n2|gres/gpu=2,gres/gpu:a100=2\n"
+        "lab|7|7|t|nlp|bob|1790816400|1790818200|FAILED|n2|gres/gpu=1\n"
+        "hpc|8|8_[1-9]|t|vision|ann|Unknown|Unknown|PENDING|None assigned|\n"
     )
-    reading = slurm_history.from_sacct(text.encode(), ZoneInfo("UTC"))
+    reading = slurm_records.from_sacct(text.encode(), ZoneInfo("UTC"))
     assert [(one.cluster, one.id, one.gpus) for one in reading.runs] == [
         ("hpc", "7", 2), ("hpc", "7", 2), ("lab", "7", 1), ("hpc", "8", 0),
     ]  # fmt: skip

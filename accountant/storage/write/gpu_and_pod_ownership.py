@@ -25,7 +25,7 @@ from msgspec import structs
 
 from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
-from accountant.history_import.slurm_history import node_names
+from accountant.history_import.slurm_records import node_names
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
