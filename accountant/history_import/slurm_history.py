@@ -88,7 +88,7 @@ class _Levels:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Request:
     """Slots that a job has on some of the pools, in order of its nodes: by node, the pools and the slots of one GPU or
     part."""
 
@@ -132,11 +132,13 @@ class SlurmHistory:
         """(job, millionths of a GPU, start, end) of time that is on no GPU."""
         runs = list(self._one_run_at_a_time(jobs))
         self._seen = _types_of(runs)
-        wishes = [wish for job in runs for wish in self._wishes(job)]
-        for wish in sorted(wishes, key=lambda one: one.order):
-            self._assign(wish)
+        requests = [request for job in runs for request in self._requests(job)]
+        for request in sorted(requests, key=lambda one: one.order):
+            self._assign(request)
         self._nodes_of = {node: self._place(node, pools) for node, pools in self._by_node()}
-        held = [(wish.start, wish.end) for wish in wishes] + [(start, end) for *_, start, end in self._unplaced]
+        held = [(request.start, request.end) for request in requests] + [
+            (start, end) for *_, start, end in self._unplaced
+        ]
         self.span: Span | None = (min(s for s, _ in held), max(e for _, e in held)) if held else None
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
@@ -166,8 +168,8 @@ class SlurmHistory:
                 runs_on = limit is not None and job.started_ms is not None and not job.doubt
                 yield replace(job, ended_ms=min(limit, job.ended_ms or limit)) if runs_on and limit is not None else job
 
-    def _wishes(self, job: Job) -> Iterator[_Wish]:
-        """What a job has on which pools. A job whose time or place cannot be told becomes a fault."""
+    def _requests(self, job: Job) -> Iterator[_Request]:
+        """What a job has on which pools. A job whose time or place is not known becomes a fault."""
         if not job.gpus and not job.shares:
             return
         if job.doubt:
@@ -190,14 +192,14 @@ class SlurmHistory:
         counts = {**typed, _ANY: job.gpus - sum(typed.values())}
         for kind, count in counts.items():
             if count:
-                yield _Wish(job, count, {node: self._pools_for(node, kind) for node in names}, "", start, end)
+                yield _Request(job, count, {node: self._pools_for(node, kind) for node in names}, "", start, end)
         for kind, count in job.shares.items():
             able = [node for node in names if kind in self._offered.get(node, NodeGpus({})).shares]
             if not able:
                 self._leave_out(job, f"sinfo does not say how many parts ({kind}) the GPUs of {job.nodes[:80]} have")
             else:
                 pools = {node: self._pools_for(node, _ANY) for node in able}
-                yield _Wish(job, count, pools, kind, start, end)
+                yield _Request(job, count, pools, kind, start, end)
 
     def _leave_out(self, job: Job, reason: str, start: int | None = None, end: int | None = None) -> None:
         what = f"{job.gpus} GPUs" if job.gpus else ", ".join(f"{n} {kind}" for kind, n in job.shares.items())
@@ -225,11 +227,14 @@ class SlurmHistory:
             return 1
         return lcm(*(part.denominator for part in _parts(offer).values())) if offer.shares else 1
 
-    def _assign(self, wish: _Wish) -> None:
-        """Gives a wish its slots: evenly and for its whole time, then what is free at each moment."""
-        each = {node: self._slots_of_one(node, pools, wish.kind) for node, pools in wish.pools.items()}
-        left = wish.count
-        free = {node: self._free(node, pools, wish.start, wish.end, each[node]) for node, pools in wish.pools.items()}
+    def _assign(self, request: _Request) -> None:
+        """Gives a request its slots: evenly and for its whole time, then what is free at each moment."""
+        each = {node: self._slots_of_one(node, pools, request.kind) for node, pools in request.pools.items()}
+        left = request.count
+        free = {
+            node: self._free(node, pools, request.start, request.end, each[node])
+            for node, pools in request.pools.items()
+        }
         given = Counter[str]()
         while left and free:
             shares = apportion(left, [1] * len(free))
@@ -241,29 +246,29 @@ class SlurmHistory:
                 if given[node] >= room:
                     del free[node]
         for node, count in given.items():
-            self._take(wish, node, count, each[node], wish.start, wish.end)
+            self._take(request, node, count, each[node], request.start, request.end)
         if left:
-            self._fill(wish, left, each)
+            self._fill(request, left, each)
 
-    def _fill(self, wish: _Wish, count: int, each: Mapping[str, int]) -> None:
-        edges = {wish.start, wish.end}
-        for node, pools in wish.pools.items():
-            edges.update(at for pool in pools for at in self._pools[node, pool].edges(wish.start, wish.end))
+    def _fill(self, request: _Request, count: int, each: Mapping[str, int]) -> None:
+        edges = {request.start, request.end}
+        for node, pools in request.pools.items():
+            edges.update(at for pool in pools for at in self._pools[node, pool].edges(request.start, request.end))
         for start, end in pairwise(sorted(edges)):
             left = count
-            for node, pools in wish.pools.items():
+            for node, pools in request.pools.items():
                 room = self._free(node, pools, start, end, each[node])
                 some = min(left, room)
-                self._take(wish, node, some, each[node], start, end)
+                self._take(request, node, some, each[node], start, end)
                 left -= some
             if left:
-                self._unplaced.append((wish.job, left * self._ppm(wish), start, end))
+                self._unplaced.append((request.job, left * self._ppm(request), start, end))
 
-    def _ppm(self, wish: _Wish) -> int:
-        """The size of one GPU or part of a wish, in millionths of a GPU."""
-        node, pools = next(iter(wish.pools.items()))
-        if wish.kind:
-            return int(_parts(self._offered[node])[wish.kind] * _PPM)
+    def _ppm(self, request: _Request) -> int:
+        """The size of one GPU or part of a request, in millionths of a GPU."""
+        node, pools = next(iter(request.pools.items()))
+        if request.kind:
+            return int(_parts(self._offered[node])[request.kind] * _PPM)
         mig = self._instance(node, pools[0], 0)
         return _PPM if mig is None else _PPM * mig.compute // mig.compute_of
 
@@ -274,12 +279,12 @@ class SlurmHistory:
     def _free(self, node: str, pools: Sequence[str], start: int, end: int, each: int) -> int:
         return sum(self._pools[node, pool].free(start, end) // each for pool in pools)
 
-    def _take(self, wish: _Wish, node: str, count: int, each: int, start: int, end: int) -> None:
-        for pool in wish.pools[node]:
+    def _take(self, request: _Request, node: str, count: int, each: int, start: int, end: int) -> None:
+        for pool in request.pools[node]:
             levels = self._pools[node, pool]
             some = min(count, levels.free(start, end) // each)
             if some:
-                levels.take(wish.job, some * each, start, end, part=bool(wish.kind))
+                levels.take(request.job, some * each, start, end, part=bool(request.kind))
             count -= some
 
     def _by_node(self) -> Iterator[tuple[str, list[tuple[str, _Levels]]]]:

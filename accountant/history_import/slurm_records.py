@@ -2,7 +2,7 @@
 
 An agent on a Slurm node knows only a job's number. Slurm's accounting has its user, account and name. `queue_ref` is
 `slurm:ACCOUNT`. The account is used as the namespace, so that an inventory can assign it to a team. A record that
-cannot be read becomes a `Fault` with its place. A job whose time cannot be told has a `doubt`.
+cannot be read becomes a `Fault` with its place. A job whose time is not clear has a `doubt`.
 
 JSON (`sacct --json`, slurmrestd) is the safe form. Text is `sacct --parsable2 --format=JobIDRaw,Account,…`: columns are
 found by their heading, times are epoch seconds or local times in the given zone. Users choose the names of their jobs,
@@ -12,7 +12,7 @@ and sacct does not escape them, so a name may contain the separator and line end
   the columns before the name and those after it is the name, whatever it contains.
 - A line continues the record before it if that record is not complete, or if the line does not begin as a record does.
 
-A name that contains a whole record behind a line end cannot be told from a record. Only JSON, or text without names, is
+A name that contains a whole record behind a line end looks like a record. Only JSON, or text without names, is
 safe from it."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NEVER = frozenset({"", "Unknown", "None", "N/A", "0"})
 OF_JOBS: Final = ("JobIDRaw", "Account")
 """The columns without which a job cannot be named."""
 OF_HISTORY: Final = (*OF_JOBS, "Start", "End", "State", "NodeList", "AllocTRES")
-"""The columns without which the time of a job cannot be told."""
+"""The columns without which the time of a job is not known."""
 USERS_TEXT: Final = frozenset(
     {
         "JobName", "Comment", "AdminComment", "SystemComment", "Extra", "WorkDir", "SubmitLine", "WCKey", "Constraints",
@@ -71,7 +71,7 @@ class Job:
     types: GPUs by type, as far as known.
     shares: parts of GPUs, by kind: `shard`, `mps`.
     cluster: the Slurm cluster, "" if the record does not name one.
-    doubt: why its time cannot be told; "" if it can."""
+    doubt: why its time is not known; "" if it is."""
 
     id: str
     name: str
@@ -257,7 +257,7 @@ class _Table:
             self.faults.append(Fault(f"line {number}", reason))
 
     def _row(self, text: str) -> dict[str, str]:
-        """The cells by column. Raises ValueError if they cannot be told apart."""
+        """The cells by column. Raises ValueError if it is not clear where they end."""
         cells = text.split("|")
         extra = len(cells) - len(self._heading)
         if extra > 0 and len(self._free) == 1:
@@ -321,7 +321,7 @@ def _length(span: tuple[int, int]) -> int:
 
 
 def missing_end(state: str, *, started: bool, ended: bool) -> str:
-    """Why the end of a job in this state cannot be told; "" if it can, or if the job never began."""
+    """Why the end of a job in this state is not known; "" if it is, or if the job never began."""
     word = (state.split() or [""])[0].rstrip("+")
     if not started or ended or word in _RUNNING:
         return ""

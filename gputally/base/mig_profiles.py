@@ -1,8 +1,8 @@
 """The sizes of MIG instances: what a profile's name says, and into how many compute slices a GPU is divided.
 
-An agent takes both from the driver. Everybody else knows a GPU only by its name, and takes the number of slices from
-the table here: `compute_slices("NVIDIA RTX PRO 6000 Blackwell Server Edition")` is 4. A profile's name is the size of
-the GPU instance with a suffix that says nothing about its size: `1g.24gb`, `1g.24gb+gfx`, `1g.24gb+me.all` and
+An agent takes both from the driver. An import, a price book and advice know a GPU only by its name, and take the number
+of slices from the table here: `compute_slices("NVIDIA RTX PRO 6000 Blackwell Server Edition")` is 4. A profile's name
+is the size of the GPU instance, with a suffix that does not change it: `1g.24gb`, `1g.24gb+gfx`, `1g.24gb+me.all` and
 `1g.24gb-me` are equally large. Kubernetes writes the suffix with a dot, and Prometheus every separator as `_`.
 
 Source: NVIDIA MIG user guide, pages "Supported GPUs" and "Supported MIG Profiles" (release 610)."""

@@ -247,8 +247,8 @@ def test_what_is_no_list_of_nodes(text):
 
 
 def test_what_sinfo_says_of_nodes():
-    text = "n1|gpu:a100:8(S:0-1)\nn2|gpu:2,shard:8\nn3|(null)\nn4|gpu:1g.10gb:7(S:0),gpu:h100:1\nbad\n\nn[5-6]|gpu:(null):4(S:0)\n"
-    found, faults = offers(text)
+    text = "n1|gpu:a100:8(S:0-1)\nn2|gpu:2,shard:8\nn3|(null)\nn4|gpu:1g.10gb:7(S:0),gpu:h100:1\nbad\n\n"
+    found, faults = offers(text + "n[5-6]|gpu:(null):4(S:0)\n")
     assert found == {
         "n1": NodeGpus({"a100": 8}),
         "n2": NodeGpus({"": 2}, {"shard": 8}),
