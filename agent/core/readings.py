@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 import msgspec
 
 from agent.wire import Health, Holder, Method, PodFacts, SharingMode
-from gputally.base.mig_profiles import COMPUTE_SLICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,10 @@ class MigInstance:
     ci: int
     compute: int
     memory_mib: int
+
+
+COMPUTE_SLICES = 7
+"""Compute slices of a GPU until the driver says how many MIG devices it can have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent.core.readings import MigInstance
+from agent.core.readings import COMPUTE_SLICES, MigInstance
 from agent.devices.nvml_library import Driver, Refused
-from gputally.base.mig_profiles import COMPUTE_SLICES
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE
