@@ -26,6 +26,7 @@ from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 
 if TYPE_CHECKING:
+    from accountant.wire.typed_accountant_client import AccountantClient
     from gputally.advise.advice_tables import Window
 
 
@@ -37,7 +38,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Days = Annotated[int, typer.Option(min=1, max=366, help="Length of the window in days.")]
-Until = Annotated[str | None, typer.Option(help="End of the window: a date, RFC 3339 or epoch ms (default: now).")]
+Until = Annotated[
+    str | None,
+    typer.Option(help="End of the window: a date, RFC 3339 or epoch ms (default: the accountant's present)."),
+]
 Zone = Annotated[str, typer.Option(help="IANA time zone of the hours of the week.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="Format of the output.")]
 
@@ -63,7 +67,7 @@ def autoscaler(
     from gputally.advise.advice_tables import AdviceQueries, pool_records, pools_document, pools_table, span_text
 
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
         rows, coverage = queries.node_hours()
         prices = queries.prices(sorted({row.pool for row in rows}))
         currency = queries.currency()
@@ -97,11 +101,11 @@ def spot(
 
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
         report = queries.report()
         rows = report["tables"]["spot"]
         advised = spot_advice(rows, queries.nodes_of(rows), assumed)
-    facts = (advised, queries.window, assumed, report["summary"]["currency"])
+    facts = (advised, queries.window, assumed, report["summary"]["coverage"], report["summary"]["currency"])
     show(output, lambda: spots_table(*facts), spots_document(*facts), spot_records(advised))
 
 
@@ -114,20 +118,21 @@ def sharing(
     from gputally.advise.advice_tables import AdviceQueries, sharing_document, sharing_records, sharing_table
 
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
         report = queries.report()
         rows = report["tables"]["hints"]
         advised = sharing_advice(rows, queries.uses_of([row for row in rows if row["kind"] == "slice"]))
-    facts = (advised, queries.window, report["summary"]["currency"])
+    facts = (advised, queries.window, report["summary"]["coverage"], report["summary"]["currency"])
     show(output, lambda: sharing_table(*facts), sharing_document(*facts), sharing_records(advised))
 
 
-def _window(days: int, until: str | None, timezone: str) -> Window:
+def _window(accountant: AccountantClient, days: int, until: str | None, timezone: str) -> Window:
     from accountant.core.periods import parse_instant, zone
     from gputally.advise.advice_tables import Window
 
     try:
-        end = SystemClock().wall_ms() if until is None else parse_instant(until, zone(timezone))
+        here = zone(timezone)
+        end = accountant.clock_ms(SystemClock().wall_ms()) if until is None else parse_instant(until, here)
         return Window.before(end, days, timezone)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

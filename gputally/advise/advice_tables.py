@@ -32,6 +32,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     SpotAdvice,
     variables,
 )
+from gputally.base.errors import AccountantError
 from gputally.base.money import plain
 from gputally.base.number_format import NOTHING, percent
 from gputally.base.terminal import figures, table
@@ -78,6 +79,10 @@ class Window:
         return hours(self.start_ms, self.end_ms, self.zone)
 
 
+class NothingRecorded(AccountantError):
+    """Nothing of the window is metered, so there is no advice: not even that nothing can be saved."""
+
+
 class AdviceQueries:
     """Queries the accountant for the facts of a window. Every method raises
     gputally.base.accountant_connection.Unanswered with a one-line message."""
@@ -87,9 +92,17 @@ class AdviceQueries:
         self._client = Client(accountant)
         self.window = window
 
-    def node_hours(self) -> tuple[list[NodeHour], float | None]:
-        """Return the hours of every node, and the coverage: the metered fraction of the capacity (None if there is no
-        capacity).
+    def _known(self, coverage: float | None) -> float:
+        if not coverage:
+            raise NothingRecorded(
+                f"{self._accountant.url}: the ledger has no record from {span_text(self.window)}, so there is nothing "
+                "to advise on: give another --until, or run gputally doctor --only freshness"
+            )
+        return coverage
+
+    def node_hours(self) -> tuple[list[NodeHour], float]:
+        """Return the hours of every node, and the coverage: the metered fraction of the capacity. Raises
+        NothingRecorded.
 
         A node belongs to the pool in which it spent most of its time. Unmetered time counts as neither up nor idle."""
         span = self.window.start_ms, self.window.end_ms
@@ -106,7 +119,7 @@ class AdviceQueries:
             NodeHour(of_node[str(cluster), str(node)], str(node), str(hour), int(up), int(held))
             for cluster, node, hour, up, held in hourly
         ]
-        return node_hours, frame.attrs["coverage"]
+        return node_hours, self._known(frame.attrs["coverage"])
 
     def prices(self, pools: Sequence[Pool]) -> dict[Pool, Decimal | None]:
         """Return the price of a GPU-hour at the end of the window for each pool; None if there is no price."""
@@ -133,9 +146,10 @@ class AdviceQueries:
         return self._accountant.ask(PriceBook, "/v1/prices")
 
     def report(self) -> Mapping[str, Any]:
-        """Return the accountant's report of the window as JSON-like data."""
+        """Return the accountant's report of the window as JSON-like data. Raises NothingRecorded."""
         query = {"start": str(self.window.start_ms), "end": str(self.window.end_ms), "format": "json"}
         report: Mapping[str, Any] = json.loads(self._accountant.get("/v1/report", query))
+        self._known(report["summary"]["coverage"])
         return report
 
     def nodes_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, int]:
@@ -184,7 +198,7 @@ def span_text(window: Window) -> str:
 
 
 def pools_table(
-    advised: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
+    advised: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float, currency: str | None
 ) -> RenderableType:
     """Render one line per pool, and below the table the needed nodes by hour of the week and the notes."""
     rows = (
@@ -206,16 +220,19 @@ def pools_table(
     return Group(table(title, columns, rows), *weeks, Text(), *notes)
 
 
-def pool_notes(advised: Sequence[PoolAdvice], window: Window, coverage: float | None) -> Iterator[str]:
+def coverage_notes(coverage: float) -> Iterator[str]:
+    """Yield a note if the window is not metered as a whole."""
+    if coverage < SUFFICIENT_COVERAGE:
+        yield f"{percent(coverage)} of the capacity is metered: the rest counts as neither up nor idle"
+
+
+def pool_notes(advised: Sequence[PoolAdvice], window: Window, coverage: float) -> Iterator[str]:
     """Yield notes about the meaning and the limits of the figures."""
     yield "GPUs: per node; held, peak: GPUs held on average and in the busiest hour; idle node-h: without a held GPU"
     yield "surplus: node-hours beyond the need of their hour of the week; saving: their cost, if nodes can be removed"
     if advised and max(one.hours for one in advised) < 2 * len(DAYS) * HOURS:
         yield "the window has less than two weeks of usage: the need of an hour of the week is that of a single hour"
-    if coverage is None:
-        yield "the ledger has no node in the window: the need is unknown"
-    elif coverage < SUFFICIENT_COVERAGE:
-        yield f"{percent(coverage)} of the capacity is metered: the rest counts as neither up nor idle"
+    yield from coverage_notes(coverage)
     for one in advised:
         if one.hours < len(window.lengths):
             hours = f"{one.hours:,} of the {len(window.lengths):,} hours"
@@ -248,7 +265,7 @@ def _week(one: PoolAdvice) -> RenderableType:
 
 
 def pools_document(
-    advised: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float | None, currency: str | None
+    advised: Sequence[PoolAdvice], window: Window, threshold: float, coverage: float, currency: str | None
 ) -> dict[str, Any]:
     """Return the advice for all pools as JSON-like data."""
     return {
@@ -273,7 +290,7 @@ def pool_records(advised: Sequence[PoolAdvice]) -> Iterator[dict[str, Any]]:
 
 
 def spots_table(
-    advised: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
+    advised: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, coverage: float, currency: str | None
 ) -> RenderableType:
     """Render one line per job, and below the table the notes."""
     several = _several_clusters(advised)
@@ -292,7 +309,8 @@ def spots_table(
     ]
     title = f"Spot candidates, {span_text(window)}"
     candidates = table(title, columns, rows) if advised else Text(f"No spot candidates, {span_text(window)}")
-    return Group(candidates, *(Text(f"· {note}") for note in spot_notes(assumed)))
+    notes = (*spot_notes(assumed), *coverage_notes(coverage))
+    return Group(candidates, *(Text(f"· {note}") for note in notes))
 
 
 def _several_clusters(advised: Sequence[SpotAdvice] | Sequence[SharingAdvice]) -> bool:
@@ -313,11 +331,12 @@ def spot_notes(assumed: RestartAssumptions) -> Iterator[str]:
 
 
 def spots_document(
-    advised: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, currency: str | None
+    advised: Sequence[SpotAdvice], window: Window, assumed: RestartAssumptions, coverage: float, currency: str | None
 ) -> dict[str, Any]:
     """Return the advice for all jobs, with its assumptions, as JSON-like data."""
     return {
-        "schema": 1, **_window_fields(window), "currency": currency, "checkpoint_s": assumed.checkpoint_s,
+        "schema": 1, **_window_fields(window), "coverage": coverage, "currency": currency,
+        "checkpoint_s": assumed.checkpoint_s,
         "restart_s": assumed.restart_s, "interruption_every_s": assumed.between_s, "jobs": list(spot_records(advised)),
     }  # fmt: skip
 
@@ -333,10 +352,13 @@ def spot_records(advised: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def sharing_table(advised: Sequence[SharingAdvice], window: Window, currency: str | None) -> RenderableType:
-    """Render one line per job, and below the table the reason for each kind of sharing."""
+def sharing_table(
+    advised: Sequence[SharingAdvice], window: Window, coverage: float, currency: str | None
+) -> RenderableType:
+    """Render one line per job, and below the table the reason for each kind of sharing and the notes."""
+    notes = [Text(f"· {note}") for note in coverage_notes(coverage)]
     if not advised:
-        return Text(f"No job for which a part of a GPU is enough, {span_text(window)}")
+        return Group(Text(f"No job for which a part of a GPU is enough, {span_text(window)}"), *notes)
     several = _several_clusters(advised)
     rows: list[tuple[str, ...]] = []
     reasons: dict[str, None] = {}
@@ -351,7 +373,7 @@ def sharing_table(advised: Sequence[SharingAdvice], window: Window, currency: st
         *figures("busiest hour", "mean memory", f"saving {currency or ''}", no_wrap=True),
     ]
     title = f"Jobs for which a part of a GPU is enough, {span_text(window)}"
-    return Group(table(title, columns, rows), *map(Text, reasons))
+    return Group(table(title, columns, rows), *map(Text, reasons), *notes)
 
 
 def sharing_records(advised: Sequence[SharingAdvice]) -> Iterator[dict[str, Any]]:
@@ -366,9 +388,17 @@ def sharing_records(advised: Sequence[SharingAdvice]) -> Iterator[dict[str, Any]
         }  # fmt: skip
 
 
-def sharing_document(advised: Sequence[SharingAdvice], window: Window, currency: str | None) -> dict[str, Any]:
+def sharing_document(
+    advised: Sequence[SharingAdvice], window: Window, coverage: float, currency: str | None
+) -> dict[str, Any]:
     """Return the advice for all jobs as JSON-like data."""
-    return {"schema": 1, **_window_fields(window), "currency": currency, "jobs": list(sharing_records(advised))}
+    return {
+        "schema": 1,
+        **_window_fields(window),
+        "coverage": coverage,
+        "currency": currency,
+        "jobs": list(sharing_records(advised)),
+    }
 
 
 def _window_fields(window: Window) -> dict[str, str]:

@@ -34,6 +34,7 @@ from gputally.doctor.check_inputs import Options, Sources, real_sources
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Status, exit_code
 
 if TYPE_CHECKING:
+    from accountant.ledger.protocols import GpuOwnership
     from accountant.wire.policy_models import Policy
 
 IDLE_HOURS = 4
@@ -82,7 +83,7 @@ def _kubelet(sources: Sources) -> CheckResult:
         what = "the kubelet does not report which pods hold GPUs"
         remedy = "run the doctor as root, or mount /var/lib/kubelet/pod-resources, as the chart does for the agent"
         return CheckResult("", (Finding("error", what, answer.failure, remedy),))
-    return CheckResult(f"{len(answer.pods)} pods, answered in {answer.took_ms} ms")
+    return CheckResult(f"{len(answer.pods)} pods, answered in {answer.took_ms} ms", examined=1)
 
 
 def _processes(sources: Sources) -> CheckResult:
@@ -203,11 +204,28 @@ def _placement(sources: Sources) -> CheckResult:
     return placement(sources.nodes(), sources.pods(), events, sources.now_ms)
 
 
+def _freshness(sources: Sources) -> CheckResult:
+    from accountant.api.bookkeeping_models import GpuOwners
+    from accountant.wire.usage_cost_and_job_models import UsageAnswer
+    from gputally.doctor.accountant_and_usage_checks import freshness
+
+    accountant, end = sources.accountant(), sources.ledger_ms()
+    gpus: list[GpuOwnership] = []
+    after: str | None = ""
+    while after is not None:
+        page = accountant.ask(GpuOwners, "/v1/gpus/owners", {"after": after, "limit": "10000"})
+        gpus, after = [*gpus, *page.gpus], page.next_after
+    query = {"by": "cluster,node", "start": str(end - MS_PER_HOUR), "end": str(end)}
+    lines = (line for page in accountant.pages(UsageAnswer, "/v1/usage", query) for line in page.lines)
+    nodes = {(line.key["cluster"], line.key["node"]) for line in lines if line.accounts_gpu_us.total}
+    return freshness(gpus, nodes, end)
+
+
 def _idle(sources: Sources) -> CheckResult:
     from accountant.wire.usage_cost_and_job_models import UsageAnswer
     from gputally.doctor.accountant_and_usage_checks import idle_holders
 
-    end = sources.now_ms // MS_PER_HOUR * MS_PER_HOUR
+    end = sources.ledger_ms() // MS_PER_HOUR * MS_PER_HOUR
     query = {"by": "team,namespace,pod,hour", "start": str(end - IDLE_HOURS * MS_PER_HOUR), "end": str(end)}
     pages = sources.accountant().pages(UsageAnswer, "/v1/usage", query)
     return idle_holders((line for page in pages for line in page.lines), IDLE_HOURS)
@@ -217,7 +235,8 @@ def _unowned(sources: Sources) -> CheckResult:
     from accountant.wire.usage_cost_and_job_models import UsageAnswer
     from gputally.doctor.accountant_and_usage_checks import unattributed_time
 
-    query = {"by": "node", "start": str(sources.now_ms - MS_PER_DAY), "end": str(sources.now_ms)}
+    end = sources.ledger_ms()
+    query = {"by": "node", "start": str(end - MS_PER_DAY), "end": str(end)}
     pages = sources.accountant().pages(UsageAnswer, "/v1/usage", query)
     return unattributed_time([line for page in pages for line in page.lines], MS_PER_DAY / MS_PER_HOUR)
 
@@ -226,7 +245,8 @@ def _oversized(sources: Sources) -> CheckResult:
     from gputally.doctor.accountant_and_usage_checks import oversized
 
     report = _report(sources)
-    return oversized(report["tables"]["hints"], REPORT_DAYS, report["summary"]["currency"])
+    summary = report["summary"]
+    return oversized(report["tables"]["hints"], REPORT_DAYS, summary["currency"], summary["jobs"] or 0)
 
 
 def _prices(sources: Sources) -> CheckResult:
@@ -234,18 +254,19 @@ def _prices(sources: Sources) -> CheckResult:
     from gputally.doctor.accountant_and_usage_checks import prices
 
     report = _report(sources)
-    month = f"{datetime.fromtimestamp(sources.now_ms / 1000, UTC):%Y-%m}"
+    month = f"{datetime.fromtimestamp(sources.ledger_ms() / 1000, UTC):%Y-%m}"
+    models = len({row["gpu_model"] for row in report["tables"]["kinds"]}) if report["summary"]["coverage"] else 0
     version, examples = report["summary"]["price_book_version"], []
     if version:
         rows = json.loads(sources.accountant().get("/v1/prices", {}))["rows"]
         examples = [row["id"] for row in rows if row["source"] == EXAMPLE]
-    return prices(report["tables"]["unpriced"], REPORT_DAYS, version, month, examples)
+    return prices(report["tables"]["unpriced"], REPORT_DAYS, version, month, models, examples)
 
 
 def _report(sources: Sources) -> dict[str, Any]:
     """Return the accountant's report of the last `REPORT_DAYS` days."""
-    start = sources.now_ms - REPORT_DAYS * MS_PER_DAY
-    query = {"start": str(start), "end": str(sources.now_ms), "format": "json"}
+    end = sources.ledger_ms()
+    query = {"start": str(end - REPORT_DAYS * MS_PER_DAY), "end": str(end), "format": "json"}
     report: dict[str, Any] = json.loads(sources.accountant().get("/v1/report", query))
     return report
 
@@ -258,6 +279,7 @@ _ALL: Sequence[Check] = (
     Check("permissions", "rights that agent, accountant and fairshare need at the API server", _permissions),
     Check("clock", "this machine's clock, compared with the API server's and the accountant's", _clock),
     Check("accountant", "whether it answers, reads its ledger and accepts the token", _accountant),
+    Check("freshness", "nodes whose newest record is old, which all later checks of the ledger lack", _freshness),
     Check("weights", "schedulers' kinds and versions, and whether published weights can take effect", _weights),
     Check("conflicts", "queues and nodes that two schedulers manage", _conflicts),
     Check("guarantees", "quotas and gangs that the cluster can never satisfy", _guarantees),
@@ -281,7 +303,7 @@ def table(results: Sequence[CheckResult]) -> RenderableType:
     )
     for result in results:
         status = Text(_MARK[result.status], _STYLE[result.status])
-        overview.add_row(result.check, status, Text(result.unknown or result.seen, "dim" if result.unknown else ""))
+        overview.add_row(result.check, status, Text(result.not_run or result.seen, "dim" if result.not_run else ""))
     parts: list[RenderableType] = [overview]
     findings = [(result.check, each) for result in results for each in result.findings]
     for check, each in sorted(findings, key=lambda pair: pair[1].severity != "error"):
@@ -300,7 +322,7 @@ def summary(results: Sequence[CheckResult]) -> str:
         for severity in ("error", "warning")
     }
     faults = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count)
-    not_run = sum(1 for result in results if result.unknown)
+    not_run = sum(1 for result in results if result.not_run)
     checks = f"{len(results) - not_run} checks run" + (f", {not_run} not run" if not_run else "")
     return f"{faults or 'nothing wrong found'}; {checks}"
 
@@ -315,7 +337,7 @@ def document(results: Sequence[CheckResult]) -> dict[str, Any]:
                 "check": result.check,
                 "status": result.status,
                 "seen": result.seen,
-                "unknown": result.unknown or None,
+                "unknown": result.not_run or None,
                 "findings": [asdict(each) for each in result.findings],
             }
             for result in results
@@ -329,7 +351,7 @@ def records(results: Sequence[CheckResult]) -> Iterator[dict[str, object]]:
         for each in result.findings:
             yield {"check": result.check, **asdict(each)}
         if not result.findings:
-            text = result.unknown or result.seen
+            text = result.not_run or result.seen
             yield {"check": result.check, "severity": result.status, "what": "", "evidence": text, "remedy": ""}
 
 

@@ -4,11 +4,14 @@ The rules and thresholds for idle and oversized jobs are those of the report (ac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from accountant.core.periods import utc
+from accountant.ledger.protocols import GpuOwnership
+from accountant.reports.figure_formatting import duration, is_old
 from accountant.reports.savings_hints import HARDLY_USED, known_well
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
@@ -67,7 +70,7 @@ def clocks(readings: tuple[ClockReading, ...]) -> CheckResult:
         f"{each.machine} within {max(MS_PER_SECOND, abs(each.their_ms - each.own_ms)) / MS_PER_SECOND:.0f} s"
         for each in readings
     )
-    return CheckResult(", ".join(seen), tuple(findings))
+    return CheckResult(", ".join(seen), tuple(findings), len(readings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,48 @@ def accountant(probe: AccountantProbe) -> CheckResult:
         remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
         what = "the accountant answers a request with an error"
         findings.append(Finding("error", what, probe.reason or seen, remedy))
-    return CheckResult(seen, tuple(findings))
+    return CheckResult(seen, tuple(findings), 1)
+
+
+def freshness(gpus: Sequence[GpuOwnership], nodes: Collection[tuple[str, str]], now_ms: int) -> CheckResult:
+    """Find the nodes whose newest record is old, because every other check of the ledger is about recorded time.
+
+    gpus: the GPUs of the ledger with the end of their newest record.
+    nodes: (cluster, node) of the nodes that are capacity at present.
+    now_ms: the accountant's time."""
+    newest: dict[tuple[str, str], int] = {}
+    for gpu in gpus:
+        key = gpu.cluster, gpu.owners[-1].node
+        newest[key] = max(newest.get(key, 0), gpu.last_ms)
+    if not newest:
+        return CheckResult("the ledger has no records")
+    last = max(newest.values())
+    seen = f"{len(newest)} nodes, the newest record is {duration(max(0, now_ms - last))} old ({utc(last)})"
+    if is_old(last, now_ms):
+        what = f"no node reports any more: the newest record is {duration(now_ms - last)} old"
+        return CheckResult(seen, (Finding("error", what, utc(last), _NO_RECORDS_REMEDY),), len(newest))
+    silent = sorted((at, *key) for key, at in newest.items() if key in nodes and is_old(at, now_ms))
+    found = first_findings(
+        (
+            Finding(
+                "warning",
+                f"node {node} of cluster {cluster} does not report: its newest record is {duration(now_ms - at)} old",
+                utc(at),
+                _NO_RECORDS_REMEDY,
+            )
+            for at, cluster, node in silent
+        ),
+        "nodes that do not report",
+    )
+    return CheckResult(f"{seen}, {len(silent)} nodes do not report", found, len(newest))
+
+
+_NO_RECORDS_REMEDY = "gputally doctor --only agents; kubectl -n gputally logs daemonset/gputally-agent"
+
+
+def metered(accounts: Accounts) -> bool:
+    """Whether any of the time is known."""
+    return accounts.total > accounts.unmetered
 
 
 FOREIGN_PART = 0.01
@@ -119,14 +163,17 @@ def idle_holders(lines: Iterable[UsageLine], window_hours: int) -> CheckResult:
 
     lines: usage by team, namespace, pod and hour over the window."""
     pods: dict[tuple[str, str, str], list[UsageLine]] = {}
+    examined = 0
     for line in lines:
         key = line.key
+        examined += metered(line.accounts_gpu_us)
         if key["team"] != IDLE and key["pod"] and line.accounts_gpu_us.allocated:
             pods.setdefault((key["team"], key["namespace"], key["pod"]), []).append(line)
     whole = {key: summed(of_pod) for key, of_pod in pods.items() if len(of_pod) >= window_hours}
     idle = sorted((key for key, sums in whole.items() if _idle(sums)), key=lambda key: (-whole[key].allocated, key))
     found = first_findings((_idle_finding(*key, whole[key], window_hours) for key in idle), "pods that hold GPUs idle")
-    return CheckResult(f"{len(whole)} pods held GPUs all of the last {window_hours} h, {len(idle)} of them idle", found)
+    seen = f"{len(whole)} pods held GPUs all of the last {window_hours} h, {len(idle)} of them idle"
+    return CheckResult(seen if examined else f"no record of the last {window_hours} h", found, examined)
 
 
 def summed(lines: Iterable[UsageLine]) -> Accounts:
@@ -150,10 +197,13 @@ def _idle_finding(team: str, namespace: str, pod: str, accounts: Accounts, windo
     )
 
 
-def oversized(rows: Sequence[Row], days: int, currency: str | None) -> CheckResult:
-    """Find jobs that requested far more GPUs than they used. rows: the report's table `hints`."""
+def oversized(rows: Sequence[Row], days: int, currency: str | None, jobs: int) -> CheckResult:
+    """Find jobs that requested far more GPUs than they used. rows: the report's table `hints`. jobs: how many held
+    GPUs."""
     found = tuple(_oversized(row, currency) for row in rows if row["kind"] in ("fewer", "slice"))
-    return CheckResult(f"{len(found)} jobs of the last {days} days requested far more than they used", found)
+    if not jobs:
+        return CheckResult(f"no record of a job in the last {days} days")
+    return CheckResult(f"{len(found)} jobs of the last {days} days requested far more than they used", found, jobs)
 
 
 def _oversized(row: Row, currency: str | None) -> Finding:
@@ -175,12 +225,13 @@ def _oversized(row: Row, currency: str | None) -> Finding:
 
 
 def prices(
-    rows: Sequence[Row], days: int, version: str | None, month: str, examples: Sequence[str] = ()
+    rows: Sequence[Row], days: int, version: str | None, month: str, models: int, examples: Sequence[str] = ()
 ) -> CheckResult:
     """Check whether there is a price book with a price for every GPU model in use, and no example prices.
 
     rows: the report's table `unpriced`.
     version: the version of the price book; None without one.
+    models: how many GPU models have records in that time.
     month: the month to price again, for the remedy.
     examples: ids of the price book's rows that are examples."""
     if not version:
@@ -200,7 +251,8 @@ def prices(
         )
         what = f"{len(examples)} rows of the price book are examples: the costs are not those of your GPUs"
         found = (*found, Finding("warning", what, joined_names(examples), remedy))
-    return CheckResult(f"price book {version}, last {days} days: {len(by_model)} models without a price", found)
+    seen = f"{len(by_model)} models without a price" if models else "no record of any GPU"
+    return CheckResult(f"price book {version}, last {days} days: {seen}", found, models)
 
 
 def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
@@ -219,13 +271,14 @@ def unattributed_time(lines: Iterable[UsageLine], span_hours: float) -> CheckRes
     """Find nodes with busy time that belongs to no holder, for example of programs outside Kubernetes.
 
     lines: usage by node over the last `span_hours`."""
-    nodes = [line for line in lines if line.accounts_gpu_us.total]
+    nodes = [line for line in lines if metered(line.accounts_gpu_us)]
     bad = [line for line in nodes if line.unattributed_busy_us > FOREIGN_PART * line.accounts_gpu_us.total]
     found = first_findings(
         (_unowned(line, span_hours) for line in sorted(bad, key=lambda line: -line.unattributed_busy_us)),
         "nodes with busy time without an owner",
     )
-    return CheckResult(f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time without an owner", found)
+    seen = f"{len(nodes)} nodes over {span_hours:g} h, {len(bad)} with busy time without an owner"
+    return CheckResult(seen if nodes else f"no record of the last {span_hours:g} h", found, len(nodes))
 
 
 def _unowned(line: UsageLine, span_hours: float) -> Finding:

@@ -111,6 +111,8 @@ class Sources:
         """The accountant."""
         self.policy = LazySource(self._read_policy)
         """The policy of the file, or the one in force; None if there is none."""
+        self.ledger_ms = LazySource(self._read_ledger_ms)
+        """The time of the accountant's clock, by which windows of the ledger go. A demo's ledger has its own."""
         self.nodes = LazySource(self._read_nodes)
         """All nodes."""
         self.pods = LazySource(self._read_pods)
@@ -137,6 +139,9 @@ class Sources:
                 f"the policy in force cannot be read: {answer.status} {answer.reason}; give --policy FILE"
             )
         return accountant.ask(PolicyVersion, "/v1/policy").policy
+
+    def _read_ledger_ms(self) -> int:
+        return self.accountant().clock_ms(self.now_ms)
 
     def _read_nodes(self) -> Sequence[Object]:
         from gputally.kubernetes.objects import NODE

@@ -36,17 +36,26 @@ class CheckResult:
     """The result of a check.
 
     seen: what the check examined, with figures.
+    examined: the number of things that it examined. A check that examined nothing and found nothing was not run.
     check: the name of the check; "" until `gputally.doctor.__main__.run_check` sets it.
-    unknown: why the check could not run; "" if it ran."""
+    unknown: why the check could not run; "" if it could."""
 
     seen: str = ""
     findings: tuple[Finding, ...] = ()
+    examined: int = 0
     check: str = ""
     unknown: str = ""
 
     @property
+    def not_run(self) -> str:
+        """Why the check was not run; "" if it was."""
+        if self.unknown or self.examined or self.findings:
+            return self.unknown
+        return f"there is nothing to check: {self.seen}" if self.seen else "there is nothing to check"
+
+    @property
     def status(self) -> Status:
-        if self.unknown:
+        if self.not_run:
             return "unknown"
         return max((finding.severity for finding in self.findings), key=EXIT_CODE.__getitem__, default="ok")
 

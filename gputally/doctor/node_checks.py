@@ -56,7 +56,7 @@ def driver(machine: Machine) -> CheckResult:
         findings += _missing_reading(name, healthy)
     models = sorted({device.gpu.model for device in devices})
     version = next((device.gpu.driver_version for device in devices if device.gpu.driver_version), "unknown")
-    return CheckResult(f"driver {version}, {len(devices)} GPUs: {joined_names(models)}", tuple(findings))
+    return CheckResult(f"driver {version}, {len(devices)} GPUs: {joined_names(models)}", tuple(findings), len(devices))
 
 
 def _missing_reading(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
@@ -87,7 +87,7 @@ def foreign_processes(snapshot: Snapshot) -> CheckResult:
     found = first_findings(
         (_foreign_holder(each, devices) for each in foreign if each.gpu_uuid in devices), "holders outside Kubernetes"
     )
-    return CheckResult(f"{len(snapshot.allocations)} holders, {inside} of them pods", found)
+    return CheckResult(f"{len(snapshot.allocations)} holders, {inside} of them pods", found, len(devices))
 
 
 def _foreign_holder(allocation: Allocation, devices: dict[str, DeviceReading]) -> Finding:
@@ -158,7 +158,7 @@ def agents(
         found.append(Finding("warning", what, evidence, f"install the device plugin, then {_LABEL}"))
     ready = sum(int(value_at(obj, ("status", "numberReady")) or 0) for obj in sets)
     seen = f"{ready} of {wanted} agents ready, {len(with_gpus)} nodes offer GPUs"
-    return CheckResult(seen, first_findings(found, "agents"))
+    return CheckResult(seen, first_findings(found, "agents"), wanted + len(with_gpus))
 
 
 def _not_created(sets: Sequence[Object], events: Iterable[Object]) -> Iterator[Finding]:

@@ -147,7 +147,7 @@ def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mappi
     findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
     reviewed = sum(len(rights) for rights in answers.values())
     names = joined_names(dict.fromkeys(users[program] for program in answers))
-    return CheckResult(f"{reviewed} rights of {', '.join(answers)}, reviewed for {names}", tuple(findings))
+    return CheckResult(f"{reviewed} rights of {', '.join(answers)}, reviewed for {names}", tuple(findings), reviewed)
 
 
 def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) -> Iterator[Finding]:

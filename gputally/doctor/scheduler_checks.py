@@ -103,9 +103,12 @@ def weights(
     findings = [each for target in targets for each in _of_target(policy, target)]
     findings += extender(policy, recorded)
     installed_targets = [f"{target.name} ({target.mode})" for target in targets if _queue_versions(target)]
+    examined = len(installed_targets)
     if policy is None:
         installed_targets.append("no policy in force")
-    return CheckResult(", ".join(installed_targets) or "no scheduler with queues is installed", tuple(findings))
+    return CheckResult(
+        ", ".join(installed_targets) or "no scheduler with queues is installed", tuple(findings), examined
+    )
 
 
 def _queue_versions(target: Target) -> Sequence[str]:
@@ -184,7 +187,11 @@ def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Seque
     findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
     count = len({each.scheduler for each in objects})
     queues = len(policy.queues) if policy is not None else 0
-    return CheckResult(f"{len(objects)} queues of {count} schedulers, {queues} in the policy", tuple(findings))
+    return CheckResult(
+        f"{len(objects)} queues of {count} schedulers, {queues} in the policy",
+        tuple(findings),
+        len(objects) + queues + len(pods),
+    )
 
 
 def _twice(policy: Policy | None) -> Iterator[Finding]:
@@ -394,7 +401,9 @@ def guarantees(
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")
     deserved = sum(max(0.0, queue.deserved) for queue in _roots(policy))
-    return CheckResult(f"{deserved:g} GPUs deserved of {capacity:g} up and {installed:g} installed", tuple(findings))
+    seen = f"{deserved:g} GPUs deserved of {capacity:g} up and {installed:g} installed"
+    queues = len(policy.queues) if policy is not None else 0
+    return CheckResult(seen, tuple(findings), queues + len(objects))
 
 
 def _roots(policy: Policy | None) -> list[QueuePolicy]:
@@ -527,7 +536,10 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
     found = [_blocked_by_taint(taint, cases, free, notes) for taint, cases in sorted(by_taint.items())]
     total = fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
     seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
-    return CheckResult(seen, (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait")))
+    findings = (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait"))
+    return CheckResult(
+        seen, findings, len(pods) + sum(bool(gpus(value_at(n, ("status", "allocatable")))) for n in nodes)
+    )
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:

@@ -195,7 +195,7 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     window = Window.before(0, 7, "UTC")
     for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
         console = Console(width=150, record=True, file=StringIO())
-        console.print(spots_table(several, window, RestartAssumptions(120, 600, 86_400), "USD"))
+        console.print(spots_table(several, window, RestartAssumptions(120, 600, 86_400), 1.0, "USD"))
         assert shown in console.export_text()
 
 

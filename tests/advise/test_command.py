@@ -93,6 +93,18 @@ def test_sharing(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert "MIG 2g.20gb" in run(capsys, url, "sharing")
 
 
+@pytest.mark.parametrize("command", ["autoscaler", "spot", "sharing"])
+def test_the_window_ends_with_the_ledgers_present_and_over_nothing_there_is_no_advice(
+    capsys: pytest.CaptureFixture[str], url: str, command: str
+) -> None:
+    assert main([command, "--url", url, "--days", "1", "--output", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["end"], document["coverage"]) == ("2026-10-06T00:00:00Z", 1.0)
+    assert main([command, "--url", url, "--days", "1", "--until", "2026-09-01"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
 def test_wrong_calls_and_nobody_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for words in (
         ["spot", "--checkpoint", "soon"],

@@ -104,7 +104,8 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     assert status == {
         "driver": "unknown", "kubelet": "ok", "processes": "unknown", "agents": "unknown",
         "permissions": "ok", "clock": "error",
-        "accountant": "ok", "weights": "error", "conflicts": "ok", "guarantees": "error", "placement": "error",
+        "accountant": "ok", "freshness": "ok",
+        "weights": "error", "conflicts": "ok", "guarantees": "error", "placement": "error",
         "idle": "warning", "oversized": "ok", "unowned": "warning", "prices": "warning",
     }  # fmt: skip
     what = {name: [each.what for each in result.findings] for name, result in found.items()}
@@ -133,6 +134,30 @@ def test_a_check_that_cannot_be_made_says_why_and_leaves_the_others_alone(
     found = by_name(run_checks(sources_of()))
     assert {result.status for result in found.values()} == {"unknown"}
     assert found["placement"].unknown == "no cluster: nothing listens"
+
+
+def test_a_ledger_that_stopped_is_told_first_and_its_checks_are_not_run(
+    sources_of: Callable[..., Sources], accountant_of: Callable[..., tuple[Service, str]]
+) -> None:
+    clock = VirtualClock(NOW_MS)
+    service, url = accountant_of(clock)
+    deliver(service.ledger, clock.wall_ms(), books())
+    clock.advance(27 * 24 * HOUR_MS)
+    names = ("freshness", "idle", "oversized", "unowned")
+    found = run_checks(sources_of(None, AccountantClient(url)), names)
+    assert [(result.check, result.status) for result in found] == [
+        ("freshness", "error"), ("idle", "unknown"), ("oversized", "unknown"), ("unowned", "unknown"),
+    ]  # fmt: skip
+    assert all(result.not_run for result in found[1:])
+
+
+def test_windows_go_by_the_ledgers_clock(sources_of: Callable[..., Sources], running: str, clock: VirtualClock) -> None:
+    """A demo's ledger is of another time than the machine on which the doctor runs."""
+    clock.advance(90 * 24 * HOUR_MS)
+    found = by_name(run_checks(sources_of(None, AccountantClient(running)), ("freshness", "idle", "unowned")))
+    assert {name: result.status for name, result in found.items()} == {
+        "freshness": "ok", "idle": "warning", "unowned": "warning",
+    }  # fmt: skip
 
 
 def test_a_source_is_asked_once(sources_of: Callable[..., Sources], cluster: MemoryInspector) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from accountant.ledger.protocols import GpuOwner, GpuOwnership
 from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.doctor.accountant_and_usage_checks import (
@@ -15,6 +16,7 @@ from gputally.doctor.accountant_and_usage_checks import (
     ClockReading,
     accountant,
     clocks,
+    freshness,
     idle_holders,
     oversized,
     prices,
@@ -22,6 +24,7 @@ from gputally.doctor.accountant_and_usage_checks import (
 )
 from gputally.doctor.findings import CheckResult, Finding, exit_code, first_findings
 from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judge_rights, needed_rights
+from gputally.doctor.scheduler_checks import conflicts, guarantees, placement, weights
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000
@@ -124,7 +127,7 @@ def test_oversized_jobs() -> None:
         {**common, "job": "Job/one", "kind": "slice", "held_gpus": 1.0, "peak_busy_gpus": 0.2, "needed_gpus": "2"},
         {**common, "job": "Job/idle", "kind": "idle", "held_gpus": 1.0, "peak_busy_gpus": 0.0, "needed_gpus": "0"},
     ]
-    fewer, part = oversized(rows, 7, "USD").findings
+    fewer, part = oversized(rows, 7, "USD", 9).findings
     assert fewer.evidence == "held 8.0 GPUs, its busiest hour used 1.70; at most 120.50 USD"
     assert fewer.remedy == "set nvidia.com/gpu: 2 in the pod template of Job/eight (work)"
     assert "2/7 of a GPU" in part.remedy
@@ -132,15 +135,15 @@ def test_oversized_jobs() -> None:
 
 def test_models_without_a_price() -> None:
     rows = [{"gpu_model": "NVIDIA L4", "pool": "", "region": "eu", "capacity_type": "", "gpu_hours": "12.5"}] * 2
-    (found,) = prices(rows, 7, "abc", "2026-11").findings
+    (found,) = prices(rows, 7, "abc", "2026-11", 1).findings
     assert found.what.startswith("NVIDIA L4 has no price (eu)")
     assert (found.evidence, "reprice 2026-11" in found.remedy) == ("25.0 GPU-hours held", True)
-    (none,) = prices([], 7, None, "2026-11").findings
+    (none,) = prices([], 7, None, "2026-11", 0).findings
     assert none.severity == "error"
 
 
 def test_prices_that_are_examples_are_told() -> None:
-    (found,) = prices([], 7, "abc", "2026-11", ["example-h100", "example-l4"]).findings
+    (found,) = prices([], 7, "abc", "2026-11", 1, ["example-h100", "example-l4"]).findings
     assert (found.severity, found.evidence) == ("warning", "example-h100, example-l4")
     assert found.what.startswith("2 rows of the price book are examples")
     assert "accountant.prices.text" in found.remedy
@@ -161,9 +164,40 @@ def test_busy_time_that_nobody_owns() -> None:
 
 def test_the_exit_code_is_that_of_the_worst() -> None:
     warning, error = Finding("warning", "w", "", ""), Finding("error", "e", "", "")
-    assert exit_code([]) == exit_code([CheckResult(), CheckResult(unknown="no cluster")]) == 0
+    assert exit_code([]) == exit_code([CheckResult(examined=1), CheckResult(unknown="no cluster")]) == 0
     assert exit_code([CheckResult(findings=(warning,))]) == 1
     assert exit_code([CheckResult(findings=(warning, error)), CheckResult()]) == 2
+
+
+def test_a_check_that_examined_nothing_is_not_run() -> None:
+    """By construction: a result is ok only if it says how much it examined."""
+    assert CheckResult("0 pods").status == "unknown"
+    assert CheckResult("0 pods").not_run
+    assert CheckResult("1 pod", examined=1).status == "ok"
+    over_nothing = (
+        idle_holders([], 4), unattributed_time([], 24), oversized([], 7, "EUR", 0), prices([], 7, "v", "2026-11", 0),
+        freshness([], (), 0), clocks(()), judge_rights({}, {}), conflicts(None, (), ()), weights(None, ()),
+        guarantees(None, 0, 0, (), ()), placement((), (), (), 0),
+    )  # fmt: skip
+    assert {result.status for result in over_nothing} == {"unknown"}
+
+
+def gpu(node: str, last_ms: int, cluster: str = "prod") -> GpuOwnership:
+    owner = GpuOwner(node=node, from_ms=0, until_ms=None, recorded_ms=0, confirmed_by="")
+    return GpuOwnership(
+        cluster=cluster, gpu_uuid=f"GPU-{node}", gpu_model="L4", last_ms=last_ms, owners=(owner,), claims=()
+    )
+
+
+def test_nodes_whose_newest_record_is_old_are_found() -> None:
+    hour = 3_600_000
+    gpus = [gpu("fresh", 100 * hour), gpu("silent", 90 * hour), gpu("sold", 10 * hour)]
+    nodes = {("prod", "fresh"), ("prod", "silent")}
+    (found,) = freshness(gpus, nodes, 100 * hour).findings
+    assert (found.severity, "silent" in found.what, "10.0 h" in found.what) == ("warning", True, True)
+    (found,) = freshness(gpus, nodes, 748 * hour).findings
+    assert (found.severity, "27.0 d old" in found.what) == ("error", True)
+    assert freshness(gpus[:1], nodes, 100 * hour).status == "ok"
 
 
 def test_many_findings_of_a_kind_are_counted() -> None:
