@@ -328,7 +328,7 @@ def adopt(
 
     loaded = policies.load(policy)[0]
     with on.targets(loaded) as (cluster, outside):
-        adoptions = take_over(loaded, cluster, queue=queue, clusters=outside, dry_run=dry_run)
+        adoptions = take_over(loaded, cluster, queue=queue, clusters=outside, name=on.status, dry_run=dry_run)
     if not adoptions and output == "table":
         print("nothing to take over: no other manager owns a field that the policy publishes")
         return

@@ -155,6 +155,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,
             others=others,
+            name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))

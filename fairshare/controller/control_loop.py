@@ -27,6 +27,7 @@ from fairshare.controller.weight_writer import (
     MOST_WRITES_AT,
     available,
     degraded_reasons,
+    rival_controllers,
     with_ownership_verdict,
     write_weights,
 )
@@ -56,7 +57,7 @@ from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherCluste
 from fairshare.usage.stale_usage_hold import UsageHold, freshness_condition
 from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock
-from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
+from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.leader_election import Term
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
@@ -89,6 +90,7 @@ class Controller:
         calls: Calls = no_calls,
         acts: Mapping[str, Callable[[], Condition]] | None = None,
         others: OtherClusters = NO_OTHER_CLUSTERS,
+        name: str = "",
     ) -> None:
         """policy: the policy in force at first.
         accountant: returns usage, and stores decisions.
@@ -107,8 +109,11 @@ class Controller:
         calls: returns the requests for room of violated latency objectives.
         acts: by target, a function that returns the condition `Effective` from what this process knows (for example
             from the extender's requests). It replaces the condition that follows from the target's objects.
-        others: clusters whose usage the policy may count."""
+        others: clusters whose usage the policy may count.
+        name: NAMESPACE/LEASE, by which controllers recognise each other's weights; "" without a Lease."""
         self._policy = policy
+        self._name = name
+        self._state_fault = ""
         self._accountant = accountant
         self._cluster = cluster
         self._clock = clock
@@ -188,7 +193,8 @@ class Controller:
         window, hold = usage.window, usage.hold
         cluster_window = own_window(window) if window is not None else None
         if term is not None and not took_over:
-            hold = UsageHold("StateUnread", "the state of earlier cycles in the status ConfigMap cannot be read")
+            text = "the state of earlier cycles in the status ConfigMap cannot be read"
+            hold = UsageHold("StateUnread", f"{text}: {self._state_fault}")
         nodes, nodes_hold = self._nodes()
         up = tuple(node for node in nodes if node_up(node))
         hold = with_capacity_reason(hold, nodes) or nodes_hold or self._unmetered_hold(up, cluster_window, now_ms)
@@ -261,10 +267,11 @@ class Controller:
             return True
         try:
             status = self._cluster.get(CONFIG_MAP, self._status_object.name, self._status_object.namespace)
-        except Unavailable:
+        except NotFound:
+            return True
+        except ClusterError as error:
+            self._state_fault = str(error)
             return False
-        except ClusterError:
-            return True  # it does not exist yet, or may not be read
         self._memory |= status_config_map.memories(status)
         self._recorder.resume(status)
         self._preemptions.restore(status)
@@ -346,12 +353,13 @@ class Controller:
             self._memory[adapter.name] = result.memory
             values = adapter.express(self._policy, result.weights, observation, gpus)
         if adapter.publishes(self._policy):
-            actions = plan(adapter, result.weights, values, observation, version, now_ms)
+            actions = plan(adapter, result.weights, values, observation, version, now_ms, self._name)
         else:
             # Weights of an earlier mode would count history twice.
             result = replace(result, weights=())
             actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
-        applies = [action for action in actions if isinstance(action, Apply)]
+        rivals = rival_controllers(observation, self._name)
+        applies = [action for action in actions if isinstance(action, Apply) and action.queue not in rivals]
         outcomes: tuple[Outcome, ...] = ()
         if leading():
             most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
@@ -363,8 +371,9 @@ class Controller:
             entitlements=result.entitlements,
             gpus=gpus,
             outcomes=outcomes,
-            conditions=(*conditions, *one_unit(serving.nodes), available(outcomes)),
-            degraded=degraded_reasons(observation, outcomes),
+            conditions=(*conditions, *one_unit(serving.nodes), available(outcomes, rivals)),
+            degraded=degraded_reasons(observation, outcomes, rivals),
+            rivals=rivals,
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
@@ -386,7 +395,7 @@ class Controller:
         """Run preemption at one target, after its weights were written, by which its scheduler may preempt itself.
 
         metered_ms: the time up to which usage is metered; None if unknown."""
-        if not report.entitlements:
+        if not report.entitlements or report.rivals:
             return report, ()
         try:
             preemption, decisions = self._preemptions.cycle(

@@ -15,12 +15,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
 from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
-from fairshare.core.scheduler_queue_objects import has_ref, join_texts
+from fairshare.core.scheduler_queue_objects import CONTROLLER, has_ref, join_texts
 from fairshare.targets import ADAPTERS
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
@@ -40,6 +41,7 @@ MOST_WRITES = 500
 """Maximum number of writes of one target in one cycle."""
 MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
 """Limits of targets for which each write is two requests to a remote service."""
+NO_RIVALS: Mapping[str, str] = MappingProxyType({})
 _NOT_FAILED: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
 _RESULTS: dict[type[ClusterError], Result] = {
     Conflict: "contested",
@@ -95,8 +97,31 @@ def _write(cluster: Objects, apply: Apply, dry_run: bool) -> Outcome:
     return Outcome(apply, "would-apply" if dry_run else "applied")
 
 
-def available(outcomes: Sequence[Outcome]) -> Condition:
-    """Return the condition `Available`, which is True if the target accepted all writes."""
+def rival_controllers(observation: Observation, name: str) -> Mapping[str, str]:
+    """Return the queues whose weight another controller wrote, each with that controller's name.
+
+    name: this controller's NAMESPACE/LEASE; "" without a Lease, when nothing is known of others."""
+    return {
+        queue: found.controller
+        for queue, found in sorted(observation.queues.items())
+        if name and found.controller not in ("", name)
+    }
+
+
+def _contested_text(rivals: Mapping[str, str]) -> str:
+    names = join_texts(sorted(set(rivals.values())))
+    return (
+        f"controller {names} writes the weights of {join_texts(list(rivals))}: end it there with `gputally fairshare"
+        " release`, or take its weights over with `gputally fairshare adopt`"
+    )
+
+
+def available(outcomes: Sequence[Outcome], rivals: Mapping[str, str] = NO_RIVALS) -> Condition:
+    """Return the condition `Available`, which is True if the target accepted all writes.
+
+    rivals: see `rival_controllers`."""
+    if rivals:
+        return Condition("Available", "False", _REASONS["contested"], _contested_text(rivals))
     failed = [outcome for outcome in outcomes if outcome.result not in _NOT_FAILED]
     if failed:
         first = failed[0].result
@@ -136,9 +161,11 @@ def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[O
     )
 
 
-def degraded_reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
+def degraded_reasons(
+    observation: Observation, outcomes: Sequence[Outcome], rivals: Mapping[str, str] = NO_RIVALS
+) -> Mapping[str, str]:
     """Return why a target is degraded, as messages by reason; empty if it works."""
-    messages: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {_REASONS["contested"]: [_contested_text(rivals)]} if rivals else {}
     for condition in observation.conditions:
         if condition.type in ("Effective", "Readable") and condition.status == "False":
             messages.setdefault(condition.reason, []).append(condition.message)
@@ -211,10 +238,13 @@ def adopt(
     *,
     queue: str | None = None,
     clusters: Mapping[str, Objects] | None = None,
+    name: str = "",
     dry_run: bool = False,
 ) -> tuple[Adoption, ...]:
-    """Take over every published field that has another owner.
+    """Take over every published field that has another owner, and the weights of another controller, which the
+    controller that runs next then writes.
 
+    name: NAMESPACE/LEASE of the controller that is to write the weights.
     queue: take over only fields of this queue; None for all.
     clusters: by adapter, the client for a target that is not in `cluster`.
 
@@ -222,9 +252,9 @@ def adopt(
     adoptions: list[Adoption] = []
     for adapter, client in _adapters_of(policy, clusters, cluster):
         if adapter.mode(policy) != "off" and adapter.publishes(policy):
-            for name, target_queue in sorted(look_at(adapter, policy, client).queues.items()):
-                if queue in (None, name) and target_queue.weight is not None:
-                    adoptions += _take_over(adapter, client, name, target_queue, dry_run)
+            for of_policy, target_queue in sorted(look_at(adapter, policy, client).queues.items()):
+                if queue in (None, of_policy) and target_queue.weight is not None:
+                    adoptions += _take_over(adapter, client, of_policy, target_queue, name, dry_run)
     return tuple(adoptions)
 
 
@@ -237,19 +267,29 @@ def _adapters_of(
             yield adapter, (clusters or {}).get(adapter.name, cluster)
 
 
-def _take_over(adapter: Adapter, cluster: Objects, name: str, queue: TargetQueue, dry_run: bool) -> Iterator[Adoption]:
-    """Take over the field of one object, and yield the adoption; nothing if no other manager owns the field."""
+def _take_over(
+    adapter: Adapter, cluster: Objects, name: str, queue: TargetQueue, controller: str, dry_run: bool
+) -> Iterator[Adoption]:
+    """Take over the field of one object, and yield the adoption; nothing if no other manager or controller has it."""
     obj = cluster.get(queue.kind, queue.name, queue.namespace)
     annotations = obj["metadata"].get("annotations") or {}
-    own_annotations = {key: text for key, text in annotations.items() if key.startswith(ANNOTATION_PREFIX)}
+    own_annotations = {
+        key: text for key, text in annotations.items() if key.startswith(ANNOTATION_PREFIX) and key != CONTROLLER
+    }
     patch = _with_present_values(adapter.patch(queue, queue.weight, own_annotations), obj)
     owners = _other_owners(obj, patch)
-    if not owners:
+    rival = queue.controller if queue.controller != controller else ""
+    if not owners and not rival:
         return
     result: Result = "would-apply" if dry_run else "applied"
     detail = ""
     try:
-        cluster.transfer(patch, field_manager=FIELD_MANAGER, dry_run=dry_run)
+        taken = cluster.transfer(patch, field_manager=FIELD_MANAGER, dry_run=dry_run) if owners else obj
+        if rival:
+            # The same manager applies the fields without the annotation, so that the server removes it.
+            version = {"resourceVersion": taken["metadata"].get("resourceVersion", "")}
+            without = {**patch, "metadata": {**patch["metadata"], **version}}
+            cluster.apply(without, field_manager=FIELD_MANAGER, dry_run=dry_run)
     except ClusterError as error:
         result, detail = "contested" if isinstance(error, Conflict) else "refused", str(error)
     yield Adoption(
@@ -257,8 +297,8 @@ def _take_over(adapter: Adapter, cluster: Objects, name: str, queue: TargetQueue
         queue=name,
         kind=queue.kind.kind,
         name=queue.name,
-        field=", ".join(sorted({path for paths in owners.values() for path in paths})),
-        owners=tuple(sorted(owners)),
+        field=", ".join(sorted({path for paths in owners.values() for path in paths})) or "weight",
+        owners=tuple(sorted([*owners, *([f"controller {rival}"] if rival else [])])),
         result=result,
         detail=detail,
         group=queue.kind.api_version.partition("/")[0],

@@ -329,7 +329,8 @@ class TargetQueue:
     field: which of the object's fields this is, if there are several.
     path: the object's place in the target's tree.
     default: the schema's default for the value.
-    unset: the value that the scheduler uses for an unset field."""
+    unset: the value that the scheduler uses for an unset field.
+    controller: the controller that wrote the value, as NAMESPACE/LEASE; "" if unknown."""
 
     name: str
     uid: str
@@ -346,6 +347,7 @@ class TargetQueue:
     path: str = ""
     default: Value | None = None
     unset: float = 0.0
+    controller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ CHANGED = "gputally.dev/changed-at"
 DIRECTION = "gputally.dev/direction"
 POLICY = "gputally.dev/policy-version"
 WEIGHT = "gputally.dev/weight"
+CONTROLLER = "gputally.dev/controller"
 
 UNSET = "unset"
 _WORDS = {1: "up", -1: "down", 0: "none"}
@@ -171,7 +172,8 @@ class WeightAnnotations:
 
     base: the operator's own value of the field; None if the operator had left it unset.
     published: the value that the controller wrote last.
-    weight: None if the published value is the weight itself."""
+    weight: None if the published value is the weight itself.
+    controller: NAMESPACE/LEASE of the controller that wrote it; "" if it has no Lease."""
 
     base: Value | None
     published: Value
@@ -179,6 +181,7 @@ class WeightAnnotations:
     direction: int
     policy_version: str
     weight: float | None = None
+    controller: str = ""
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations in the form in which the object has them."""
@@ -189,6 +192,7 @@ class WeightAnnotations:
             DIRECTION: _WORDS[self.direction],
             POLICY: self.policy_version,
             **({} if self.weight is None else {WEIGHT: _text(self.weight)}),
+            **({CONTROLLER: self.controller} if self.controller else {}),
         }
 
 
@@ -207,9 +211,14 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> WeightAnnotat
     if published is None or (base is None and base_text != UNSET):
         return None
     direction = next((sign for sign, word in _WORDS.items() if word == annotations.get(DIRECTION)), 0)
-    weight = _number(annotations.get(WEIGHT))
     return WeightAnnotations(
-        base, published, millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight
+        base,
+        published,
+        millis(annotations.get(CHANGED)),
+        direction,
+        annotations.get(POLICY, ""),
+        _number(annotations.get(WEIGHT)),
+        annotations.get(CONTROLLER, ""),
     )
 
 
@@ -232,6 +241,7 @@ def target_queue(obj: Object, kind: Kind, weight: Value | None, *, text: bool = 
         written.changed_ms if written else None,
         written.direction if written else 0,
         metadata.get("namespace", ""),
+        controller=written.controller if written else "",
         **more,
     )
 

@@ -182,10 +182,11 @@ def note_by_hand(
 
 
 def _past_preemptions(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[PastPreemption, ...]:
-    """Return the preemptions in these entries of the ConfigMap; empty if it cannot be read."""
+    """Return the preemptions in these entries of the ConfigMap; empty if it does not exist. Raises ClusterError if it
+    cannot be read, because without them the limits would allow too much."""
     try:
         data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
-    except ClusterError:
+    except NotFound:
         return ()
     return tuple(past for key in keys for past in _read(data.get(key, "")))
 

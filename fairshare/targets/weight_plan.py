@@ -135,15 +135,18 @@ def plan(
     observation: Observation,
     policy_version: str,
     now_ms: int,
+    controller: str = "",
 ) -> tuple[Action, ...]:
     """Return the applies with their events, then the conditions. values: see `Adapter.express`.
+
+    controller: NAMESPACE/LEASE of this controller, recorded on the objects; "" without a Lease.
 
     The applies are in the order of the queue names, or in `write_order` where the scheduler checks sums in a tree."""
     planned: list[tuple[tuple[int, int], list[Action]]] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
         queue = observation.queues.get(weight.queue)
         if queue is not None and weight.queue in values:
-            steps = _plan_queue(adapter, weight, values[weight.queue], queue, policy_version, now_ms)
+            steps = _plan_queue(adapter, weight, values[weight.queue], queue, policy_version, now_ms, controller)
             planned.append((write_order(queue, values[weight.queue]), steps))
     actions = [action for _, steps in sorted(planned, key=lambda each: each[0]) for action in steps]
     actions += observation.conditions
@@ -240,7 +243,13 @@ def _base(queue: TargetQueue) -> Value | None:
 
 
 def _plan_queue(
-    adapter: Adapter, weight: Weight, value: Value, queue: TargetQueue, policy_version: str, now_ms: int
+    adapter: Adapter,
+    weight: Weight,
+    value: Value,
+    queue: TargetQueue,
+    policy_version: str,
+    now_ms: int,
+    controller: str,
 ) -> list[Action]:
     reset = queue.published is not None and not same(queue.weight, queue.published, queue.unset)
     changed = not same(value, queue.weight, queue.unset)
@@ -251,7 +260,8 @@ def _plan_queue(
         changed_ms = now_ms
         direction = (weight.value > (weight.previous or 0.0)) - (weight.value < (weight.previous or 0.0))
     law = None if value == weight.value else weight.value
-    annotations = WeightAnnotations(_base(queue), value, changed_ms, direction, policy_version, law).annotations()
+    note = WeightAnnotations(_base(queue), value, changed_ms, direction, policy_version, law, controller)
+    annotations = note.annotations()
     actions: list[Action] = [
         Apply(
             adapter.name,

@@ -19,12 +19,13 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.event_and_decision_recorder import MOST_CYCLES, CycleLog, CycleRecorder
+from fairshare.controller.weight_writer import adopt
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
 from fairshare.targets.kai import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import AccountantRefused, AccountantUnavailable, Conflict, Refused
+from gputally.base.errors import AccountantRefused, AccountantUnavailable, Conflict, Refused, Unavailable
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -542,3 +543,42 @@ def test_two_controllers_do_not_take_turns_for_ever(kai: Make, accountant: Accou
     assert max(stretches) * 5 > 30  # minutes, as the alert waits
     texts = {hold.message for pair in held for hold in pair if hold is not None}
     assert any("another controller announces its own to this accountant" in text for text in texts)
+
+
+def test_a_second_controller_with_another_lease_reports_contested_and_writes_nothing(
+    accountant: Accountant, controller_of: Make
+) -> None:
+    cluster = cluster_of([*(queue_object(name) for name in "abc"), node_object(gpus=16)])
+    policy = policy_of()
+    first, second = (controller_of(policy, cluster, name=f"{where}/gputally-fairshare") for where in ("one", "two"))
+    accountant.spend(a=0.6, b=0.3, c=0.1)
+    first.cycle()
+    before = weights_in(cluster)
+    accountant.spend(a=0.1, b=0.3, c=0.6)
+    report = second.cycle()
+    assert conditions_of(report)["kai.Available"] == ("False", "Contested")
+    assert (weights_in(cluster), results_of(report), report.targets[0].preemption) == (before, {}, None)
+    (again,) = {name for name, *_ in [conditions_of(first.cycle())["kai.Available"]]}
+    assert again == "True"
+    adopted = adopt(policy, cluster, name="two/gputally-fairshare")
+    assert {(each.owners, each.result) for each in adopted} == {(("controller one/gputally-fairshare",), "applied")}
+    held = weights_in(cluster)
+    assert conditions_of(second.cycle())["kai.Available"][0] == "True"
+    assert weights_in(cluster) != held
+    assert conditions_of(first.cycle())["kai.Available"] == ("False", "Contested")
+
+
+@pytest.mark.parametrize("error", [Refused("GET: 403: configmaps is forbidden"), Unavailable("GET: 503")])
+def test_without_the_state_of_earlier_cycles_nothing_is_written(
+    accountant: Accountant, controller_of: Make, error: Exception
+) -> None:
+    cluster = Failing([QUEUE, SHARD, NODE, CONFIG_MAP], [*(queue_object(name) for name in "abc"), node_object()])
+    cluster.failing, cluster.error = frozenset({"get ConfigMap"}), error
+    accountant.spend(a=0.6, b=0.3, c=0.1)
+    controller = controller_of(policy_of(), cluster, status_object=StatusObject())
+    before = weights_in(cluster)
+    assert hold_of(controller.cycle())[0] == "StateUnread"
+    assert weights_in(cluster) == before
+    cluster.failing = frozenset()
+    assert controller.cycle().hold is None
+    assert weights_in(cluster) != before
