@@ -101,17 +101,30 @@ class Configuration:
     fault: str = ""
 
 
+CONFIGURATION_KEY = "controller_manager_config.yaml"
+"""The only entry of the ConfigMap that Kueue's manager reads."""
+
+
 def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
-    """Return the first valid configuration of Kueue in the ConfigMaps; None if there is none."""
-    for config_map in config_maps:
-        for key, text in sorted((config_map.get("data") or {}).items()):
-            try:
-                document = parse(text, key, MAX_CONFIG_CHARACTERS).data
-            except FileFault:
-                continue
-            if isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(_CONFIGURATION_GROUP):
-                return _configuration(document)
-    return None
+    """Return Kueue's configuration in its ConfigMap; None if there is no ConfigMap, or its text cannot be parsed here.
+
+    A ConfigMap without a configuration in the manager's entry is a configuration with a fault, because the manager does
+    not start with it. Other entries do not count."""
+    config_map = next(iter(config_maps), None)
+    if config_map is None:
+        return None
+    text = (config_map.get("data") or {}).get(CONFIGURATION_KEY)
+    if not text or not str(text).strip():
+        state = "is missing" if text is None else "is empty"
+        return Configuration("v1beta2", False, False, fault=f"its entry {CONFIGURATION_KEY} {state}")
+    try:
+        document = parse(text, CONFIGURATION_KEY, MAX_CONFIG_CHARACTERS).data
+    except FileFault:
+        return None
+    if not isinstance(document, dict) or not str(document.get("apiVersion", "")).startswith(_CONFIGURATION_GROUP):
+        text = f"its entry {CONFIGURATION_KEY} is no document of {_CONFIGURATION_GROUP.rstrip('/')}"
+        return Configuration("v1beta2", False, False, fault=text)
+    return _configuration(document)
 
 
 def fair_sharing_lines(version: str) -> str:

@@ -614,8 +614,25 @@ def test_admission_fair_sharing_is_switched_on_apart(version: str, text: str, ad
     assert (found.admission, found.no_half_life, found.fair) == (admission, frozen, False)
 
 
-def test_what_is_no_configuration_of_kueue_is_none() -> None:
-    assert read_configuration([{"data": {"a": "kind: Configuration", "b": ": no yaml: ["}}, {}]) is None
+GOOD = f"apiVersion: config.kueue.x-k8s.io/v1beta2\nkind: Configuration\n{fair_sharing_lines('v1beta2')}\n"
+
+
+@pytest.mark.parametrize("data", [
+    {"a-copy.yaml": GOOD},
+    {"a-copy.yaml": GOOD, "controller_manager_config.yaml": ""},
+    {"a-copy.yaml": GOOD, "controller_manager_config.yaml": "kind: Configuration"},
+    None,
+])  # fmt: skip
+def test_only_the_entry_of_the_manager_counts_and_without_it_the_manager_does_not_start(data: Any) -> None:
+    found = read_configuration([{"data": data}])
+    assert (found.fair, bool(found.fault)) == _EXITS
+
+
+def test_a_copy_beside_the_managers_entry_changes_nothing() -> None:
+    off = GOOD.replace("fairSharing", "# fairSharing")
+    found = read_configuration([{"data": {"a-copy.yaml": GOOD, "controller_manager_config.yaml": off}}])
+    assert (found.fair, found.fault) == (False, "")
+    assert read_configuration([]) is None
 
 
 @pytest.mark.parametrize("text", [
