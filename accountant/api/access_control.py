@@ -130,15 +130,15 @@ def known_team_for(deps: Deps, principal: Principal, team: str | None) -> str | 
     return chosen
 
 
-def check_teams(deps: Deps, principal: Principal, teams: Iterable[str]) -> None:
+def check_teams(deps: Deps, principal: Principal, teams: Iterable[str], slug: str = "not-found") -> None:
     """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
-    known."""
+    known. slug: of the problem."""
     unchecked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
     if not unchecked or unchecked <= deps.ledger.teams():
         return
     known = _teams(deps)
     for team in sorted(unchecked - known):
-        raise Refusal("not-found", f"no team {shown(team)} is known{nearest(team, known)}")
+        raise Refusal(slug, f"no team {shown(team)} is known{nearest(team, known)}")
 
 
 def recorded_span(deps: Deps) -> tuple[int, int]:

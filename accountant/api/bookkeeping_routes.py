@@ -15,7 +15,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.access_control import Admin, Reader, body, known_team_for
+from accountant.api.access_control import Admin, Reader, body, check_teams, known_team_for
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
@@ -271,7 +271,9 @@ def adjustments(params: Annotated[BookedParams, Query()], deps: AppDeps, princip
 def book_adjustment(
     new: Annotated[NewAdjustment, body(NewAdjustment)], deps: AppDeps, principal: Admin
 ) -> BookedAdjustment:
-    """Books the adjustment in the first open month. A person other than the caller has to approve it."""
+    """Books the adjustment in the first open month. A person other than the caller has to approve it. The team must be
+    one that a record, a queue or a namespace names, because its amount is due for ever."""
+    check_teams(deps, principal, (new.team,), "books-refuse")
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
 
 
@@ -469,9 +471,11 @@ def price_versions(deps: AppDeps, _: Reader) -> list[PriceVersion]:
     openapi_extra={"requestBody": _BODY},
     responses=_PRICE_REFUSALS,
 )
-def preview_prices(params: Annotated[RepriceParams, Query()], book: SentBook, deps: AppDeps) -> PriceDiff:
+def preview_prices(
+    params: Annotated[RepriceParams, Query()], book: SentBook, deps: AppDeps, principal: Admin
+) -> PriceDiff:
     """Returns how the month's bills would differ. The price book is not put in force."""
-    return _price_changes(deps, params.month, book)
+    return _price_changes(deps, principal, params.month, book)
 
 
 @price_router.post(
@@ -485,12 +489,13 @@ def apply_prices(
 ) -> RepricingResult:
     """Puts the price book in force for all open months, and corrects `month` if it is closed. If the price file changes
     later, the file is in force again."""
-    changes = _price_changes(deps, params.month, book)
+    changes = _price_changes(deps, principal, params.month, book)
     booked = deps.books.reprice(Month.parse(params.month), book, principal.name, params.reason)
     return RepricingResult(difference=changes, corrections=len(booked))
 
 
-def _price_changes(deps: Deps, month: str, book: PriceBook) -> PriceDiff:
+def _price_changes(deps: Deps, principal: Principal, month: str, book: PriceBook) -> PriceDiff:
+    check_teams(deps, principal, {commitment.owner for commitment in book.commitments}, "books-refuse")
     return difference(month, *deps.books.preview(Month.parse(month), book))
 
 

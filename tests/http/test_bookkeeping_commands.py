@@ -15,12 +15,13 @@ from tests.usage_records import running_accountant
 
 DAY_MS = 86_400_000
 PRICES = price_book_text(H100="2.4")
+POLICY = "schema: 1\nqueues: [{name: vision, team: vision}]\n"
 
 
 @pytest.fixture
 def place(tmp_path, clock):
     """A running accountant in December, with an hour of one GPU in November."""
-    settings = settings_in(tmp_path, prices=PRICES, correct_seconds=3600)
+    settings = settings_in(tmp_path, prices=PRICES, policy=POLICY, correct_seconds=3600)
     with running_accountant(settings, clock, pod_minutes(rows=60)) as (service, url):
         clock.advance(40 * DAY_MS)
         service.ledger.retire(Retirement(node="node-1"), NOW_MS, clock.wall_ms(), "ada", "sold")
@@ -106,6 +107,27 @@ def test_a_credit(place, asked, stated):
     out = stated("2026-11")
     assert json.loads(out)["due"]["vision"] == "-1.50"
     asked.refused("adjust", "2026-11", "--team", "vision", "--amount=1.005", "--reason", "x", "--approved-by", "cfo")
+
+
+def test_a_credit_to_a_team_that_does_not_exist_is_refused_with_the_nearest_name(asked, stated):
+    refused = asked.refused(
+        "adjust", "2026-11", "--team", "visoin", "--amount=-1.50", "--reason", "node 1 failed", "--approved-by", "cfo"
+    )
+    assert "did you mean 'vision'?" in refused
+    assert json.loads(stated("2026-11"))["adjustments"] == []
+
+
+def test_a_price_book_with_a_commitment_of_a_team_that_does_not_exist_is_refused(place, asked):
+    new = place[2] / "new.yaml"
+    row = (
+        "{id: c, model: H100, price: 2, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01, "
+        "basis: gpu-only, commitment: c}"
+    )
+    for owner, code in (("visoin", 1), ("vision", 0)):
+        owned = f"commitments: [{{id: c, gpus: 1, owner: {owner}}}]\nrows:\n  - {row}\n"
+        new.write_text(f"schema: 1\ncurrency: EUR\n{owned}")
+        found, _, err = asked("reprice", "2026-11", "--book", new)
+        assert (found, "did you mean 'vision'?" in err) == (code, code == 1), err
 
 
 def test_a_failed_node_is_credited_once(place, asked, stated):

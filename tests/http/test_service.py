@@ -157,7 +157,13 @@ def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_pat
     path = settings.prices
     with Service(settings, clock) as service:
         client = client_of(service)
-        credit = {"month": "2026-11", "team": "vision", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
+        credit = {
+            "month": "2026-11",
+            "team": "__unassigned__",
+            "amount": "-5",
+            "reason": "a gift",
+            "approved_by": "cfo",
+        }
         assert client.post("/v1/adjustments", json=credit).status_code == 200
         path.write_text(price_book_text(H100="2").replace("EUR", "USD"))
         clock.advance(30_000)
