@@ -62,7 +62,8 @@ from accountant.runtime.job_and_task_metrics import (
     upkeep_metrics,
 )
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.folder_or_object_store import open_store
+from accountant.storage.ended_session_files import SessionFiles
+from accountant.storage.folder_or_object_store import in_folder, open_store
 from accountant.web import job_and_node_pages, month_and_decision_pages, statement_detail_pages
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
@@ -220,11 +221,13 @@ class Service:
         if written is not None:
             written.read(now)
         _writable(settings.data)
-        self._callers = CallersFile(settings, clock, self._stays, self._api, self._teams)
-        self.tls = tls(settings)
         archive = None
         if settings.archive is not None:
             archive = open_store(settings.archive.to, settings.object_storage, settings.data)
+        own_volume = settings.leader_election is not None and settings.leader_election.own_volume
+        sessions = SessionFiles(archive if own_volume and archive is not None else in_folder(settings.data))
+        self._callers = CallersFile(settings, clock, self._stays, self._api, self._teams, sessions)
+        self.tls = tls(settings)
         self.ledger = open_ledger(
             settings.ledger_file,
             clock,
@@ -232,7 +235,7 @@ class Service:
             archive=archive,
             doubt=lambda: self._guard.doubt,
             fence=fence,
-            acts_at_once=settings.leader_election is not None and settings.leader_election.own_volume,
+            acts_at_once=own_volume,
             gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
         )
         self._cluster: ClusterInventory | None = None

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +37,7 @@ from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.targets.runai import opened
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
+from fairshare.web.ended_session_config_map import SessionConfigMap
 from fairshare.web.page_authentication import PageAuthentication, SignInFault, SignIns
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_worker import Previews, Worker
@@ -49,6 +50,7 @@ from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
 from gputally.server import https_server
+from gputally.server.ended_sessions import EndedSessions
 from gputally.server.https_server import Identity, Tls
 from gputally.server.tokens_and_grants import TokenFile
 
@@ -247,6 +249,10 @@ def serve_pages(
     if settings.pages_tokens is not None:
         tokens = TokenFile(settings.pages_tokens, clock, fault_logger("tokens_refused"))
     sign_ins: SignIns | None = None
+    sessions: SessionConfigMap | None = None
+    if settings.cluster == "kubernetes" and settings.status_namespace:
+        sessions = SessionConfigMap(cluster, settings.status_namespace, f"{settings.status_name}-sessions")
+    ended = EndedSessions(clock, sessions)
     if settings.pages_callers is not None and settings.pages_session_key is not None:
         sign_ins = SignIns(
             settings.pages_callers,
@@ -255,6 +261,7 @@ def serve_pages(
             settings.pages_session,
             clock,
             fault_logger("callers_refused"),
+            ended,
         )
         if tokens is None and sign_ins() is None:
             raise SignInFault(
@@ -283,8 +290,12 @@ def serve_pages(
     tls = _tls(settings.pages_certificate, settings.pages_key)
     app = PagesApp(context, PageAuthentication(tokens, sign_ins), ROUTES)
     templates = threading.Thread(target=app.compile_templates, name="templates", daemon=True)
+    read_by_others = sign_ins is not None and sessions is not None
     with (
         closing(previews),
+        run_beside("fairshare-sessions", ended.keep_reading, threading.Event(), tasks or BackgroundTasks(clock))
+        if read_by_others
+        else nullcontext(),
         https_server.serve(
             app.observed(answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True
         ) as url,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
+import structlog
 from fastapi import Depends, Request
 from pydantic import TypeAdapter
 
@@ -29,6 +30,7 @@ from gputally.base.errors import CannotStart
 from gputally.kubernetes.objects import Api
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
+from gputally.server.ended_sessions import EndedSessions, SessionStore
 from gputally.server.openid_connect import Issuers
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import CookieSigner, Person, SignInService, read_key, read_or_create_key
@@ -177,11 +179,19 @@ def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
     """The signed-in person's principal, for reading and for forms of the HTML pages. Other requests with a cookie get
     None, because another site can make a browser send them."""
     people = deps.people() if form or request.method in ("GET", "HEAD") else None
-    person: Person | None = people.person(request.cookies) if people is not None else None
+    if people is None:
+        return None
+    person = people.person(request.cookies, renewable=renewable(request))
     if person is None:
         return None
     request.state.person = person
     return person.principal
+
+
+def renewable(request: Request) -> bool:
+    """Whether a browser requests a page, which `accountant.web` answers with a redirect to the sign-in if need be."""
+    wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return wants_page and not request.url.path.startswith("/v1/")
 
 
 def _limit_rate(deps: Deps, client: tuple[str, str]) -> None:
@@ -229,6 +239,7 @@ class CallersFile:
     report: called with the faults of a version that is not put in force.
     api: returns the client of the API server, used only if the callers file needs it.
     teams: returns the existing teams.
+    sessions: where ended sessions are stored; None: in this process.
 
     Raises FileFault for an invalid first file, and CannotStart if people are to sign in but `public_url` is not set."""
 
@@ -239,7 +250,10 @@ class CallersFile:
         report: Callable[[str], None],
         api: Callable[[], Api],
         teams: Callable[[], Collection[str]],
+        sessions: SessionStore | None = None,
     ) -> None:
+        self._ended = EndedSessions(clock, sessions)
+        self._sessions_read = False
         self._settings = settings
         self._clock = clock
         self._api = api
@@ -252,11 +266,24 @@ class CallersFile:
             )
         self._enforce(self._callers.current if self._callers is not None else Callers())
         self.authenticator: Authenticator = CurrentAuthenticator(lambda: self._authenticator)
+        self._read_sessions()
 
     def check(self) -> bool:
         """Puts a changed callers file in force; returns whether another version is now in force. Raises CannotStart at
         each call while the new version needs a setting that is missing."""
+        self._read_sessions()
         return self._callers is not None and self._callers.check()
+
+    def _read_sessions(self) -> None:
+        """Reads the sessions that people ended before this process began. Only this process ends further ones."""
+        if self._sessions_read or self._people is None:
+            return
+        try:
+            self._ended.read()
+        except AuthorityUnavailable as error:
+            structlog.get_logger("http").warning("ended_sessions_not_read", reason=str(error))
+        else:
+            self._sessions_read = True
 
     def refused(self) -> dict[str, bool]:
         """For each file, whether its newest version is not in force."""
@@ -313,4 +340,5 @@ class CallersFile:
             ),
             settings.public_url,
             settings.session,
+            self._ended,
         )

@@ -25,6 +25,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
+from gputally.server.ended_sessions import EndedSessions
 from gputally.server.request_handling import read_body
 from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Kind, Person, SignInService, read_key
 from gputally.server.tokens_and_grants import (
@@ -43,6 +44,8 @@ Fields = Mapping[str, Sequence[str]]
 MOST_BYTES = 2 * 1024 * 1024
 """The size of the largest form. A policy of two thousand queues needs half as much."""
 MOST_FIELDS = 25_000
+_MOST_SIGN_OUT_BYTES = 1_024
+"""The size of the largest form of a caller who is not known yet."""
 BODY_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
 
@@ -66,11 +69,15 @@ def refusal(error: HTTPException) -> Refusal:
     return Refusal(error.status_code, title, detail, error.headers)
 
 
-async def read_form(request: Request) -> Fields:
-    """Read the fields of a form. Raises HTTPException for a body that is too large, too slow or not a form."""
+async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> bytes:
+    """Read the body of a form. Raises HTTPException for a body that is too large, too slow or not a form."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415, f"send forms as {_FORM}")
-    content = await read_body(request, MOST_BYTES, BODY_S)
+    return await read_body(request, most_bytes, BODY_S)
+
+
+def fields_of(content: bytes) -> Fields:
+    """Decode the body of a form, which takes a tenth of a second for the largest one. Raises HTTPException."""
     try:
         return parse_qs(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
     except ValueError as error:
@@ -96,6 +103,7 @@ class SignIns:
 
     report: called with the faults of a new version of the file that is invalid. The earlier version then stays in
         force.
+    ended: the sessions that people ended; None: those that this process knows.
 
     Raises FileFault for an invalid first version, SignInFault for an invalid key."""
 
@@ -107,7 +115,9 @@ class SignIns:
         session_seconds: int,
         clock: Clock,
         report: Callable[[str], None],
+        ended: EndedSessions | None = None,
     ) -> None:
+        self._ended = ended or EndedSessions(clock)
         try:
             self._seal = CookieSigner(read_key(key), PROGRAM)
         except CannotStart as error:
@@ -134,7 +144,9 @@ class SignIns:
         if all(issuer.login is None for issuer in callers.issuers):
             self._people = None
         else:
-            self._people = SignInService(callers, self._clock, self._seal, self._public_url, self._session_seconds)
+            self._people = SignInService(
+                callers, self._clock, self._seal, self._public_url, self._session_seconds, self._ended
+            )
 
 
 _BASIC = 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
@@ -174,10 +186,10 @@ class PageAuthentication:
         self.people: Callable[[], SignInService | None] = people or (lambda: None)
         self._anonymous_secret = secrets.token_bytes(32)
 
-    def admit(self, request: Request, scope: Scope, form: Fields | None = None, *, for_teams: bool = False) -> Caller:
-        """Return the caller of a request. Raises Refusal for a caller without the scope.
+    def admit(self, request: Request, scope: Scope, *, for_teams: bool = False) -> Caller:
+        """Return the caller of a request, before any byte of its body is read. Raises Refusal for a caller without the
+        scope.
 
-        form: the fields of a submitted form, which must come from one of these pages.
         for_teams: True if the page has a version for callers who see only some teams."""
         if self._open and not names_this_machine(request.headers.get("host", "")):
             raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
@@ -188,18 +200,23 @@ class PageAuthentication:
             raise Refusal(
                 403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}, which the operator can grant"
             )
-        if form is not None:
+        if request.method == "POST":
             same_site(request)
-            if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), caller.mark.encode()):
-                raise Refusal(403, "An old form", "this form belongs to another session; open the page again")
         return caller
+
+    def person(self, request: Request) -> Person | None:
+        """Return the person signed in in this browser, whatever it may do; None for nobody."""
+        people = self.people()
+        return people.signed_in(request.cookies) if people is not None else None
 
     def _caller(self, request: Request) -> Caller:
         if self._open:
             return Caller(Principal("anonymous", frozenset(SCOPES)), _mark(self._anonymous_secret))
         token, people = token_in(request.headers.get("authorization", "")), self.people()
         try:
-            person = people.person(request.cookies) if token is None and people is not None else None
+            person = None
+            if token is None and people is not None:
+                person = people.person(request.cookies, renewable=renewable(request))
             if person is not None:
                 return Caller(person.principal, person.form_token, person)
             if self._tokens is None:
@@ -209,6 +226,17 @@ class PageAuthentication:
             # If people sign in, a form with an expired session must not make the browser prompt for a password.
             challenge = _BASIC if people is None else _BEARER
             raise Refusal(401, "Not signed in", str(error), {"WWW-Authenticate": challenge}) from error
+
+
+def renewable(request: Request) -> bool:
+    """Return True if a browser requests a page, which is answered with a redirect to the sign-in if need be."""
+    return request.method == "GET" and "text/html" in request.headers.get("accept", "")
+
+
+def check_form(caller: Caller, form: Fields) -> None:
+    """Raise Refusal if a form does not come from one of the caller's own pages."""
+    if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), caller.mark.encode()):
+        raise Refusal(403, "An old form", "this form belongs to another session; open the page again")
 
 
 def _mark(secret: bytes) -> str:
@@ -247,7 +275,7 @@ class SignInPages:
 
     async def form(self, request: Request) -> Fields:
         same_site(request)
-        return await read_form(request)
+        return fields_of(await read_form(request, _MOST_SIGN_OUT_BYTES))
 
     def page(self, _: Request, template: str, /, **values: Any) -> Response:
         return self._page(template, None, **values)

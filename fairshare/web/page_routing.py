@@ -1,7 +1,7 @@
 """Routes requests for the controller's pages, and renders pages and errors.
 
-For each request the application reads the form. A thread then authenticates the caller and runs the page's handler. The
-application logs an unexpected exception and answers it with an error page."""
+For each request a thread authenticates the caller, and only then the application reads the form. A thread runs the
+page's handler. The application logs an unexpected exception and answers it with an error page."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from fairshare.web.page_authentication import (
     PageAuthentication,
     Refusal,
     SignInPages,
+    check_form,
+    fields_of,
     read_form,
     refusal,
     sent,
@@ -162,15 +164,28 @@ class PagesApp:
 
     def _route(self, page: Page) -> Route:
         async def answer(request: Request) -> Response:
-            form = await read_form(request) if page.method == "POST" else None
-            return await to_thread.run_sync(self._handle, page, request, form, limiter=self._threads)
+            if page.method != "POST":
+                return await to_thread.run_sync(self._show, page, request, limiter=self._threads)
+            caller = await to_thread.run_sync(self._admit, page, request, limiter=self._threads)
+            content = await read_form(request)
+            return await to_thread.run_sync(self._handle, page, request, caller, content, limiter=self._threads)
 
         path = f"{page.prefix}{{rest:path}}" if page.prefix != "/" and page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
 
-    def _handle(self, page: Page, request: Request, form: Fields | None) -> Response:
-        caller = self._authentication.admit(request, page.scope, form, for_teams=page.for_teams)
-        return page.handler(RequestContext(self, request, form or {}, caller, request.path_params.get("rest", "")))
+    def _admit(self, page: Page, request: Request) -> Caller:
+        return self._authentication.admit(request, page.scope, for_teams=page.for_teams)
+
+    def _show(self, page: Page, request: Request) -> Response:
+        return self._answer(page, request, self._admit(page, request), {})
+
+    def _handle(self, page: Page, request: Request, caller: Caller, content: bytes) -> Response:
+        form = fields_of(content)
+        check_form(caller, form)
+        return self._answer(page, request, caller, form)
+
+    def _answer(self, page: Page, request: Request, caller: Caller, form: Fields) -> Response:
+        return page.handler(RequestContext(self, request, form, caller, request.path_params.get("rest", "")))
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
         refused = refusal(error)
@@ -184,7 +199,10 @@ class PagesApp:
         if signs_in and wants_page and request.url.path not in PATHS:
             query = f"?{request.url.query}" if request.url.query else ""
             return redirect(to_sign_in(quote(request.url.path) + query))
-        response = self.page("refused.html", None, status=refused.status_code, refusal=refused, again=signs_in)
+        person = self._authentication.person(request)
+        response = self.page(
+            "refused.html", None, status=refused.status_code, refusal=refused, again=signs_in, person=person
+        )
         response.headers.update(refused.headers or {})
         return response
 

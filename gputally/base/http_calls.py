@@ -6,7 +6,10 @@ can fail take the exception to raise as the argument `fault`. Its message has on
 from __future__ import annotations
 
 import ssl
+import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -69,6 +72,39 @@ def client(
     transport: replaces the network.
     proxies: True to use the proxies that environment variables name."""
     return httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a small request."""
+
+    status: int
+    content: bytes
+
+
+def exchange(tls: ssl.SSLContext, method: str, url: str, *, seconds: float, most_bytes: int, **more: Any) -> Reply:
+    """Send one request and read its answer, whatever its status, within limits.
+
+    seconds: the time limit of the whole exchange; a server that sends a byte now and then does not extend it by more
+        than one wait of the same length.
+    more: arguments of `httpx2.Client.stream`.
+
+    Raises httpx2.HTTPError, also for an answer that is too long."""
+    with client(tls, seconds) as http:
+        # Closing the client ends an exchange at its next byte.
+        limit = threading.Timer(seconds, http.close)
+        limit.daemon = True
+        limit.start()
+        try:
+            with http.stream(method, url, **more) as response:
+                content = read_bounded(response, most_bytes)
+        except (RuntimeError, ValueError, OSError) as error:  # what reading from a closed connection raises
+            raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s") from error
+        finally:
+            limit.cancel()
+    if content is None:
+        raise httpx2.DecodingError(f"the answer has more than {most_bytes} bytes")
+    return Reply(response.status_code, content)
 
 
 def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:

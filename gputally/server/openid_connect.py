@@ -8,7 +8,6 @@ Sources: OpenID Connect Core 1.0 §3.1, OpenID Connect Discovery 1.0 §4, RFC 76
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -26,7 +25,9 @@ import structlog
 
 from gputally.base import http_calls
 from gputally.base.clock import Clock
+from gputally.base.http_calls import Reply
 from gputally.base.units import MS_PER_SECOND
+from gputally.server.outgoing_calls import OutgoingCalls
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
     Grant,
@@ -34,6 +35,7 @@ from gputally.server.tokens_and_grants import (
     Login,
     Principal,
     Unauthenticated,
+    UnknownToken,
     UnverifiedToken,
     agent,
     check_times,
@@ -53,6 +55,7 @@ STALE_MS = 24 * 3600 * MS_PER_SECOND
 """Age above which keys are not used any more if the issuer does not answer."""
 _MOST_KEY_BYTES = 1024 * 1024
 _KEYS_TIMEOUT_SECONDS = 10
+_VERIFIED_AT_ONCE = 8
 Fetch = Callable[[], bytes]
 
 
@@ -64,58 +67,72 @@ def key_source(issuer: Issuer) -> Fetch:
     assert url is not None
 
     def fetch() -> bytes:
-        tls = http_calls.tls_context(None, OSError)
-        with http_calls.client(tls, _KEYS_TIMEOUT_SECONDS) as client, client.stream("GET", url) as answer:
-            content = http_calls.read_bounded(answer.raise_for_status(), _MOST_KEY_BYTES)
-        if content is None:
-            raise OSError(f"{url}: the answer has more than {_MOST_KEY_BYTES} bytes, too many for a set of keys (JWKS)")
-        return content
+        tls = http_calls.tls_context(issuer.ca_file, OSError)
+        reply = http_calls.exchange(tls, "GET", url, seconds=_KEYS_TIMEOUT_SECONDS, most_bytes=_MOST_KEY_BYTES)
+        if reply.status != 200:
+            raise OSError(f"{url}: the issuer answered {reply.status}")
+        return reply.content
 
     return fetch
 
 
 class Keys:
-    """The public keys of an issuer by id, which are fetched again when they are old. A failure is logged.
-    Thread-safe."""
+    """The public keys of an issuer by id, which are fetched again when they are old. A failure is logged. Thread-safe:
+    while one caller fetches, the others use the present keys."""
 
     def __init__(self, issuer: str, fetch: Fetch, clock: Clock) -> None:
         self._issuer = issuer
         self._fetch = fetch
         self._clock = clock
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._fetching = False
         self._keys: Mapping[str, Any] = {}
         self._fetched_ms: int | None = None
         self._tried_ms: int | None = None
 
-    def key(self, name: str) -> Any:
-        """Return a key. Raises Unauthenticated if the issuer has no such key, AuthorityUnavailable if its keys cannot
-        be fetched."""
-        with self._lock:
+    def key(self, name: str, patience_s: float = 0.0) -> Any:
+        """Return a key. patience_s: how long to wait while another caller fetches it. Raises Unauthenticated if the
+        issuer has no such key, AuthorityUnavailable if its keys cannot be fetched."""
+        with self._changed:
             now = self._clock.monotonic_ms()
             fresh = self._fetched_ms is not None and now - self._fetched_ms < FRESH_MS
             may_try = self._tried_ms is None or now - self._tried_ms >= AGAIN_MS
-            if (not fresh or name not in self._keys) and may_try:
-                self._load(now)
-            if self._fetched_ms is None or now - self._fetched_ms > STALE_MS:
+            mine = (not fresh or name not in self._keys) and may_try and not self._fetching
+            if mine:
+                self._fetching, self._tried_ms = True, now
+        if mine:
+            self._fetch_again()
+        with self._changed:
+            if name not in self._keys:
+                self._changed.wait_for(lambda: not self._fetching, patience_s)
+            if self._fetched_ms is None or self._clock.monotonic_ms() - self._fetched_ms > STALE_MS:
                 raise AuthorityUnavailable(
                     f"the keys of the issuer {self._issuer} cannot be fetched: try again in a minute "
                     "(the server's log has the reason)"
                 )
+            if name not in self._keys and self._fetching:
+                raise AuthorityUnavailable(f"the keys of the issuer {self._issuer} are being fetched: try again")
             if name not in self._keys:
                 raise Unauthenticated("the token is signed with an unknown key")
             return self._keys[name]
 
-    def _load(self, now: int) -> None:
-        self._tried_ms = now
+    def _fetch_again(self) -> None:
+        found: jwt.PyJWKSet | None = None
         try:
-            key_set = jwt.PyJWKSet.from_json(self._fetch().decode())
+            found = jwt.PyJWKSet.from_json(self._fetch().decode())
         except (OSError, httpx2.HTTPError, ValueError, jwt.PyJWTError) as error:
             structlog.get_logger("http").warning(
                 "issuer_keys_not_fetched", issuer=self._issuer, reason=http_calls.reason(error)
             )
-            return  # the present keys stay in use until they are stale
-        self._keys = {key.key_id or "": key.key for key in key_set.keys if key.public_key_use in (None, "sig")}
-        self._fetched_ms = now
+        finally:  # without new keys the present ones stay in use until they are stale
+            with self._changed:
+                self._fetching = False
+                if found is not None:
+                    self._keys = {
+                        key.key_id or "": key.key for key in found.keys if key.public_key_use in (None, "sig")
+                    }
+                    self._fetched_ms = self._clock.monotonic_ms()
+                self._changed.notify_all()
 
 
 class Issuers:
@@ -131,17 +148,18 @@ class Issuers:
         self._issuers = [(issuer, Keys(issuer.issuer, fetch(issuer), clock)) for issuer in issuers]
         self._grants = grants
         self._clock = clock
+        self._calls = OutgoingCalls("the issuer", _VERIFIED_AT_ONCE)
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
-        content = unverified(token) if token else None
-        if not token or content is None or content.algorithm not in ALGORITHMS:
-            raise Unauthenticated("the token is not known")
-        fault = Unauthenticated("the token is not known")
+        if not token:
+            raise UnknownToken
+        content = unverified(token)
+        fault: Unauthenticated = UnknownToken()
         for issuer, keys in self._issuers:
             if issuer.issuer != content.issuer:
                 continue
             try:
-                return await asyncio.to_thread(self._principal, token, content, issuer, keys)
+                return await self._calls.run(self._principal, token, content, issuer, keys)
             except Unauthenticated as error:
                 fault = error
         raise fault
@@ -156,24 +174,40 @@ class Issuers:
 
 
 def verified_claims(
-    token: str, content: UnverifiedToken, issuer: str, audience: str, keys: Keys, now_ms: int
+    token: str,
+    content: UnverifiedToken,
+    issuer: str,
+    audience: str,
+    keys: Keys,
+    now_ms: int,
+    patience_s: float = 0.0,
 ) -> Mapping[str, Any]:
-    """Verify that this issuer made the token for this audience, and return its claims. content: the decoded token.
+    """Verify that this issuer made the token for this audience, and return its claims.
+
+    content: the decoded token.
+    patience_s: see `Keys.key`.
+
     Raises Unauthenticated, AuthorityUnavailable."""
     if content.algorithm not in ALGORITHMS:
-        raise Unauthenticated("the token is not known")
+        raise Unauthenticated(
+            f"the token is signed with the algorithm {content.algorithm[:20]!r}, not an asymmetric one"
+        )
     try:
         claims: dict[str, Any] = jwt.decode(
             token,
-            keys.key(content.key),
+            keys.key(content.key, patience_s),
             algorithms=[content.algorithm],
             audience=audience,
             issuer=issuer,
             # `check_times` checks the times with the clock that is an argument.
             options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
         )
+    except (jwt.InvalidAudienceError, jwt.MissingRequiredClaimError) as error:
+        raise Unauthenticated(f"the token is not for {audience!r} (aud)") from error
+    except jwt.InvalidIssuerError as error:
+        raise Unauthenticated(f"the token is not of the issuer {issuer} (iss)") from error
     except (jwt.PyJWTError, ValueError, TypeError) as error:
-        raise Unauthenticated("the token is not valid") from error
+        raise Unauthenticated("the token's signature is not valid") from error
     check_times(claims, now_ms)
     return claims
 
@@ -191,13 +225,24 @@ def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
 
 
 def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
-    """Return a person's name and groups. Raises Unauthenticated if the token has no claim with the name."""
+    """Return a person's name and groups. Raises Unauthenticated if the token has no claim with the name. A claim of
+    groups that is no list is logged, and names no group (`groups_fault`)."""
     user, groups = claims.get(issuer.user), claims.get(issuer.groups)
     if not isinstance(user, str) or not user:
         raise Unauthenticated(f"the token has no claim {issuer.user!r}")
     if issuer.user == "email" and not issuer.email_unverified and claims.get("email_verified") is not True:
         raise Unauthenticated("the issuer has not verified the e-mail address (email_verified)")
+    if fault := groups_fault(claims, issuer):
+        structlog.get_logger("http").warning("groups_not_read", issuer=issuer.issuer, user=user, reason=fault)
     return user, [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
+
+
+def groups_fault(claims: Mapping[str, Any], issuer: Issuer) -> str:
+    """Return why a token's claim of groups cannot be read; "" if it can, or if the token has none."""
+    groups = claims.get(issuer.groups)
+    if groups is None or isinstance(groups, list):
+        return ""
+    return f"the claim {issuer.groups!r} is not a list of names, so no group counts: let the issuer send a list"
 
 
 def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
@@ -225,7 +270,8 @@ def _bound_to(claims: Mapping[str, Any], kind: str, attribute: str) -> str | Non
 
 
 _PROVIDER_TIMEOUT_SECONDS: Final = 10.0
-_MOST_ANSWER_BYTES: Final = 256 * 1024
+MOST_ANSWER_BYTES: Final = 256 * 1024
+"""Longest answer of a provider, and so longest ID token at sign-in: that of a person in thousands of groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,8 +320,8 @@ class Provider:
         if secret is None:
             form["client_id"] = self.login.client_id
         answer = self._request("POST", self._discovered().token, data=form, auth=auth)
-        if 400 <= answer.status_code < 500:
-            raise Unauthenticated("the provider refused the code")
+        if 400 <= answer.status < 500:
+            raise self._refused(answer)
         token = _document(answer).get("id_token")
         if not isinstance(token, str):
             raise AuthorityUnavailable("the provider's answer has no ID token")
@@ -298,10 +344,31 @@ class Provider:
             self._endpoints = Endpoints(_safe(authorize), _safe(token))
         return self._endpoints
 
-    def _request(self, method: str, url: str, **more: Any) -> httpx2.Response:
+    def _refused(self, answer: Reply) -> Unauthenticated | AuthorityUnavailable:
+        """The refusal of a code by the token endpoint (RFC 6749 §5.2)."""
         try:
-            with http_calls.client(self._tls, _PROVIDER_TIMEOUT_SECONDS) as client:
-                return client.request(method, url, headers={"Accept": "application/json"}, **more)
+            code = str(json.loads(answer.content).get("error", ""))
+        except (ValueError, AttributeError):
+            code = ""
+        if answer.status == 429:
+            return AuthorityUnavailable(
+                f"{self.label} refuses because it gets too many requests: try again in a minute"
+            )
+        if code == "invalid_client" or answer.status == 401:
+            return AuthorityUnavailable(
+                f"{self.label} does not accept this server's client_id and secret (invalid_client): the operator has "
+                "to correct login.client_id or login.client_secret_file"
+            )
+        if code == "invalid_grant":
+            return Unauthenticated("the provider refused the code, which is used or has expired (invalid_grant)")
+        return Unauthenticated(f"the provider refused the code ({code[:40]!r}, status {answer.status})")
+
+    def _request(self, method: str, url: str, **more: Any) -> Reply:
+        try:
+            return http_calls.exchange(
+                self._tls, method, url, seconds=_PROVIDER_TIMEOUT_SECONDS, most_bytes=MOST_ANSWER_BYTES,
+                headers={"Accept": "application/json"}, **more,
+            )  # fmt: skip
         except httpx2.HTTPError as error:
             raise AuthorityUnavailable(
                 f"{self.label} does not answer ({http_calls.reason(error)}): try again in a minute"
@@ -309,8 +376,9 @@ class Provider:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The TLS context with the system's CAs. It is cached, because loading the CAs takes longer than a request."""
-        return http_calls.tls_context(None, AuthorityUnavailable)
+        """The TLS context with the issuer's CAs. It is cached, because loading the system's CAs takes longer than a
+        request."""
+        return http_calls.tls_context(self.issuer.ca_file, AuthorityUnavailable)
 
     def _secret(self) -> str | None:
         path = self.login.client_secret_file
@@ -329,9 +397,9 @@ def challenge(verifier: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
-def _document(answer: httpx2.Response) -> dict[str, Any]:
-    if not answer.is_success or len(answer.content) > _MOST_ANSWER_BYTES:
-        raise AuthorityUnavailable(f"the provider answered {answer.status_code}")
+def _document(answer: Reply) -> dict[str, Any]:
+    if answer.status != 200:
+        raise AuthorityUnavailable(f"the provider answered {answer.status}: try again in a minute")
     try:
         document = json.loads(answer.content)
     except ValueError as error:

@@ -93,12 +93,15 @@ _CLOSE = {"Connection": "close"}
 """Makes the client close the connection, because the rest of the body is not read."""
 
 
-def tagged(request: Request, body: bytes, media_type: str, file: str = "") -> Response:
-    """Answer 200 with an ETag of the content, or 304 if the client already has the content.
+def tagged(request: Request, body: bytes, media_type: str, file: str = "", *, public: bool = False) -> Response:
+    """Answer 200 with an ETag of the content, or 304 if the client already has the content. A browser with cookies must
+    not store the content, because it would show it after the person has signed out.
 
-    file: the name under which a browser saves the content; "" to display it."""
+    file: the name under which a browser saves the content; "" to display it.
+    public: whether everybody may see the content."""
     tag = f'"{hashlib.sha256(body).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    forgotten = "cookie" in request.headers and not public
+    headers = {"ETag": tag, "Cache-Control": "no-store" if forgotten else "private, no-cache"}
     if file:
         headers["Content-Disposition"] = f'attachment; filename="{file}"'
     known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
@@ -112,7 +115,7 @@ def static_routes(files: Mapping[str, tuple[bytes, str]]) -> list[Route]:
 
     def route(path: str, content: bytes, media_type: str) -> Route:
         async def answer(request: Request) -> Response:
-            return tagged(request, content, media_type)
+            return tagged(request, content, media_type, public=True)
 
         return Route(path, answer)
 

@@ -1,7 +1,12 @@
 """Signs people in to the pages and out again: routes, signed cookies, redirects.
 
-A session is a signed cookie, and the server stores nothing. The cookie has no grants; the server looks them up at every
-request, so a withdrawn grant ends at once. The session of an issuer that is no longer configured is invalid.
+A session is a signed cookie with the person's groups. It has no grants; the server looks them up at every request, so a
+withdrawn grant ends at once. The session of an issuer that is no longer configured is invalid, and so is one that the
+person ended (`gputally.server.ended_sessions`).
+
+The groups are those of the last sign-in. After half the time `Login.groups_valid` a page sends the browser to the
+provider, which returns it at once with the present groups while the person is signed in there. After the whole time
+nothing else is answered either, so a person who was removed from a group loses its rights within that time.
 
 Cookies are JWTs, signed by HS256 with a key that all replicas of the pages share and no other program has. A cookie
 names its program and its purpose (a sign-in in progress, or a session), and the server accepts it for no other.
@@ -24,6 +29,7 @@ from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
 
 import jwt
+import structlog
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -34,12 +40,15 @@ from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import openid_connect
+from gputally.server.ended_sessions import EndedSessions
 from gputally.server.openid_connect import Keys, Provider
+from gputally.server.outgoing_calls import OutgoingCalls
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
     Callers,
     Principal,
     Unauthenticated,
+    UnknownToken,
     granted,
     unverified,
 )
@@ -63,12 +72,17 @@ class SignIn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A session after a completed sign-in. id: a random text from which the token of the session's forms is derived."""
+    """A session after a completed sign-in.
+
+    id: a random text from which the token of the session's forms is derived. It stays when the groups are renewed, so
+        that forms that are open stay valid.
+    began_ms: when the provider last named the groups."""
 
     issuer: str
     user: str
     groups: tuple[str, ...]
     id: str
+    began_ms: int
 
 
 class CookieSigner:
@@ -90,7 +104,9 @@ class CookieSigner:
         the person's groups."""
         text = self._encode("session", session, now_ms, seconds)
         if len(text) > _MOST_BYTES:
-            raise Unauthenticated("this person is in more groups with grants than a session can hold")
+            raise Unauthenticated(
+                f"this person is in {len(session.groups)} groups with grants, more than a session can hold"
+            )
         return text
 
     def decode_sign_in(self, text: str, now_ms: int) -> SignIn:
@@ -101,7 +117,12 @@ class CookieSigner:
     def decode_session(self, text: str, now_ms: int) -> Session:
         """Verify and decode a session. Raises Unauthenticated."""
         claims = self._decode("session", text, now_ms)
-        return Session(claims["issuer"], claims["user"], tuple(claims["groups"]), claims["id"])
+        try:
+            return Session(
+                claims["issuer"], claims["user"], tuple(claims["groups"]), claims["id"], int(claims["began_ms"])
+            )
+        except KeyError as error:
+            raise Unauthenticated("the cookie is of another version of this site") from error
 
     def form_token(self, session: Session) -> str:
         """Return the secret that every form of this session must contain."""
@@ -176,7 +197,15 @@ def own_path(text: str) -> str:
 
 SIGN_IN_SECONDS: Final = 600
 """Time that a person has to sign in at the provider."""
+MOST_SIGN_INS: Final = 10
+"""Sign-ins that may be in progress in one browser, as when it opens several pages at once. Each has a cookie."""
+_NAME_OF_STATE: Final = 22
+"""The characters of a state that a cookie's name contains."""
 _RANDOM_BYTES: Final = 32
+_CALLS_AT_ONCE: Final = 4
+"""Largest number of calls to providers at a time."""
+_KEYS_WAIT_SECONDS: Final = 5.0
+"""How long a sign-in waits while another request fetches the provider's keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +225,8 @@ class SignInService:
 
     callers: the callers file in force.
     signer: signs the cookies.
-    public_url: the address of the pages in a browser."""
+    public_url: the address of the pages in a browser.
+    ended: the sessions that people ended; None: those of this object."""
 
     def __init__(
         self,
@@ -205,7 +235,11 @@ class SignInService:
         signer: CookieSigner,
         public_url: str,
         session_seconds: int,
+        ended: EndedSessions | None = None,
     ) -> None:
+        self._ended = ended or EndedSessions(clock)
+        self.calls = OutgoingCalls("the provider", _CALLS_AT_ONCE)
+        self.sign_outs = OutgoingCalls("the store of ended sessions", _CALLS_AT_ONCE)
         self._grants = callers.grants
         self._clock = clock
         self._signer = signer
@@ -220,7 +254,7 @@ class SignInService:
             for provider in self.providers
         }
 
-    def begin(self, provider: Provider, next_page: str) -> Response:
+    def begin(self, provider: Provider, next_page: str, cookies: Mapping[str, str]) -> Response:
         """Redirect to the provider, and afterwards to `next_page` if it is a path of this server. Raises
         AuthorityUnavailable."""
         state, nonce, verifier = (secrets.token_urlsafe(_RANDOM_BYTES) for _ in range(3))
@@ -228,7 +262,12 @@ class SignInService:
         address = provider.authorization_url(self._redirect, state, nonce, verifier)
         cookie = self._signer.encode_sign_in(sign_in, self._clock.wall_ms(), SIGN_IN_SECONDS)
         answer = RedirectResponse(address, 303)
-        self._set_cookie(answer, self._sign_in_cookie, SIGN_IN_PATH, cookie, SIGN_IN_SECONDS)
+        self._set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, cookie, SIGN_IN_SECONDS)
+        begun = [name for name in cookies if name.startswith(self._sign_in_cookie)]
+        for name in begun[
+            : max(len(begun) + 1 - MOST_SIGN_INS, 0)
+        ]:  # browsers send the oldest first (RFC 6265bis §5.7.3)
+            self._set_cookie(answer, name, SIGN_IN_PATH, "", 0)
         return answer
 
     def complete(self, cookies: Mapping[str, str], state: str, code: str) -> Response:
@@ -238,55 +277,110 @@ class SignInService:
         if not code:
             raise Unauthenticated("the provider refused the sign-in")
         now = self._clock.wall_ms()
-        sign_in = self._signer.decode_sign_in(cookies.get(self._sign_in_cookie, ""), now)
+        begun = cookies.get(self._cookie_of(state))
+        if not begun:
+            raise Unauthenticated("no sign-in with this answer is in progress in this browser")
+        sign_in = self._signer.decode_sign_in(begun, now)
         if not secrets.compare_digest(sign_in.state.encode(), state.encode()):
             raise Unauthenticated("this is the answer to another sign-in")
         provider = self._provider(sign_in.issuer)
         token = provider.id_token(code, self._redirect, sign_in.verifier)
-        content = unverified(token)
-        if content is None:
-            raise Unauthenticated("the provider's ID token is not a valid JWT")
+        try:
+            content = unverified(token, openid_connect.MOST_ANSWER_BYTES)
+        except UnknownToken as error:
+            raise AuthorityUnavailable("the provider's ID token is not a JWT") from error
         claims = openid_connect.verified_claims(
-            token, content, sign_in.issuer, provider.login.client_id, self._keys[sign_in.issuer], now
+            token,
+            content,
+            sign_in.issuer,
+            provider.login.client_id,
+            self._keys[sign_in.issuer],
+            now,
+            _KEYS_WAIT_SECONDS,
         )
         openid_connect.check_party(claims, {provider.login.client_id})
         if not secrets.compare_digest(str(claims.get("nonce", "")).encode(), sign_in.nonce.encode()):
             raise Unauthenticated("the provider's ID token is for another sign-in")
         user, groups = openid_connect.person(claims, provider.issuer)
         known = {group for grant in self._grants for group in grant.groups}
-        session = Session(
-            sign_in.issuer, user, tuple(sorted(known.intersection(groups))), secrets.token_urlsafe(_RANDOM_BYTES)
-        )
+        of_grants = tuple(sorted(known.intersection(groups)))
+        fault = openid_connect.groups_fault(claims, provider.issuer)
+        if fault and not granted(self._grants, user, of_grants).scopes:
+            raise Unauthenticated(fault)
+        session = Session(sign_in.issuer, user, of_grants, self._id_for(cookies, sign_in.issuer, user), now)
         answer = RedirectResponse(sign_in.next, 303)
         cookie = self._signer.encode_session(session, now, self._session_seconds)
         self._set_cookie(answer, self._session_cookie, "/", cookie, self._session_seconds)
-        self._set_cookie(answer, self._sign_in_cookie, SIGN_IN_PATH, "", 0)
+        self._set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, "", 0)
         return answer
 
-    def person(self, cookies: Mapping[str, str]) -> Person | None:
+    def person(self, cookies: Mapping[str, str], *, renewable: bool = False) -> Person | None:
         """Return the signed-in person; None for a browser without a session. Raises Unauthenticated for a session that
-        has ended."""
+        has ended, or whose groups are old.
+
+        renewable: whether the caller sends this browser to the provider if the session is refused."""
+        session = self._session(cookies)
+        if session is None:
+            return None
+        age_ms = self._clock.wall_ms() - session.began_ms
+        valid_ms = self._provider(session.issuer).login.groups_valid * MS_PER_SECOND
+        if age_ms >= (valid_ms // 2 if renewable else valid_ms):
+            raise Unauthenticated("the groups of this session are old: open a page of this site to renew them")
+        rights = granted(self._grants, session.user, session.groups)
+        return Person(Principal(session.user, **rights._asdict()), self._signer.form_token(session))
+
+    def signed_in(self, cookies: Mapping[str, str]) -> Person | None:
+        """Return the signed-in person like `person`, but None for a session that has ended or whose groups are old. For
+        pages that only offer to sign out."""
+        try:
+            return self.person(cookies)
+        except Unauthenticated:
+            return None
+
+    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Response:
+        """End the session in this browser, and wherever its cookie was copied. Raises CrossSite, and
+        AuthorityUnavailable if other replicas cannot be told.
+
+        The person stays signed in at the provider, which could sign the person in again without a password."""
+        try:
+            session = self._session(cookies)
+        except Unauthenticated:
+            session = None
+        if session is not None:
+            if not secrets.compare_digest(self._signer.form_token(session).encode(), form_token.encode()):
+                raise CrossSite("this form does not belong to this session")
+            # No cookie of the session is valid longer than one that is made now.
+            self._ended.end(session.id, self._clock.wall_ms() + self._session_seconds * MS_PER_SECOND)
+        answer = RedirectResponse(SIGNED_OUT_PATH, 303)
+        self._set_cookie(answer, self._session_cookie, "/", "", 0)
+        return answer
+
+    def _session(self, cookies: Mapping[str, str]) -> Session | None:
+        """Return the session of this browser, whatever the age of its groups; None without one. Raises
+        Unauthenticated."""
         cookie = cookies.get(self._session_cookie)
         if not cookie:
             return None
         session = self._signer.decode_session(cookie, self._clock.wall_ms())
         self._provider(session.issuer)
-        rights = granted(self._grants, session.user, session.groups)
-        return Person(Principal(session.user, **rights._asdict()), self._signer.form_token(session))
+        if self._ended.ended(session.id, session.began_ms):
+            raise Unauthenticated("this session was ended by signing out")
+        return session
 
-    def sign_out(self, cookies: Mapping[str, str], form_token: str) -> Response:
-        """Delete the session in this browser. Raises CrossSite.
-
-        The person stays signed in at the provider, which could sign the person in again without a password."""
+    def _id_for(self, cookies: Mapping[str, str], issuer: str, user: str) -> str:
+        """Return the id of the same person's session in this browser, or a new one."""
         try:
-            person = self.person(cookies)
+            present = self._session(cookies)
         except Unauthenticated:
-            person = None
-        if person is not None and not person.allows(form_token):
-            raise CrossSite("this form does not belong to this session")
-        answer = RedirectResponse(SIGNED_OUT_PATH, 303)
-        self._set_cookie(answer, self._session_cookie, "/", "", 0)
-        return answer
+            present = None
+        if present is not None and (present.issuer, present.user) == (issuer, user):
+            return present.id
+        return secrets.token_urlsafe(_RANDOM_BYTES)
+
+    def _cookie_of(self, state: str) -> str:
+        """Return the name of the cookie of a sign-in in progress. Each has its own, so that several pages that a
+        browser opens at once all come back."""
+        return f"{self._sign_in_cookie}-{state[:_NAME_OF_STATE]}"
 
     def _set_cookie(self, answer: Response, name: str, path: str, value: str, seconds: int) -> None:
         """Add a cookie to an answer. seconds: 0 to delete the cookie."""
@@ -330,6 +424,11 @@ class SignInSite(Protocol):
 
 def sign_in_routes(site: SignInSite) -> list[Route]:
     """Return the routes of all sign-in pages."""
+    log = structlog.get_logger("http")
+
+    def unavailable(error: AuthorityUnavailable) -> Exception:
+        log.warning("sign_in_unavailable", reason=str(error))
+        return site.refusal("authority-unavailable", str(error))
 
     def parameter(request: Request, name: str, default: str = "") -> str:
         text = request.query_params.get(name) or default
@@ -349,29 +448,33 @@ def sign_in_routes(site: SignInSite) -> list[Route]:
                 site.page, request, "sign_in.html", providers=people.providers, next=own_path(next_page)
             )
         try:
-            return await run_in_threadpool(people.begin, people.providers[max(number, 1) - 1], next_page)
+            provider = people.providers[max(number, 1) - 1]
+            return await people.calls.run(people.begin, provider, next_page, request.cookies)
         except AuthorityUnavailable as error:
-            raise site.refusal("authority-unavailable", str(error)) from error
+            raise unavailable(error) from error
 
     async def complete(request: Request) -> Response:
         """Start a session when the provider sends the browser back with a code."""
         people = site.people(request)
         code = "" if parameter(request, "error") else parameter(request, "code")
         try:
-            return await run_in_threadpool(people.complete, request.cookies, parameter(request, "state"), code)
+            return await people.calls.run(people.complete, request.cookies, parameter(request, "state"), code)
         except Unauthenticated as error:
+            log.warning("sign_in_refused", reason=str(error))
             raise site.refusal("unauthenticated", f"{error}; go to {SIGN_IN_PATH} to begin again") from error
         except AuthorityUnavailable as error:
-            raise site.refusal("authority-unavailable", str(error)) from error
+            raise unavailable(error) from error
 
     async def sign_out(request: Request) -> Response:
-        """Delete the session in this browser."""
+        """End the session."""
         people = site.people(request)
         form_tokens = (await site.form(request)).get(FORM_TOKEN) or ("",)
         try:
-            return people.sign_out(request.cookies, form_tokens[0])
+            return await people.sign_outs.run(people.sign_out, request.cookies, form_tokens[0])
         except CrossSite as error:
             raise site.refusal("cross-site", str(error)) from error
+        except AuthorityUnavailable as error:
+            raise unavailable(error) from error
 
     async def signed_out(request: Request) -> Response:
         """Show the page after signing out."""

@@ -3,11 +3,11 @@
 The module caches an answer for at most a minute, and never beyond the token's own expiry. An agent's token must have
 gputally's audience and be bound to a pod, so that the agent of one node cannot report for another. The review names the
 pod's node. Before Kubernetes 1.30 it names only the pod, which is then looked up by name and uid. While the API server
-does not answer, callers stay admitted until their cached answer expires, and new callers get `AuthorityUnavailable`."""
+does not answer, callers stay admitted until their cached answer expires, and new callers get `AuthorityUnavailable`,
+soon if other reviews hang (`OutgoingCalls`)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,6 +19,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import Api
+from gputally.server.outgoing_calls import OutgoingCalls
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
@@ -28,6 +29,7 @@ from gputally.server.tokens_and_grants import (
     Scope,
     TooManyUnknown,
     Unauthenticated,
+    UnknownToken,
     agent,
     granted,
     service_account,
@@ -109,7 +111,7 @@ class _Answer:
     """The cached answer for a token.
 
     principal: None if the API server refused the token.
-    reason: why it was refused, "" if it was not.
+    reason: why it was refused, "" if it was not or if nothing is known about it.
     until_ms: the monotonic time at which the answer expires."""
 
     principal: Principal | None
@@ -144,12 +146,12 @@ class TokenReviews:
         self._known: TLRUCache[str, _Answer] = TLRUCache(
             MOST_REMEMBERED, ttu=lambda _key, answer, _now: answer.until_ms, timer=clock.monotonic_ms
         )
-        self._slots = asyncio.Semaphore(_REVIEWS_AT_ONCE)
+        self._reviews = OutgoingCalls("the API server", _REVIEWS_AT_ONCE)
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        content = unverified(token) if token else None
-        if not token or content is None:
-            raise Unauthenticated("the token is not known")
+        if not token:
+            raise UnknownToken
+        content = unverified(token)
         valid_ms = content.expires_ms - self._clock.wall_ms()
         if valid_ms <= 0:
             raise Unauthenticated("the token has expired")
@@ -160,13 +162,12 @@ class TokenReviews:
             wait = self._rate.admit(("", address)) if self._rate is not None else 0.0
             if wait:
                 raise TooManyUnknown(wait)
-            async with self._slots:
-                principal, reason = await asyncio.to_thread(self._review, token)
+            principal, reason = await self._reviews.run(self._review, token)
             cached_ms = min(REMEMBERED_MS if principal else REFUSED_MS, valid_ms)
             answer = _Answer(principal, reason, self._clock.monotonic_ms() + cached_ms)
             self._known[key] = answer
         if answer.principal is None:
-            raise Unauthenticated(answer.reason)
+            raise Unauthenticated(answer.reason) if answer.reason else UnknownToken
         return answer.principal
 
     def _review(self, token: str) -> tuple[Principal | None, str]:
@@ -179,7 +180,7 @@ class TokenReviews:
         status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
         # A server that knows no audiences leaves them out of its answer, because the token is then valid for any.
         if not status.authenticated or self._callers.audience not in status.audiences:
-            return None, "the token is not known"
+            return None, ""
         user = status.user
         account = service_account(user.username)
         if account is not None:

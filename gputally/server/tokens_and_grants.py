@@ -47,7 +47,7 @@ from pydantic import AwareDatetime, Field, field_validator, model_validator
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import config_loading
-from gputally.server.config_loading import Model, WatchedFile
+from gputally.server.config_loading import Duration, Model, WatchedFile
 
 Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
 SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
@@ -82,9 +82,16 @@ class Unauthenticated(Exception):
     """The caller is not known. The message reveals nothing about known callers."""
 
 
+class UnknownToken(Unauthenticated):
+    """Nothing is known about the token, not even why it would be refused."""
+
+    def __init__(self) -> None:
+        super().__init__("the token is not known")
+
+
 class AuthorityUnavailable(Exception):
-    """The caller cannot be identified at present: the API server or the issuer gives no valid answer, or a file with a
-    secret cannot be read."""
+    """The caller cannot be identified at present: the API server or the issuer gives no valid answer, or this server is
+    not set up as it expects."""
 
 
 class TooManyUnknown(Exception):
@@ -110,22 +117,23 @@ class Authenticator(Protocol):
 
 class AnyOf:
     """Tries several authenticators in order. If none knows the token, it raises AuthorityUnavailable if an authority
-    did not answer, and otherwise the last authenticator's Unauthenticated."""
+    did not answer, and otherwise the last authenticator's Unauthenticated, but UnknownToken only if all raise it."""
 
     def __init__(self, *authenticators: Authenticator) -> None:
         self._authenticators = authenticators
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:
-        refusal: Exception = Unauthenticated("a bearer token is needed")
+        reason: Unauthenticated | None = None
         unavailable: AuthorityUnavailable | None = None
         for authenticator in self._authenticators if token else ():
             try:
                 return await authenticator.authenticate(token, address)
             except Unauthenticated as error:
-                refusal = error
+                if reason is None or not isinstance(error, UnknownToken):
+                    reason = error
             except AuthorityUnavailable as error:
                 unavailable = error
-        raise unavailable or refusal
+        raise unavailable or reason or Unauthenticated("a bearer token is needed")
 
 
 class CurrentAuthenticator:
@@ -159,7 +167,7 @@ class FileToken:
         except (OSError, UnicodeDecodeError) as error:
             raise AuthorityUnavailable(f"{self._path}: the token cannot be read: {error}") from error
         if not expected or token is None or not hmac.compare_digest(sha256(expected), sha256(token)):
-            raise Unauthenticated("the token is not known")
+            raise UnknownToken
         return Principal(self._name, frozenset({"read"}))
 
 
@@ -171,7 +179,7 @@ class SingleToken:
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         if token is None or not hmac.compare_digest(self._digest, sha256(token)):
-            raise Unauthenticated("the token is not known")
+            raise UnknownToken
         return Principal("self", frozenset(SCOPES))
 
 
@@ -260,7 +268,7 @@ class TokenFile:
             if hmac.compare_digest(entry.token_sha256, digest):
                 matching = entry
         if matching is None:
-            raise Unauthenticated("the token is not known")
+            raise UnknownToken
         if matching.expires is not None and matching.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
             raise Unauthenticated("the token has expired")
         return matching.principal
@@ -341,28 +349,42 @@ class UnverifiedToken:
     expires_ms: int
 
 
-def unverified(token: str) -> UnverifiedToken | None:
-    """Decode a JWT without verification. Return None if the token is not a JWT with an expiry."""
-    if len(token) > MOST_BYTES or token.count(".") != 2:
-        return None
+def unverified(token: str, most_bytes: int = MOST_BYTES) -> UnverifiedToken:
+    """Decode a JWT without verification. most_bytes: the length of the longest token. Raises UnknownToken for a token
+    that is no JWT, Unauthenticated with the reason for a JWT that cannot be used."""
+    if token.count(".") != 2:
+        raise UnknownToken
+    if len(token) > most_bytes:
+        raise Unauthenticated(
+            f"the token has {len(token)} bytes, and the limit is {most_bytes}: let the issuer put fewer claims into it"
+        )
     try:
         header = jwt.get_unverified_header(token)
         claims = jwt.decode(token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False})
-    except (jwt.InvalidTokenError, ValueError, RecursionError):
-        return None
+    except (jwt.InvalidTokenError, ValueError, RecursionError) as error:
+        raise UnknownToken from error
     issuer, key, end = claims.get("iss"), header.get("kid", ""), _instant(claims.get("exp"))
-    if not isinstance(issuer, str) or not isinstance(key, str) or end is None:
-        return None
+    if not isinstance(issuer, str):
+        raise Unauthenticated("the token names no issuer (iss)")
+    if end is None:
+        raise Unauthenticated("the token has no valid expiry (exp)")
+    if not isinstance(key, str):
+        raise Unauthenticated("the id of the token's key (kid) is not a text")
     return UnverifiedToken(issuer, key, str(header.get("alg", "")), end)
 
 
 def check_times(claims: Mapping[str, Any], now_ms: int) -> None:
     """Check the claims `exp` and `nbf`. Raises Unauthenticated if the token has expired or is not valid yet."""
     end, begin = _instant(claims.get("exp")), _instant(claims.get("nbf", 0))
-    if end is None or now_ms >= end + SKEW_MS:
-        raise Unauthenticated("the token has expired")
-    if begin is None or now_ms < begin - SKEW_MS:
-        raise Unauthenticated("the token is not valid yet")
+    if end is None or begin is None:
+        raise Unauthenticated("the token has no valid times (exp, nbf)")
+    if now_ms >= end + SKEW_MS:
+        raise Unauthenticated(f"the token expired {(now_ms - end) // MS_PER_SECOND} s ago by this server's clock")
+    if now_ms < begin - SKEW_MS:
+        raise Unauthenticated(
+            f"the token is valid only in {(begin - now_ms) // MS_PER_SECOND} s by this server's clock (nbf), so the "
+            f"clocks of this server and of the issuer differ; {SKEW_MS // MS_PER_SECOND} s are tolerated"
+        )
 
 
 def service_account(username: str) -> str | None:
@@ -416,6 +438,9 @@ class Login(Model):
     """File with the client's secret, which is read at every sign-in; None for a public client."""
     scopes: tuple[str, ...] = ("openid", "profile", "email")
     """Requested scopes. Many issuers put groups into the token only for a scope of their own."""
+    groups_valid: Duration = Field(default=3_600, ge=60)
+    """How long the groups of a sign-in count: within this time a person who was removed from a group loses its rights.
+    After half of it, pages send the browser to the issuer for the present groups."""
     label: str = Field(default="", max_length=80)
     """Text of the sign-in link; "" for the issuer's host."""
 
@@ -427,6 +452,8 @@ class Issuer(Model):
     audience: str = Field(min_length=1)
     jwks_file: Path | None = None
     jwks_url: str | None = Field(default=None, pattern=r"^https://")
+    ca_file: Path | None = None
+    """PEM file with the CAs of the issuer's certificates, for `jwks_url` and `login`; None for the system's CAs."""
     cluster: str | None = None
     """The one cluster whose usage its agents may report."""
     agents: tuple[str, ...] = ()

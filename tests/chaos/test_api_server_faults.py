@@ -39,7 +39,7 @@ from tests.real.programs import free_ports
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 FAULTS = 50
 KINDS_OF_FAULT = (Fault.CUT, Fault.ANSWER_LOST, Fault.HANGS, Fault.CONFLICT, Fault.BUSY, Fault.FAILED)
-REQUESTS = (" .*/leases", "GET .*/leases", "PATCH .*/leases", " .*/queues", " .*/configmaps", " ")
+REQUESTS = (" .*/leases", "GET .*/leases", "P.* .*/leases", " .*/queues", " .*/configmaps", " ")
 """Patterns of requests that get a fault. The first four are those on which terms and weights depend."""
 SPACE = "faults"
 TIMES = LeaseTimes()

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,10 +27,17 @@ def _key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(65537, 2048)
 
 
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Provider:
     """claims: of the next user. secret: the client's secret; None for a public client. refuse: reject every sign-in.
-    spoil: changes the claims of the ID token."""
+    spoil: changes the claims of the ID token. token_answer: status and body of the token endpoint. hang: while it is
+    not set, no request is answered, and `waiting` counts them."""
 
     clock: Clock
     url: str = ""
@@ -40,9 +48,18 @@ class Provider:
     )
     spoil: dict[str, Any] = field(default_factory=dict)
     refuse: bool = False
+    token_answer: tuple[int, bytes] | None = None
+    hang: threading.Event = field(default_factory=_set)
+    waiting: int = 0
     asked: list[dict[str, str]] = field(default_factory=list)
     key: rsa.RSAPrivateKey = field(default_factory=_key)
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def wait(self) -> None:
+        """Hang while the test says so."""
+        if not self.hang.is_set():
+            self.waiting += 1
+            self.hang.wait(60)
 
     def keys(self) -> bytes:
         """Return the JWKS document."""
@@ -92,6 +109,7 @@ def provider(clock: Clock) -> Iterator[Provider]:
 
     class Endpoints(Handler):
         def do_GET(self) -> None:
+            state.wait()
             url = urlsplit(self.path)
             if url.path == "/.well-known/openid-configuration":
                 described = {
@@ -112,7 +130,8 @@ def provider(clock: Clock) -> Iterator[Provider]:
             body = self.content().decode()
             form = {k: v[0] for k, v in parse_qs(body).items()}
             given = state.token(form, self.headers.get("Authorization", ""))
-            self.say(400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode())
+            answer = 400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode()
+            self.say(*(state.token_answer or answer))
 
     with listening(Endpoints) as state.url:
         yield state

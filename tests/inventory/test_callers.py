@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -285,8 +286,8 @@ def test_faults_of_the_file_of_callers(tmp_path, old, new, fault):
 
 @given(st.one_of(st.text(), st.binary().map(lambda raw: f"e30.{base64.urlsafe_b64encode(raw).decode().rstrip('=')}.x")))
 def test_no_text_breaks_the_reading_of_tokens(text):
-    found = tokens_and_grants.unverified(text)
-    assert found is None or isinstance(found.issuer, str)
+    with contextlib.suppress(Unauthenticated):
+        assert isinstance(tokens_and_grants.unverified(text).issuer, str)
 
 
 @pytest.mark.parametrize("said", [{"email_verified": False}, {"email_verified": "true"}, {}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,23 @@ def login(clock: VirtualClock) -> Iterator[Provider]:
 class PageContext:
     """An accountant with sign-in, and one browser."""
 
-    def __init__(self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "") -> None:
+    def __init__(
+        self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "", login_more: str = ""
+    ) -> None:
         (tmp_path / "keys.json").write_bytes(login.keys())
         (tmp_path / "secret").write_text("client-s3cret\n")
         self.login, self.callers = login, tmp_path / "callers.yaml"
         self.callers.write_text(
             f"schema: 1\nissuers:\n  - issuer: {login.url}\n    audience: gputally\n"
             f"    jwks_file: {tmp_path}/keys.json\n    user: email\n"
-            f"    login: {{client_id: gputally, client_secret_file: {tmp_path}/secret}}\n{more}"
+            f"    login: {{client_id: gputally, client_secret_file: {tmp_path}/secret{login_more}}}\n{more}"
             "grants:\n  - {groups: [platform], scopes: [read, admin]}\n"
             "  - {groups: [leads], scopes: [read], teams: [vision]}\n"
         )
-        settings = Settings(data=empty_ledger.data(tmp_path / "data"), callers=self.callers, public_url=HERE)
+        data = tmp_path / "data"
+        settings = Settings(
+            data=data if data.exists() else empty_ledger.data(data), callers=self.callers, public_url=HERE
+        )
         self.service = Service(settings, clock)
         self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
 
@@ -126,12 +132,151 @@ def test_a_session_changes_nothing_but_by_its_own_forms(site: PageContext):
     assert refused.status_code == 401, "a cookie alone is what another site's page could make a browser send"
 
 
-def test_a_session_ends(site: PageContext, clock: VirtualClock):
+def test_a_session_ends(tmp_path: Path, clock: VirtualClock, login: Provider):
+    site = PageContext(tmp_path, clock, login, login_more=", groups_valid: 30d")
     site.sign_in("platform")
     clock.advance(8 * 3_600_000 - 1)
     assert site.browser.get("/coverage", headers=PAGE).status_code == 200
     clock.advance(1)
     assert site.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
+    site.service.close()
+
+
+def test_who_leaves_a_group_loses_it_within_the_hour_and_forms_that_are_open_stay_valid(
+    site: PageContext, clock: VirtualClock, login: Provider
+):
+    site.sign_in("platform", path="/nodes")
+    form_token = form_token_of(site.browser.get("/nodes", headers=PAGE).text)
+    form = {"gpu": "GPU-1", "reason": "card swapped", "form_token": form_token}
+    clock.advance(1_800_000)
+    assert site.browser.get("/v1/audit").status_code == 200, "only a page can ask the provider"
+    assert site.sign_in(path="/nodes").headers["location"] == "/nodes", "the person need not do anything"
+    assert site.browser.get("/nodes", headers=PAGE).status_code == 200
+    assert site.browser.post("/node/prod/node-2/gpus", data=form).status_code == 409
+    login.claims |= {"groups": []}
+    clock.advance(3_600_000)
+    assert site.browser.get("/v1/audit").status_code == 401
+    assert site.browser.post("/node/prod/node-2/gpus", data=form).status_code == 401
+    site.sign_in(path="/nodes")
+    assert site.browser.get("/nodes", headers=PAGE).status_code == 403
+
+
+def test_signing_out_ends_a_copied_cookie_too(tmp_path: Path, site: PageContext, clock: VirtualClock, login: Provider):
+    site.sign_in("platform", path="/prices")
+    copied = dict(site.browser.cookies)
+    page = site.browser.get("/prices", headers=PAGE)
+    assert page.headers["cache-control"] == "no-store", "else the back button shows it"
+    assert site.browser.get("/static/style.css").headers["cache-control"] != "no-store"
+    site.browser.post("/sign-out", data={"form_token": form_token_of(page.text)})
+
+    def refused(context: PageContext) -> bool:
+        context.browser.cookies.clear()
+        context.browser.cookies.update(copied)
+        return context.browser.get("/prices", headers=PAGE).status_code == 303
+
+    assert refused(site)
+    site.service.close()
+    restarted = PageContext(tmp_path, clock, login)
+    assert refused(restarted)
+    restarted.browser.cookies.clear()
+    restarted.sign_in("platform")
+    assert restarted.browser.get("/coverage", headers=PAGE).status_code == 200
+    restarted.service.close()
+
+
+def test_pages_that_a_browser_opens_at_once_all_come_back(site: PageContext, login: Provider):
+    login.claims |= {"groups": ["platform"]}
+    pages = ["/coverage", "/prices", "/nodes", "/jobs", "/month"]
+    left = [site.leave(page) for page in pages]
+    back = [site.come_back(address) for address in left]
+    assert [answer.headers["location"] for answer in back] == pages
+    assert len(site.browser.cookies) == 1, "what was under way is over"
+    form_token = form_token_of(site.browser.get("/nodes", headers=PAGE).text)
+    for _ in range(30):
+        site.browser.get("/sign-in?next=/prices", headers=PAGE)
+    assert len(site.browser.cookies) <= 12
+    assert form_token_of(site.browser.get("/nodes", headers=PAGE).text) == form_token
+
+
+def test_only_groups_with_grants_count_however_many_there_are(site: PageContext, login: Provider):
+    back = site.sign_in("platform", *(f"a-group-with-a-rather-long-name-{number}" for number in range(3_000)))
+    assert back.status_code == 303
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "named"),
+    [
+        ((401, b'{"error": "invalid_client"}'), 503, "client_secret_file"),
+        ((400, b'{"error": "invalid_client"}'), 503, "client_secret_file"),
+        ((400, b'{"error": "invalid_grant"}'), 401, "invalid_grant"),
+        ((429, b"slow down"), 503, "too many requests"),
+        ((500, b""), 503, "500"),
+        ((200, b"{"), 503, "not JSON"),
+        ((200, b'{"id_token": "x"}'), 503, "not a JWT"),
+        ((200, b" " * 300_000), 503, "more than"),
+    ],
+)
+def test_each_fault_of_a_provider_has_a_text_of_its_own(
+    site: PageContext, login: Provider, logs: list[Any], answer: tuple[int, bytes], status: int, named: str
+):
+    login.token_answer = answer
+    refused = site.sign_in("platform")
+    assert (refused.status_code, named in refused.text) == (status, True)
+    assert "token" not in refused.text.partition("<h1>")[2].partition("</h1>")[0]
+    assert any(named in entry.get("reason", "") for entry in logs), "the operator finds it in the log"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        ({"groups": "platform"}, "not a list"),
+        ({"nbf": NOW_MS // 1000 + 120}, "clocks"),
+        ({"exp": NOW_MS // 1000 - 120}, "120 s"),
+        ({"aud": "another"}, "(aud)"),
+    ],
+)
+def test_each_fault_of_an_id_token_has_a_text_of_its_own(
+    site: PageContext, login: Provider, logs: list[Any], spoil: dict[str, Any], named: str
+):
+    login.spoil = spoil
+    refused = site.sign_in("platform")
+    assert (refused.status_code, named in refused.text) == (401, True)
+    assert any(named in entry.get("reason", "") for entry in logs)
+
+
+def test_a_claim_of_groups_that_is_a_text_takes_nothing_from_a_person_with_grants_of_its_own(
+    site: PageContext, login: Provider, clock: VirtualClock, logs: list[Any]
+):
+    site.callers.write_text(site.callers.read_text() + "  - {users: [ann@example.com], scopes: [read]}\n")
+    clock.advance(60_000)
+    site.service.maintain()
+    login.spoil = {"groups": "platform"}
+    assert site.sign_in().status_code == 303
+    assert site.browser.get("/coverage", headers=PAGE).status_code == 200
+    assert any("not a list" in entry.get("reason", "") for entry in logs)
+
+
+def test_while_a_provider_hangs_everything_else_is_answered(site: PageContext, login: Provider):
+    """Fifty visitors at once; each waits for a moment and is refused."""
+
+    async def visit() -> tuple[list[int], list[int]]:
+        transport = httpx2.ASGITransport(app=site.service.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=HERE, timeout=60) as client:
+            visitors = [asyncio.create_task(client.get("/sign-in", headers=PAGE)) for _ in range(50)]
+            while not login.waiting:
+                await asyncio.sleep(0)
+            others = [(await client.get(path)).status_code for path in ("/readyz", "/livez", "/leading") * 3]
+            done, _ = await asyncio.wait(visitors, return_when=asyncio.FIRST_COMPLETED)
+            assert {task.result().status_code for task in done} == {503}
+            login.hang.set()
+            return others, [(await visitor).status_code for visitor in visitors]
+
+    login.hang.clear()
+    others, found = asyncio.run(visit())
+    assert set(others) == {200}
+    assert found.count(303) >= 4, "who got a turn is sent to the provider once it answers"
+    assert set(found) == {303, 503}
 
 
 def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(site: PageContext, clock: VirtualClock):
@@ -257,7 +402,7 @@ def test_a_key_from_elsewhere_is_one_or_is_refused(tmp_path: Path):
         read_key(given)
 
 
-SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
+SESSION = Session("https://login", "ann", ("a", "b"), "id-1", NOW_MS)
 
 
 def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
@@ -274,8 +419,8 @@ def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
     ):
         with pytest.raises(Unauthenticated):
             open_it(text, NOW_MS)
-    with pytest.raises(Unauthenticated, match="more groups"):
-        signer.encode_session(Session("i", "u", tuple(f"group-{n}" for n in range(900)), "id"), NOW_MS, 60)
+    with pytest.raises(Unauthenticated, match="more than a session can hold"):
+        signer.encode_session(Session("i", "u", tuple(f"group-{n}" for n in range(900)), "id", 0), NOW_MS, 60)
 
 
 @given(st.text())

@@ -12,8 +12,12 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from fairshare.web.ended_session_config_map import SessionConfigMap
 from fairshare.web.page_authentication import PROGRAM, SignIns
 from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import CONFIG_MAP
+from gputally.server.ended_sessions import EndedSessions
 from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Session
 from tests.fairshare.web.controller_pages import Answer, Stage, ask, stage
 from tests.fakes.provider import Provider
@@ -123,12 +127,13 @@ class PageContext:
     login: Provider
     file: Path
     faults: Faults
+    ended: list[EndedSessions]
 
     def browser(self, *groups: str) -> Browser:
         """Return a browser that is signed in as a member of these groups; without groups it is not signed in."""
         made = Browser(self.first.site)
         if groups:
-            who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())
+            who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex(), self.first.clock.wall_ms())
             made.cookies[NAME] = SIGNER.encode_session(who, self.first.clock.wall_ms(), 3_600)
             made.paths[NAME] = "/"
         return made
@@ -136,9 +141,11 @@ class PageContext:
 
 def site_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> PageContext:
     file, secret, faults = callers(folder, login, **more), key(folder), Faults()
+    store, ended = SessionConfigMap(MemoryCluster([CONFIG_MAP]), "ns", "sessions"), list[EndedSessions]()
 
     def people(own: VirtualClock) -> SignIns:
-        return SignIns(file, secret, HERE, 3_600, own, faults.append)
+        ended.append(EndedSessions(own, store))
+        return SignIns(file, secret, HERE, 3_600, own, faults.append, ended[-1])
 
     stages = []
     for name in ("first", "second"):
@@ -146,7 +153,7 @@ def site_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> 
         stages.append(stage(folder / name, writable=True, guarded=True, people=people))
     # The provider's clock is the pages'.
     clock.advance(stages[0].clock.wall_ms() - clock.wall_ms())
-    return PageContext(stages[0], stages[1], login, file, faults)
+    return PageContext(stages[0], stages[1], login, file, faults, ended)
 
 
 def signing_in(folder: Path, file: Path, **options: Any) -> Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -75,6 +76,53 @@ def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(context: P
     assert browser.post("/sign-out", mark=mark).status == 303
 
 
+def test_signing_out_ends_a_copied_cookie_at_every_replica(context: PageContext) -> None:
+    browser = context.browser("readers")
+    copied = Browser(context.second.site, dict(browser.cookies), dict(browser.paths))
+    mark = browser.mark()
+    assert copied.get("/").status == 200
+    assert browser.post("/sign-out", mark=mark).status == 303
+    copied.site = context.first.site
+    assert copied.get("/").status == 303
+    context.ended[1].read()
+    copied.site = context.second.site
+    assert copied.get("/").status == 303
+    assert context.browser("readers").get("/").status == 200, "others stay signed in"
+
+
+def test_who_has_no_grant_signs_out(context: PageContext) -> None:
+    browser = context.browser("chess")
+    assert browser.get("/").status == 403
+    assert browser.post("/sign-out").headers["Location"] == "/signed-out"
+    assert browser.cookies == {}
+
+
+@pytest.mark.parametrize("role", ["nobody", "stranger", "reader"])
+def test_a_form_is_read_only_when_its_sender_is_known_and_may_send_it(context: PageContext, role: str) -> None:
+    browser = context.browser(*ROLES.get(role, ()))
+    cookies = [f"{name}={value}" for name, value in browser.cookies.items()]
+    headers = {"cookie": "; ".join(cookies), "content-type": "application/x-www-form-urlencoded"}
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": "/policy/apply", "raw_path": b"/policy/apply", "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "client": ("127.0.0.1", 1),
+    }  # fmt: skip
+    statuses: list[int] = []
+
+    async def unread() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    asyncio.run(context.first.site.app(scope, unread, send))
+    assert statuses == [401 if role == "nobody" else 403]
+
+
+def test_the_form_of_a_sender_who_is_not_known_is_small(context: PageContext) -> None:
+    assert context.browser("readers").post("/sign-out", {"more": "x" * 2_000}).status == 413
+
+
 def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(context: PageContext) -> None:
     assert context.first.get("/", "read").status == 200
     refused = context.first.get("/")
@@ -96,7 +144,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 def test_every_route_as_every_role(context: PageContext, role: str) -> None:
     browser = context.browser(*ROLES.get(role, ()))
     mark = browser.mark()
-    assert bool(mark) == (role not in ("nobody", "stranger"))
+    assert bool(mark) == (role != "nobody"), "who may see nothing can sign out too"
     for route in ROUTES:
         url = addresses(context.first)[route.method, route.prefix]
         found = browser.get(url) if route.method == "GET" else browser.post(url, mark=mark)
@@ -161,7 +209,9 @@ def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(context: PageContex
 def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: Login) -> None:
     others = "queues:\n  - {name: research, refs: ['kai:research'], team: other}\n"
     here = signing_in(tmp_path, callers(tmp_path, login[0]), text=others, cycles=1)
-    session = SIGNER.encode_session(Session(login[0].url, "ann", ("leads",), "id"), here.clock.wall_ms(), 60)
+    session = SIGNER.encode_session(
+        Session(login[0].url, "ann", ("leads",), "id", here.clock.wall_ms()), here.clock.wall_ms(), 60
+    )
     shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/"))
     assert "No queue belongs, with all queues below it, to vision." in shown
     assert "research" not in shown
@@ -275,7 +325,7 @@ def test_a_code_is_good_once_and_a_refusal_is_told(context: PageContext) -> None
 
 def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) -> None:
     now = context.first.clock.wall_ms()
-    session = Session(context.login.url, "eve", ("operators", "admins"), "id")
+    session = Session(context.login.url, "eve", ("operators", "admins"), "id", now)
     ours, forged = SIGNER, CookieSigner(b"x" * 32, PROGRAM)
     under_way = SignIn(context.login.url, "s", "n", "v", "/")
     valid = ours.encode_session(session, now, 60)
@@ -286,7 +336,7 @@ def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) 
         "the accountant's": CookieSigner(b"k" * 32).encode_session(session, now, 60),
         "a sign-in": ours.encode_sign_in(under_way, now, 60),
         "over": ours.encode_session(session, now - 60_000, 60),
-        "another issuer's": ours.encode_session(Session("https://gone", "eve", ("operators",), "id"), now, 60),
+        "another issuer's": ours.encode_session(Session("https://gone", "eve", ("operators",), "id", now), now, 60),
         "cut": valid[:-3],
         "no signature": valid.rpartition(".")[0] + ".",
         "nothing": "x",
@@ -300,10 +350,13 @@ def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) 
 def test_a_session_and_a_slow_sign_in_end(tmp_path: Path, login: Login) -> None:
     here = site_in(tmp_path, *login)
     browser = here.browser("readers")
-    here.first.clock.advance(3_599_000)
+    here.first.clock.advance(1_799_000)
     assert browser.get("/").status == 200
     here.first.clock.advance(1_000)
     assert browser.get("/").headers["Location"] == "/sign-in?next=%2F"
+    assert browser.get("/", accept="*/*").status == 200, "only a page can ask the provider for the present groups"
+    here.first.clock.advance(1_800_000)
+    assert browser.get("/", accept="*/*").status == 401
     late = here.browser()
     back = late.back(late.leave())
     here.first.clock.advance(600_000)
