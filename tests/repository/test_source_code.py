@@ -71,6 +71,7 @@ WITHOUT_A_TASK = {
     "agent/devices/nvml_library.py": "a call to the driver; who made it goes on after its time limit",
     "accountant/history_import/import_run.py": "senders of one import, whose command waits for them",
     "fairshare/web/what_if_worker.py": "one preview, whose page shows its progress, its failure and its time limit",
+    "gputally/base/http_calls.py": "the time limit of one exchange, which ends with the exchange",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",
     "gputally/demo/worker_processes.py": "the orders of one of the demo's processes",
