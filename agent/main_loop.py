@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -27,12 +27,13 @@ from agent.metrics.metric_families import Operations
 from agent.upload.spool import (
     OUTBOX_FULL,
     SPOOL_UNWRITABLE,
-    LostRecords,
     Outbox,
-    OutboxUnavailable,
     Stats,
     lost_records,
+    shifted_facts,
+    shifted_row,
 )
+from agent.upload.spool_file import OutboxUnavailable
 from agent.upload.uploader import WRONG_MS, ShipResult, Uploader
 from agent.wire import PodFacts
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks
@@ -69,6 +70,11 @@ class _UnspooledRecords:
     sets: tuple[ClosedSet, ...]
     facts: tuple[PodFacts, ...]
     rows: int
+    origin: int
+
+    def shifted(self, by_ms: int) -> _UnspooledRecords:
+        sets = tuple(ClosedSet(tuple([shifted_row(row, by_ms) for row in closed.rows])) for closed in self.sets)
+        return replace(self, sets=sets, facts=tuple([shifted_facts(facts, by_ms) for facts in self.facts]))
 
 
 class Agent:
@@ -115,7 +121,8 @@ class Agent:
         self._forgotten = 0
         """`Outbox.forgotten` at the last comparison of facts."""
         self._backlog: deque[_UnspooledRecords] = deque()
-        self._lost: LostRecords | None = None
+        self._lost_sets: int | None = None
+        """Number of sets that were lost in memory and are not declared yet; None if nothing was lost."""
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -198,9 +205,11 @@ class Agent:
         if deliver and (shipping is None or not shipping.is_alive()):
             self._deliver(deadline_ms)
         if self._backlog:
+            sets = [closed for one in self._backlog for closed in one.sets]
+            facts = sum([len(one.facts) for one in self._backlog])
             log.critical(
                 "the agent stops, and records that could not be spooled are lost",
-                extra={"rows": self.health.backlog_rows},
+                extra=asdict(lost_records(sets, facts, now_ms)),
             )
         self._source.close()
         self._uploader.close()
@@ -289,8 +298,8 @@ class Agent:
             return ()
         closed = self._meter.skip(by_ms)
         self._spool(closed, ())
+        self._origins.date_following(self._origin_ms())
         with suppress(OutboxUnavailable):
-            self._origins.date_following(self._origin_ms())
             self._redate()
         return closed
 
@@ -298,7 +307,11 @@ class Agent:
         """Correct the times of unsent records that a wrong clock dated in this boot, if the present clock agrees with
         the accountant's clock."""
         origin_ms = self._origin_ms()
-        if self._origins.agrees(origin_ms) and (count := self._origins.redate(origin_ms)):
+        if not self._origins.agrees(origin_ms):
+            return
+        wrong, count = self._origins.redate(origin_ms)
+        self._backlog = deque(one.shifted(wrong.get(one.origin, 0)) for one in self._backlog)
+        if wrong:
             log.warning("the times of records with a wrong date are corrected", extra={"records": count})
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
@@ -311,13 +324,13 @@ class Agent:
             if state is not None and earlier is not None and abs(origin_ms - earlier.origin_ms) > WRONG_MS:
                 state = shifted_state(state, self._uploader.boot_id, origin_ms - earlier.origin_ms)
             self._redate()
-            self._origins.date_following(origin_ms)
         except OutboxUnavailable as error:
             log.warning(
                 "the state of the earlier process cannot be read: the time since its end is unmetered",
                 extra={"reason": str(error)},
             )
             state = None
+        self._origins.date_following(origin_ms)
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
     def _changed_facts(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
@@ -344,19 +357,21 @@ class Agent:
         always: True to store the meter's state even if there is no record."""
         self.health.intervals_closed += sum(len(c.rows) for c in closed)
         if closed or facts or always:
-            self._add_to_backlog(_UnspooledRecords(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
+            newest, rows = self._origins.newest, sum(len(c.rows) for c in closed) + len(facts)
+            self._add_to_backlog(_UnspooledRecords(closed, facts, rows, 0 if newest is None else newest.id))
         while self._backlog and self._append(self._backlog[0]):
             self.health.backlog_rows -= self._backlog.popleft().rows
-        if self._lost is not None and not self._backlog:
+        if self._lost_sets is not None and not self._backlog:
             with suppress(OutboxUnavailable):  # the loss stays recorded and is declared later
-                self._outbox.declare(self._lost)
-                self._lost = None
+                self._outbox.declare(self._lost_sets)
+                self._lost_sets = None
 
     def _add_to_backlog(self, new: _UnspooledRecords) -> None:
         if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
             self.health.backlog_lost_rows += new.rows
             lost = lost_records(new.sets, len(new.facts), self._clock.wall_ms())
-            self._lost = lost if self._lost is None else self._lost + lost
+            log.error("records in memory are lost: their time stays unmetered", extra=asdict(lost))
+            self._lost_sets = (self._lost_sets or 0) + lost.sets
             return
         self._backlog.append(new)
         self.health.backlog_rows += new.rows
@@ -369,7 +384,8 @@ class Agent:
         that the outbox contains sets that are still in memory."""
         state = self._meter.state() if len(self._backlog) == 1 else None
         try:
-            appended = self._outbox.append(oldest.sets, oldest.facts, state)
+            self._origins.store()
+            appended = self._outbox.append(oldest.sets, oldest.facts, state, oldest.origin)
         except OutboxUnavailable as error:
             if not self.health.spool_failure:
                 log.critical("the spool cannot be written: records wait in memory", extra={"reason": str(error)})

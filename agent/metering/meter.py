@@ -42,6 +42,7 @@ from agent.metering.usage_attribution import (
 )
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 from gputally.base.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 
 MAX_GAPS = 32
 """Largest number of gaps of a row, so that a row stays small. If a source fails more often within one span, the later
@@ -332,7 +333,7 @@ def decode(state: bytes, boot_id: str) -> tuple[GpuState, ...]:
     """Return the GPUs of an encoded state; empty if the state is of another boot or version, or cannot be decoded."""
     try:
         saved = _decoder.decode(state)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNDECODABLE:
         return ()
     return saved.gpus if (saved.version, saved.boot_id) == (_VERSION, boot_id) else ()
 

@@ -26,6 +26,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -35,23 +36,25 @@ import msgspec
 
 from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, TokenUnavailable, Unreachable
 from agent.upload.spool import LOSSES, Outbox, Pending
+from agent.upload.spool_file import CLOCK_ORIGINS, OutboxUnavailable
 from agent.wire import PROBLEM, Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE
+from gputally.base.untrusted_text import UNDECODABLE
 
 WRONG_MS: Final = 5 * MS_PER_MINUTE
 """Difference above which two origins come from different clock settings. The accountant refuses records that are this
 far ahead of its clock."""
 _MAX_ORIGINS: Final = 100
-_KEY: Final = "clock_origins"
 
 
 class ClockOrigin(msgspec.Struct, frozen=True):
-    """The origin of the clock that dated the records from number `after` + 1 on.
+    """The origin of a clock that dated records.
 
+    id: the number with which the spool stores these records; 0 for the accountant's clock.
     boot_id: the boot of the node in which the origin is valid."""
 
-    after: int
+    id: int
     boot_id: str
     origin_ms: int
 
@@ -65,28 +68,25 @@ _stored_origins = msgspec.json.Decoder(_StoredOrigins)
 
 
 class ClockOrigins:
-    """The origins of the clocks that dated the records, which are stored in the outbox. Every method that reads or
-    writes the outbox raises OutboxUnavailable."""
+    """The origins of the clocks that dated the records, which are stored in the outbox. While the outbox cannot be
+    used, they are kept in memory and stored later."""
 
     def __init__(self, outbox: Outbox, boot_id: str) -> None:
         self._outbox = outbox
         self._boot_id = boot_id
-        encoded = outbox.stored_value(_KEY)
-        try:
-            self._stored = _StoredOrigins() if encoded is None else _stored_origins.decode(encoded)
-        except msgspec.MsgspecError:
-            self._stored = _StoredOrigins()
+        self._origins = _StoredOrigins()
+        self._read = self._stored = False
 
     @property
     def accountant_ms(self) -> int | None:
         """The origin of the accountant's clock, from its answers in this boot; None if there was none."""
-        accountant = self._stored.accountant
+        accountant = self._known().accountant
         return accountant.origin_ms if accountant is not None and accountant.boot_id == self._boot_id else None
 
     @property
     def newest(self) -> ClockOrigin | None:
         """The newest origin of this boot; None if there is none."""
-        return next((origin for origin in reversed(self._stored.records) if origin.boot_id == self._boot_id), None)
+        return next((one for one in reversed(self._known().records) if one.boot_id == self._boot_id), None)
 
     def agrees(self, origin_ms: int) -> bool | None:
         """Return True if an origin agrees with the accountant's clock; None if the accountant has not answered in this
@@ -95,43 +95,68 @@ class ClockOrigins:
         return None if known_ms is None else abs(known_ms - origin_ms) <= WRONG_MS
 
     def set_accountant(self, origin_ms: int) -> None:
-        """Store the origin of the accountant's clock if it changed by more than a minute."""
+        """Keep the origin of the accountant's clock if it changed by more than a minute."""
         known_ms = self.accountant_ms
         if known_ms is None or abs(known_ms - origin_ms) > MS_PER_MINUTE:
-            accountant = ClockOrigin(0, self._boot_id, origin_ms)
-            self._store(msgspec.structs.replace(self._stored, accountant=accountant))
+            self._keep(msgspec.structs.replace(self._origins, accountant=ClockOrigin(0, self._boot_id, origin_ms)))
 
     def date_following(self, origin_ms: int) -> None:
-        """Store that this origin dates all records that follow."""
-        newest = self.newest
-        if newest is not None and newest is self._stored.records[-1] and abs(newest.origin_ms - origin_ms) <= WRONG_MS:
+        """Let `newest` be the origin of the records that follow."""
+        records = self._known().records
+        newest = records[-1] if records else None
+        if newest is not None and newest == self.newest and abs(newest.origin_ms - origin_ms) <= WRONG_MS:
             return
-        following = ClockOrigin(self._outbox.last_seq, self._boot_id, origin_ms)
-        records = (*self._stored.records, following)[-_MAX_ORIGINS:]
-        self._store(msgspec.structs.replace(self._stored, records=records))
+        following = ClockOrigin(_SYSTEM_RANDOM.getrandbits(53), self._boot_id, origin_ms)
+        self._keep(msgspec.structs.replace(self._origins, records=(*records, following)[-_MAX_ORIGINS:]))
 
-    def redate(self, origin_ms: int) -> int:
-        """Correct the times of the unsent records of this boot that another origin dated. Return their number."""
-        origins = self._stored.records
-        last_seqs = [*(origin.after for origin in origins[1:]), self._outbox.last_seq]
-        count = 0
-        corrected = []
-        for origin, last_seq in zip(origins, last_seqs, strict=True):
-            error_ms = origin_ms - origin.origin_ms
-            unsent = last_seq > max(origin.after, self._outbox.durable_seq)
-            if origin.boot_id == self._boot_id and unsent and abs(error_ms) > WRONG_MS:
-                count += self._outbox.shift_times(origin.after + 1, last_seq, error_ms)
-                corrected.append(msgspec.structs.replace(origin, origin_ms=origin_ms))
-            else:
-                corrected.append(origin)
-        if count:
-            self._store(msgspec.structs.replace(self._stored, records=tuple(corrected)))
-        return count
+    def redate(self, origin_ms: int) -> tuple[dict[int, int], int]:
+        """Correct the times of the unsent records of this boot that another origin dated. Return the errors in
+        milliseconds by the id of the origin, and the number of corrected records. Raises OutboxUnavailable."""
+        wrong = {
+            one.id: origin_ms - one.origin_ms
+            for one in self._known().records
+            if one.boot_id == self._boot_id and abs(origin_ms - one.origin_ms) > WRONG_MS
+        }
+        if not wrong:
+            return {}, 0
+        records = tuple(
+            msgspec.structs.replace(one, origin_ms=origin_ms) if one.id in wrong else one
+            for one in self._origins.records
+        )
+        corrected = msgspec.structs.replace(self._origins, records=records)
+        count = self._outbox.shift_times(wrong, CLOCK_ORIGINS, msgspec.json.encode(corrected))
+        self._origins, self._stored = corrected, True
+        return wrong, count
 
-    def _store(self, origins: _StoredOrigins) -> None:
-        if origins != self._stored:
-            self._outbox.store_value(_KEY, msgspec.json.encode(origins))
-            self._stored = origins
+    def store(self) -> None:
+        """Store origins that could not be stored earlier. Raises OutboxUnavailable."""
+        if not self._stored:
+            self._outbox.store_value(CLOCK_ORIGINS, msgspec.json.encode(self._known()))
+            self._stored = True
+
+    def _known(self) -> _StoredOrigins:
+        """Return all origins: the stored ones, once the outbox can be read, and those since."""
+        if not self._read:
+            try:
+                encoded = self._outbox.stored_value(CLOCK_ORIGINS)
+            except OutboxUnavailable:
+                return self._origins
+            try:
+                earlier = _StoredOrigins() if encoded is None else _stored_origins.decode(encoded)
+            except UNDECODABLE as error:
+                log.critical("the origins of earlier clocks cannot be decoded", extra={"reason": str(error)})
+                earlier = _StoredOrigins()
+            since = self._origins
+            self._read, self._stored = True, since == _StoredOrigins()
+            self._origins = _StoredOrigins(
+                (*earlier.records, *since.records)[-_MAX_ORIGINS:], since.accountant or earlier.accountant
+            )
+        return self._origins
+
+    def _keep(self, origins: _StoredOrigins) -> None:
+        self._origins, self._stored = origins, False
+        with suppress(OutboxUnavailable):
+            self.store()
 
 
 log = logging.getLogger("agent.upload.uploader")
@@ -140,6 +165,9 @@ BACKOFF_BASE_MS = 1_000
 BACKOFF_CAP_MS = 300_000
 RETRY_AFTER_CAP_MS = 3_600_000
 AHEAD_RETRY_MS = 5_000
+ASK_MS = 2 * MS_PER_MINUTE
+"""How long after the last answer the uploader asks for the accountant's newest marks, if it has nothing to send and
+waits for the accountant to store sent records safely."""
 AHEAD_KEPT_MS = 3_600_000
 """How long the uploader keeps back records whose time is after the accountant's."""
 _SYSTEM_RANDOM = random.SystemRandom()
@@ -154,7 +182,7 @@ class ShipResult:
     outcome: `idle` (nothing to send), `waiting` (still backing off), `accepted` (stored by the accountant), `rewound`
         (the next attempt continues from the accountant's number), `narrowed` (the next attempt sends fewer sets),
         `parked` (one set is declared as skipped) or `retry` (nothing was lost; `detail` gives the reason).
-    rows: number of records that the accountant accepted.
+    rows: number of records that the accountant accepted; 0 for an answer to a batch without records.
     retry_in_ms: time to wait before the next attempt; 0 if none is needed."""
 
     outcome: Outcome
@@ -241,6 +269,8 @@ class Uploader:
         self._max_units: int | None = None
         self._failures = 0
         self._not_before_ms = 0
+        self._answered_ms: int | None = None
+        """When the accountant last accepted a batch, on the monotonic clock."""
         self._ahead_since_ms: int | None = None
         self.origins = ClockOrigins(outbox, boot_id)
         """The origins of the clocks that dated the records, and of the accountant's clock."""
@@ -257,10 +287,14 @@ class Uploader:
         if wait_ms > 0:
             return ShipResult("waiting", retry_in_ms=wait_ms)
         pending = self._outbox.pending(self._max_rows, self._max_bytes, self._max_units, upto)
+        nothing = ShipResult("idle")
+        if pending is not None and self._is_ahead(pending):
+            nothing = ShipResult("waiting", retry_in_ms=AHEAD_RETRY_MS, detail="dated after the accountant's time")
+            pending = None
+        if pending is None and self._may_ask():
+            pending = self._outbox.inquiry()
         if pending is None:
-            return ShipResult("idle")
-        if self._is_ahead(pending):
-            return ShipResult("waiting", retry_in_ms=AHEAD_RETRY_MS, detail="dated after the accountant's time")
+            return nothing
         began_ms = self._clock.monotonic_ms()
         try:
             answer = self._sender.post("/v1/usage", self._body(pending), self._headers())
@@ -273,6 +307,9 @@ class Uploader:
         """Close the connection, but not the outbox."""
         if self._sender is not None:
             self._sender.close()
+
+    def _may_ask(self) -> bool:
+        return self._answered_ms is None or self._clock.monotonic_ms() - self._answered_ms >= ASK_MS
 
     def _is_ahead(self, pending: Pending) -> bool:
         """Return True if the records are dated after the accountant's time, so that the accountant would refuse them.
@@ -301,7 +338,7 @@ class Uploader:
             return self._accepted(answer, pending, answered_ms)
         try:
             problem = _problem_decoder.decode(answer.body)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:  # any text may come from a proxy
             problem = _Problem()
         if answer.status == 413 and pending.units > 1:
             return self._narrow(pending)  # a proxy's limit is a limit too
@@ -319,7 +356,7 @@ class Uploader:
     def _accepted(self, answer: Answer, pending: Pending, answered_ms: int) -> ShipResult:
         try:
             ack = _ack_decoder.decode(answer.body)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return self._retry(
                 f"HTTP {answer.status} without an Ack: the answer is not the accountant's; check the url"
             )
@@ -328,15 +365,16 @@ class Uploader:
         if ack.epoch != self._outbox.epoch:
             return self._retry("the Ack is for another epoch")
         self._outbox.acknowledge(ack)
-        if ack.durable_seq < pending.first_seq:
+        if pending.units and ack.durable_seq < pending.first_seq:
             return self._retry("the accountant accepted the batch, but has not stored any of it yet")
         self._failures = 0
+        self._answered_ms = answered_ms
         self.parked.update(skip.reason for skip in pending.skipped if skip.reason not in LOSSES)
         if self._max_units is not None:
             self._max_units *= 2
             if self._max_units >= self._max_rows:
                 self._max_units = None
-        return ShipResult("accepted", rows=min(ack.durable_seq, pending.last_seq) - pending.first_seq + 1)
+        return ShipResult("accepted", rows=max(min(ack.durable_seq, pending.last_seq) - pending.first_seq + 1, 0))
 
     def _rewind(self, ack: Ack, pending: Pending) -> ShipResult:
         if ack.epoch != self._outbox.epoch:
@@ -384,7 +422,7 @@ class Uploader:
             return min(int(value[:9]) * 1000, RETRY_AFTER_CAP_MS)
         try:
             at_ms = round(parsedate_to_datetime(value).timestamp() * 1000)
-        except ValueError:
+        except (ValueError, TypeError, OverflowError):
             return 0
         return min(max(0, at_ms - self._clock.wall_ms()), RETRY_AFTER_CAP_MS)
 

@@ -21,6 +21,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+UNDECODABLE: Final = (ValueError, RecursionError)
+"""What decoding a document from outside (a request, an answer, a file) can raise. msgspec's DecodeError and the
+UnicodeDecodeError are ValueErrors, and a deeply nested document gives a RecursionError. A handler names this constant,
+so that no kind of bad document passes it."""
 LONGEST_EPOCH: Final = 200
 LONGEST_NAME: Final = 1024
 _END = r"$(?!\n)"

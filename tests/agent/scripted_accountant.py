@@ -41,7 +41,8 @@ def refuse(status: int, slug: str, **members: Any) -> Reply:
 
 def accept(batch: Batch, durable: int | None = None, checkpointed: int = 0, archived: int | None = None) -> Reply:
     """Acknowledge the batch up to its last number, unless the arguments give other numbers."""
-    last = max(r.seq for r in (*batch.intervals, *batch.facts, *batch.skipped))
+    seqs = [r.seq for r in batch.intervals] + [r.seq for r in batch.facts] + [r.seq for r in batch.skipped]
+    last = max(seqs, default=batch.first_seq - 1)
     return Reply(
         200,
         Ack(

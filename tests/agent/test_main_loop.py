@@ -15,7 +15,8 @@ from agent.devices.nvml_library import DriverReplaced
 from agent.main_loop import MAX_BACKLOG_ROWS, Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
-from agent.upload.spool import Outbox, OutboxUnavailable
+from agent.upload.spool import Outbox
+from agent.upload.spool_file import OutboxUnavailable
 from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock, VirtualClock

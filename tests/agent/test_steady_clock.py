@@ -126,7 +126,7 @@ class Books:
         for row in batch.intervals:
             if row.seq > self.durable.get(batch.epoch, 0):
                 (self.refused if row.end_ms > self.now_ms + SKEW_MS else self.booked).append(row)
-        last = max(r.seq for r in (*batch.intervals, *batch.facts, *batch.skipped))
+        last = max([r.seq for r in (*batch.intervals, *batch.facts, *batch.skipped)], default=batch.first_seq - 1)
         self.durable[batch.epoch] = last
         return Reply(200, Ack(epoch=batch.epoch, durable_seq=last, checkpointed_seq=last, clock_ms=self.now_ms))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,22 @@ from msgspec import structs
 from agent.core.lean_http_client import Identity
 from agent.core.settings import SettingsError
 from agent.upload.spool import Outbox
-from agent.upload.uploader import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
+from agent.upload.uploader import (
+    ASK_MS,
+    BACKOFF_BASE_MS,
+    BACKOFF_CAP_MS,
+    RETRY_AFTER_CAP_MS,
+    ClockOrigins,
+    ShipResult,
+    Uploader,
+)
 from agent.wire import Ack, Batch
 from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.agent.records import make_facts, make_set
+from tests.agent.sample_values import T0
 from tests.agent.scripted_accountant import Reply, ScriptedAccountant, Shipping, accept, drain, refuse
+from tests.file_size_limit import limited_files
 from tests.real.programs import free_ports
 
 OTHER = "https://proxy.example/problems/blocked"
@@ -47,6 +59,80 @@ def test_idle_without_records_and_without_an_accountant(shipping: Shipping) -> N
     assert shipping.uploader(url="").ship().outcome == "idle"
 
 
+def test_sent_records_leave_although_nothing_new_is_sent(shipping: Shipping) -> None:
+    """The checkpoint that contains them comes later than the answer to them."""
+    shipping.append(make_set(), make_set())
+    ship = shipping.uploader()
+    assert [result.outcome for result in drain(ship)] == ["accepted", "idle"]
+    shipping.accountant.script = lambda batch: accept(batch, checkpointed=2)
+    shipping.clock.advance(ASK_MS - 1)
+    assert ship.ship().outcome == "idle"
+    assert shipping.outbox.stats().rows == 2
+    shipping.clock.advance(1)
+    assert [(result.outcome, result.rows) for result in drain(ship)] == [("accepted", 0), ("idle", 0)]
+    assert shipping.outbox.stats().rows == 0
+    asked = shipping.batches[-1]
+    assert (asked.first_seq, asked.oldest_seq, asked.intervals, asked.facts, asked.skipped) == (3, 1, (), (), ())
+    shipping.clock.advance(ASK_MS)
+    assert ship.ship().outcome == "idle", "nothing is left to ask about"
+
+
+def test_an_accountant_that_lost_records_is_noticed_although_nothing_new_is_sent(shipping: Shipping) -> None:
+    shipping.append(make_set(), make_set())
+    drain(ship := shipping.uploader())
+    shipping.accountant.script = lambda batch: (
+        accept(batch)
+        if batch.intervals
+        else refuse(409, "sequence-gap", ack=Ack(epoch=batch.epoch, durable_seq=0, checkpointed_seq=0))
+    )
+    shipping.clock.advance(ASK_MS)
+    assert [result.outcome for result in drain(ship)] == ["rewound", "accepted", "idle"]
+    assert [row.seq for row in shipping.batches[-1].intervals] == [1, 2]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 503])
+def test_a_refused_question_changes_nothing(shipping: Shipping, status: int) -> None:
+    shipping.append(make_set())
+    drain(ship := shipping.uploader())
+    shipping.refuse(status, "some-problem")
+    shipping.clock.advance(ASK_MS)
+    assert ship.ship().outcome == "retry"
+    assert (shipping.outbox.stats().rows, shipping.outbox.stats().parked) == (1, 0)
+
+
+def test_a_new_numbering_of_the_records_keeps_what_dated_them(shipping: Shipping) -> None:
+    """The accountant has records that an old copy of the spool does not know. Then the clock is corrected."""
+    origins = ClockOrigins(shipping.outbox, "boot-1")
+    origins.set_accountant(T0)
+    shipping.append(make_set(T0), make_set(T0))
+    shipping.outbox.acknowledge(Ack(epoch=shipping.outbox.epoch, durable_seq=2, checkpointed_seq=2))
+    for origin_ms in (T0 + MS_PER_DAY, T0 - MS_PER_HOUR, T0):
+        origins.date_following(origin_ms)
+        newest = origins.newest
+        assert newest is not None
+        shipping.outbox.append([make_set(origin_ms)], [], None, newest.id)
+    shipping.outbox.acknowledge(Ack(epoch=shipping.outbox.epoch, durable_seq=900, checkpointed_seq=0))
+    for again in (origins, ClockOrigins(shipping.outbox, "boot-1")):
+        again.redate(T0)
+        drain(shipping.uploader())
+        assert [(row.seq, row.start_ms) for row in shipping.batches[0].intervals] == [(1, T0), (2, T0), (3, T0)]
+    assert ClockOrigins(shipping.outbox, "boot-2").redate(T0) == ({}, 0)
+
+
+def test_origins_of_a_spool_that_cannot_be_opened_yet_are_stored_later(
+    open_outbox: Callable[..., Outbox], clock: VirtualClock
+) -> None:
+    open_outbox().close()
+    with limited_files(0):
+        outbox = open_outbox("late/outbox.sqlite", patient=True)
+        uploader = Uploader(outbox, "", "c1", "n1", "boot-1", None, clock)
+        assert (uploader.origins.newest, uploader.origins.agrees(T0)) == (None, None)
+        uploader.origins.date_following(T0)
+        newest = uploader.origins.newest
+    uploader.origins.store()
+    assert ClockOrigins(outbox, "boot-1").newest == newest
+
+
 def test_many_batches_use_one_connection_and_bound_each(shipping: Shipping) -> None:
     shipping.append(*(make_set(rows=3) for _ in range(20)))
     results = drain(shipping.uploader(max_rows=10))
@@ -68,6 +154,9 @@ def test_a_kept_connection_that_was_closed_is_opened_again_at_once(shipping: Shi
     (500, {"type": "ours"}),
     (503, {"type": "ours"}),
     (503, b""),
+    (502, '{"type": "Passerelle fermée"}'.encode("latin-1")),
+    (200, '{"epoch": "fermée"}'.encode("latin-1")),
+    (502, b"[" * 100_000),
     (400, b"<html>Bad Request</html>"),
     (422, {"type": OTHER}),
     (409, {"type": OTHER, "ack": {"epoch": "x", "durable_seq": 1, "checkpointed_seq": 1}}),
@@ -126,6 +215,7 @@ def test_back_off_doubles_up_to_a_cap_and_begins_again_after_success(shipping: S
     ("999999999999", 1.0, RETRY_AFTER_CAP_MS),
     (formatdate(1_790_812_890, usegmt=True), 1.0, 90_000),
     (formatdate(1_790_812_000, usegmt=True), 1.0, BACKOFF_BASE_MS),
+    ("Mon, 01 Jan 0001 00:00:00 +2359", 1.0, BACKOFF_BASE_MS),
     ("soon", 1.0, BACKOFF_BASE_MS),
     ("-5", 1.0, BACKOFF_BASE_MS),
     ("", 0.25, BACKOFF_BASE_MS // 4),
