@@ -29,7 +29,6 @@ on besides the records (who may see it, the price book, the administrative acts)
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import math
 import threading
@@ -56,6 +55,7 @@ from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, Us
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 
 _log = structlog.get_logger("accountant.api.answer_cache")
 T = TypeVar("T")
@@ -134,7 +134,7 @@ def open_page(question: object, span: QuerySpan, now_ms: int, page: str | None, 
     try:
         raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
         query = _cursor.decode(raw)
-    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+    except UNDECODABLE as error:
         raise _unknown_page() from error
     if not query.shown:
         raise _unknown_page()

@@ -44,6 +44,7 @@ from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.server.config_loading import Model
 from gputally.server.tokens_and_grants import Principal
 
@@ -132,7 +133,7 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
         return
     try:
         origin = _origin.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return  # an undecodable body names no node; the ingest reports why
     _check_binding(principal, origin.cluster, origin.node)
 
@@ -246,7 +247,7 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
             report = await asyncio.to_thread(_decoder.decode, raw)
         except msgspec.ValidationError as error:
             raise Refusal("invalid-body", str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise Refusal("malformed-body", str(error)) from error
     if not report.cluster or len(report.pods) > MOST_PODS:
         raise Refusal(

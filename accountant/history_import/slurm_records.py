@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 
 from agent.wire import PodFacts
 from gputally.base.units import MS_PER_SECOND
-from gputally.base.untrusted_text import as_name
+from gputally.base.untrusted_text import UNDECODABLE, as_name
 
 MOST_STEPS = 64
 """Maximum number of step names stored per job."""
@@ -150,7 +150,7 @@ def from_rest(raw: bytes) -> Reading:
     Bytes of a name that are not UTF-8, and control characters that are not escaped, do not spoil the document."""
     try:
         document: Any = json.loads(raw.decode("utf-8-sig", "replace"), strict=False)
-    except (ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         return Reading((), (Fault("document", f"not JSON: {error}"),))
     records = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(records, list):

@@ -16,6 +16,7 @@ from cachetools import LRUCache
 from agent.wire import Owner
 from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
 from gputally.base.pod_queue_labels import QUEUE_KEYS
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedObject, OwnerReference
 from gputally.kubernetes.objects import Api
 
@@ -123,7 +124,7 @@ class Owners:
             found = self._one.decode(self._api.get(path, {}, metadata_only=True))
         except (NotFound, Refused):
             return OwnerFacts()
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
         # The name may belong to another object by now.
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
@@ -138,7 +139,7 @@ class Owners:
                 page = self._page.decode(self._api.get(path, query, metadata_only=True))
             except (NotFound, Refused, VersionGone):
                 return False
-            except msgspec.MsgspecError as error:
+            except UNDECODABLE as error:
                 raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
@@ -166,7 +167,7 @@ class Owners:
             found = _resources.decode(self._api.get(group, {}))
         except (NotFound, Refused):
             return {}
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Unavailable(f"{group}: unexpected answer of the API server: {error}") from error
         return {resource.kind: resource for resource in found.resources if "/" not in resource.name}
 

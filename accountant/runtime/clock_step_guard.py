@@ -26,6 +26,7 @@ import structlog
 from gputally.base import atomic_file
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 
 JUMP_MS: Final = 30 * MS_PER_SECOND
 """If the wall clock moved by more than this against the monotonic one, it was set."""
@@ -229,7 +230,7 @@ class GuardedClock:
         assert self._kept is not None
         try:
             kept = _anchor.decode(self._kept.read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             return self._wall_line()
         return kept.line_ms if self._boot_id and kept.boot_id == self._boot_id else self._wall_line()
 

@@ -24,7 +24,7 @@ from agent.wire import SCHEMA, Batch, Labels
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
-from gputally.base.untrusted_text import unprintable
+from gputally.base.untrusted_text import UNDECODABLE, unprintable
 
 MOST_RECORDS = 20_000
 """Maximum number of records in one batch; larger ones have to be split."""
@@ -71,7 +71,7 @@ def decode(raw: bytes) -> Batch:
     except msgspec.ValidationError as error:
         schema = _schema(raw)
         raise (BadBatch("invalid-batch", str(error)) if schema == SCHEMA else _unknown(schema)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BadBatch("malformed-batch", str(error)) from error
     if batch.schema != SCHEMA:
         raise _unknown(batch.schema)
@@ -110,7 +110,7 @@ def _schema(raw: bytes) -> int:
     """The schema version in a body that is not a valid batch."""
     try:
         return _head.decode(raw).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return SCHEMA
 
 

@@ -38,6 +38,7 @@ import structlog
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from gputally.base.atomic_file import sync
+from gputally.base.untrusted_text import UNDECODABLE
 
 COMMIT = bytes.fromhex("0500000000000000e7fe7d722fed3d5e640064ffff")
 _MAGIC = b"\x64\x00\x62\x65\x00\x02"
@@ -244,7 +245,7 @@ def restore_blocks(database: Path) -> int:
     try:
         saved = _decoder.decode(block_copy_path(database).read_bytes())
         file = database.open("rb+")
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNDECODABLE):
         return 0  # nothing was saved, or a release with another format saved it
     with file:
         if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (saved.file, saved.headers):

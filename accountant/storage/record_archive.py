@@ -41,6 +41,7 @@ from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import Incoming, Section, Stream
 from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
+from gputally.base.untrusted_text import UNDECODABLE
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 GROWING = ("act", "decision", "progress")
@@ -98,7 +99,7 @@ class Archive:
             raise LedgerDamaged(f"{self.store}/{place}: the file is missing: restore it")
         try:
             return _part.decode(self.store.read(place))
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise LedgerDamaged(
                 f"{self.store}/{place}: not the manifest of a part: {error}: restore the file"
             ) from error

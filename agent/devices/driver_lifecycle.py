@@ -296,7 +296,7 @@ class Gpus:
             bus_id = self._driver.call("nvmlDeviceGetPciInfo", handle).busId
         except Refused:
             return ""
-        return bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
+        return bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
 
     # --- the devices -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.wire import Owner, PodFacts
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.base.untrusted_text import UNDECODABLE
 
 
 class Unreadable(ValueError):
@@ -202,7 +203,7 @@ def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
     try:
         value: _T = _DECODERS[kind].decode(data)
         return value
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise Unreadable(f"not a {kind.__name__}: {error}") from error
 
 

@@ -43,6 +43,7 @@ from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 
 log = logging.getLogger("agent.holders.lean_list_watch")
 
@@ -75,7 +76,7 @@ class BoundPods:
                 self._declared = _decoder.decode(file.read_bytes())
             except FileNotFoundError:
                 pass
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, *UNDECODABLE) as error:
                 log.warning(
                     "the parts that pods declared when they were bound cannot be read: their present parts count",
                     extra={"reason": str(error)},

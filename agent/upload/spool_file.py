@@ -501,7 +501,7 @@ def _put_in_place(fresh: Path, path: Path, now_ms: int) -> Path | None:
     return aside if aside.exists() else None
 
 
-def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
+def write_copy(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
     """Write the contents of `db`, whose file was removed, to a new file at `path`. If there is another file, keep it
     beside.
 
@@ -716,7 +716,7 @@ class Spool:
         self._unlock()  # the lock file may be gone as well
         try:
             self._lock = lock(self._path)
-            write_anew(self.db, self._path, self._clock.wall_ms())
+            write_copy(self.db, self._path, self._clock.wall_ms())
             self._close_file()
             self._open()
         except OutboxLocked as error:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gzip
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,7 +35,7 @@ import msgspec
 
 from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, TokenUnavailable, Unreachable
 from agent.upload.spool import LOSSES, Outbox, Pending
-from agent.upload.spool_file import CLOCK_ORIGINS, OutboxUnavailable
+from agent.upload.spool_file import CLOCK_ORIGINS, SYSTEM_RANDOM, OutboxUnavailable
 from agent.wire import PROBLEM, Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE
@@ -106,7 +105,7 @@ class ClockOrigins:
         newest = records[-1] if records else None
         if newest is not None and newest == self.newest and abs(newest.origin_ms - origin_ms) <= WRONG_MS:
             return
-        following = ClockOrigin(_SYSTEM_RANDOM.getrandbits(53), self._boot_id, origin_ms)
+        following = ClockOrigin(SYSTEM_RANDOM.getrandbits(53), self._boot_id, origin_ms)
         self._keep(msgspec.structs.replace(self._origins, records=(*records, following)[-_MAX_ORIGINS:]))
 
     def redate(self, origin_ms: int) -> tuple[dict[int, int], int]:
@@ -170,7 +169,7 @@ ASK_MS = 2 * MS_PER_MINUTE
 waits for the accountant to store sent records safely."""
 AHEAD_KEPT_MS = 3_600_000
 """How long the uploader keeps back records whose time is after the accountant's."""
-_SYSTEM_RANDOM = random.SystemRandom()
+
 
 Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked", "retry"]
 
@@ -249,7 +248,7 @@ class Uploader:
         max_bytes: int = 1_000_000,
         timeout_s: float = 30.0,
         compares_clocks: bool = True,
-        jitter: Callable[[], float] = _SYSTEM_RANDOM.random,
+        jitter: Callable[[], float] = SYSTEM_RANDOM.random,
     ) -> None:
         self.boot_id = boot_id
         self.parked: Counter[str] = Counter()

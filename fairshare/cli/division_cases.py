@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 from accountant.wire.option_types import MOST
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, Function
 from gputally.base.errors import DivisionError
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.server.config_loading import Model, faults_of
 
 _IGNORED = {"source", "expected", "expectedRemaining", "deterministic", "alternatives", "note", "meta"}
@@ -66,7 +67,7 @@ def parse(text: str | bytes) -> tuple[DivisionProblem, ...]:
     """Return the cases of a JSON document. Raises DivisionError that names the case and the key at fault."""
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise DivisionError(f"not JSON: {error}") from error
     if isinstance(document, Mapping) and "vectors" in document:
         document = document["vectors"]

@@ -36,7 +36,7 @@ from fairshare.core.gpu_demand import LABELLED, gpus_taken, queue_lookup, read_p
 from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from gputally.base.clock import Clock
-from gputally.base.untrusted_text import escaped
+from gputally.base.untrusted_text import UNDECODABLE, escaped
 from gputally.kubernetes.objects import gpus
 
 MOST_SCORE = 10
@@ -266,7 +266,7 @@ class Extender:
 def _parse(content: bytes) -> Mapping[str, Any]:
     try:
         args = msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(args, dict):
         raise BadRequest("the body is not a JSON object")

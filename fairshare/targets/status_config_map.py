@@ -15,6 +15,7 @@ import msgspec
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.laws.feedback_laws import Memory
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object
 
 STATE = "state"
@@ -150,5 +151,5 @@ def decoded(text: str, decoder: msgspec.json.Decoder[T]) -> T | None:
     """Decode a text that the controller stored in an object. None if it is invalid; other clients can change it."""
     try:
         return decoder.decode(text)
-    except (ValueError, RecursionError):
+    except UNDECODABLE:
         return None

@@ -16,6 +16,7 @@ import msgspec
 
 from gputally.base import http_calls
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 
 MOST_POINTS: Final = 11_000
 """Largest number of points per series in a range query, which is Prometheus's own limit."""
@@ -104,7 +105,7 @@ class Prometheus:
                 if answer.data.type == "scalar":
                     return [Result(value=_scalar.decode(answer.data.result))]
                 return _results.decode(answer.data.result)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             if status in (401, 403):
                 raise self._fault(f"{self.origin}: {status}: the bearer token is missing or not accepted") from error
             reason = f"status {status}" if status != 200 else "the answer is not that of a Prometheus server"

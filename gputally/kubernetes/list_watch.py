@@ -23,6 +23,7 @@ import structlog
 from gputally.base.background_tasks import BackgroundTask, error_summary
 from gputally.base.errors import ClusterError, NotFound, Unavailable, VersionGone
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.objects import Api
 
 PAGE = 500
@@ -391,7 +392,7 @@ class Reflector(Generic[O, V]):
     def _decoded(self, decode: Callable[[bytes], T], raw: bytes) -> T:
         try:
             return decode(raw)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise Unavailable(f"{self.path}: unexpected answer of the API server: {error}") from error
 
 

@@ -18,6 +18,7 @@ from cachetools import TLRUCache
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.objects import Api
 from gputally.server.outgoing_calls import OutgoingCalls
 from gputally.server.rate_and_connection_limits import RateLimit
@@ -208,7 +209,7 @@ class TokenReviews:
         try:
             answer = self._api.get(f"/api/v1/namespaces/{namespace}/pods", {"fieldSelector": f"metadata.name={name}"})
             pods = _pod_list.decode(answer).items
-        except (ClusterError, msgspec.MsgspecError) as error:
+        except (ClusterError, *UNDECODABLE) as error:
             raise AuthorityUnavailable(f"the API server gave no valid answer: {error}") from error
         return next((pod.spec.node_name for pod in pods if pod.metadata.uid == uid), None)
 
@@ -246,5 +247,5 @@ class TokenReviews:
     def _post(self, path: str, body: Mapping[str, object], answer: msgspec.json.Decoder[T]) -> T:
         try:
             return answer.decode(self._api.post(path, body))
-        except (ClusterError, msgspec.MsgspecError) as error:
+        except (ClusterError, *UNDECODABLE) as error:
             raise AuthorityUnavailable(f"the API server gave no valid answer: {error}") from error

@@ -65,6 +65,16 @@ def test_no_type_is_learnt_on_the_way() -> None:
     assert late == []
 
 
+_TOO_FEW = re.compile(r"except [^:\n]*(msgspec\.(MsgspecError|DecodeError)|RecursionError)")
+
+
+def test_who_decodes_a_document_expects_every_kind_of_bad_one() -> None:
+    """msgspec's errors do not include UnicodeDecodeError and RecursionError."""
+    others = ("gputally/base/yaml_file.py", "gputally/server/tokens_and_grants.py")  # decode with other libraries
+    found = [path for path, text in PROGRAMS.items() if _TOO_FEW.search(text) and path not in others]
+    assert not found, "name gputally.base.untrusted_text.UNDECODABLE"
+
+
 # --- threads ------------------------------------------------------------------------------------
 
 WITHOUT_A_TASK = {
