@@ -189,13 +189,13 @@ METERING = Group(
             _of_agent(
                 "(sum by (cluster, instance) (increase(gputally_agent_unspooled_lost_rows_total[15m])) + "
                 "sum by (cluster, instance) ("
-                'increase(gputally_agent_rows_parked_total{reason=~"outbox-full|spool-unwritable"}[15m])))'
+                'increase(gputally_agent_rows_parked_total{reason=~"outbox-full|spool-unwritable|spool-damaged"}[15m])))'
             )
             + " > 0",
             "0m",
             "critical",
             "The agent on {{ $labels.node }} loses measurements",
-            "Its spool is full, or it cannot be written and memory is full: {{ $value | humanize }} rows are lost.",
+            "Its spool is full, cannot be written, or is damaged: {{ $value | humanize }} rows are lost.",
         ),
         Alert(
             "GputallySourceSilent",
