@@ -64,7 +64,7 @@ _REPEATED = 0x01010101
 """The layout's number is stored once in each byte of sqlite's `user_version`, so that damage is no other layout."""
 _MODE = 0o640
 """Permissions of the files, which contain names of pods and users that other users of the node must not read."""
-_MOST_UNREADABLE = 100_000
+_MOST_UNREADABLE = 10_000
 """Number of consecutive unreadable numbers after which the rest of a damaged file counts as lost."""
 _MOST_IN_MEMORY = 64 * 2**20
 """Greatest size of a damaged file that is repaired in memory, where the volume has no room for a second file."""
@@ -341,8 +341,10 @@ def _repair(db: sqlite3.Connection, now_ms: int) -> SpoolMarks:
     if marks is None:
         raise _Damage("the marks are damaged or missing")
     if damaged := [key for key, value in values.items() if value is None]:
-        kept = [key for key, value in values.items() if value is not None]
-        db.execute(f"DELETE FROM meta WHERE key NOT IN ({','.join('?' * len(kept))})", kept)  # noqa: S608
+        db.execute("DELETE FROM meta")
+        for key, value in values.items():
+            if value is not None:
+                _put(db, key, value)
         log.critical(
             "stored values are damaged and removed: the time since the last agent's end may be unmetered, and dates of "
             "a wrong clock may stay uncorrected",

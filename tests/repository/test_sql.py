@@ -104,14 +104,13 @@ OWN = {
     "accountant/storage/write/name_ids.py": {"c", "columns", "match", "self._table", "table"},
     "accountant/storage/write/record_columns.py": {"', '.join(['unnest(?)'] * len(lists))", "table"},
     "accountant/storage/write/rollups.py": {"source"},
-    "agent/upload/spool.py": {
+    "agent/upload/spool_file.py": {
         "'FULL' if fsync else 'OFF'",
-        "LOG_PAGES",
-        "LOG_PAGES * 4096",
-        "_LAYOUT",
+        "_AT_ONCE",
+        "_LAYOUT * _REPEATED",
+        "_PAGE",
         "_SCHEMA",
         "condition",
-        "name",
     },
 }
 """By module, what may stand in a statement: names of tables and columns that the module itself lists, whole numbers,
