@@ -163,8 +163,8 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The body of POST /v1/usage. The sequence numbers of its intervals, facts and skipped numbers run from `first_seq`
-    without a hole. A set (the rows of one GPU with the same span) is never split over two batches. A batch without records
-    asks for the newest Ack; its `first_seq` is the number after the newest durable one.
+    without a hole. A set (the rows of one GPU with the same span) is never split over two batches. A batch without
+    records asks for the newest Ack; its `first_seq` is the number after the newest durable one.
 
     boot_id: id of the node's boot; "" if the node does not report it.
     epoch: id of the outbox, a UUIDv7, so that epochs sort by creation.
