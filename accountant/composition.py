@@ -75,6 +75,7 @@ from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.objects import Api
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
+from gputally.server.host_names import KnownHosts
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.logs_and_metrics import TaskMetrics
 from gputally.server.tokens_and_grants import Authenticator
@@ -286,12 +287,14 @@ class Service:
             usage = kai_usage_api.KaiUsageSource(
                 self.ledger, self._clock, kai, metrics_of_kai, self.book, settings.limits
             )
-            listeners.append(Listener("kai_usage", kai_usage_api.create_app(usage), kai.listen))
+            app = KnownHosts(kai_usage_api.create_app(usage), kai.hosts, "kai_usage.hosts")
+            listeners.append(Listener("kai_usage", app, kai.listen))
         if settings.opencost is not None:
             allocations = AllocationSource(
                 self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits
             )
-            listeners.append(Listener("opencost", opencost_api.create_app(allocations), settings.opencost.listen))
+            app = KnownHosts(opencost_api.create_app(allocations), settings.opencost.hosts, "opencost.hosts")
+            listeners.append(Listener("opencost", app, settings.opencost.listen))
         return tuple(listeners)
 
     def start(self) -> None:

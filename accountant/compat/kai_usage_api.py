@@ -32,7 +32,6 @@ is 0. A capacity of 0 would make it NaN, and no queue would get an over-quota sh
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +57,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, Wind
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from gputally.server.request_handling import GONE, Turns
 
 Resource = Literal["gpu", "cpu", "memory"]
 MAX_QUERY_CHARACTERS = 4_096
@@ -70,6 +70,8 @@ ALLOCATIONS: Mapping[str, Resource] = {
 CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
 """Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
 POOL_LABEL = "nodepool"
+_AT_ONCE = 4
+"""Number of queries answered at a time; further ones wait. All queries of one fetch have the same window."""
 _OPERATORS = {
     "MatchOp.Equal": "=",
     "MatchOp.NotEqual": "!=",
@@ -426,6 +428,8 @@ class KaiUsageSource:
 def create_app(source: KaiUsageSource) -> FastAPI:
     """The listener's application. It needs no credentials, only reads, and accepts only small bodies."""
 
+    turns = Turns(_AT_ONCE)
+
     async def query(request: Request, nameless: str | None) -> Response:
         try:
             form = parse_qs(request.url.query, max_num_fields=8)
@@ -435,7 +439,8 @@ def create_app(source: KaiUsageSource) -> FastAPI:
             time = form.get("time", [None])[-1]
             cluster = request.path_params.get("cluster")
             shard = request.path_params.get("shard", nameless)
-            return JSONResponse(await asyncio.to_thread(source.answer, query_text, time, shard, cluster))
+            answer = await turns.run(request, source.answer, query_text, time, shard, cluster)
+            return GONE if answer is None else JSONResponse(answer)
         except Refused as refused:
             return _refusal(refused)
         except (UnicodeDecodeError, ValueError) as error:

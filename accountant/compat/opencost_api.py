@@ -24,7 +24,6 @@ core/pkg/opencost/allocation_json.go and summaryallocation_json.go."""
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import re
@@ -71,6 +70,7 @@ from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 from gputally.base.untrusted_text import for_cell
+from gputally.server.request_handling import GONE, Turns
 
 DIMENSIONS: Final[tuple[Dimension, ...]] = (
     "cluster", "node", "namespace", "pod", "container", "job", "team", "mig_profile", "gpu",
@@ -961,13 +961,12 @@ _EMPTY: Mapping[str, object] = {
 
 def create_app(source: AllocationSource) -> FastAPI:
     """The listener's application. It needs no credentials, only reads, and answers `_AT_ONCE` queries at a time."""
-    turns = asyncio.Semaphore(_AT_ONCE)
+    turns = Turns(_AT_ONCE)
 
     def reading(read: Callable[[str], Mapping[str, object] | str]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                async with turns:
-                    return await asyncio.to_thread(_encode_answer, read, request.url.query)
+                return await turns.run(request, _encode_answer, read, request.url.query) or GONE
             except BadQuestion as bad:
                 return _bad_request(bad)
             except AccountantError as error:

@@ -101,6 +101,11 @@ class Limits(Model):
         return ConnectionLimits(self.connections, self.connections_by_address, self.header_seconds)
 
 
+def _parse_list(value: object) -> object:
+    """Splits the comma-separated text of an environment variable; returns any other value unchanged."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
 class KaiUsage(Model):
     """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a separate port.
 
@@ -108,6 +113,8 @@ class KaiUsage(Model):
 
     listen: Address
     """host:port to serve on."""
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
+    """Public host names under which clients reach the port. Addresses and names of the cluster are always accepted."""
     measure: Measure = "allocated"
     """The unit of a queue's usage and of the capacity."""
     min_coverage: float = Field(default=0.98, ge=0, le=1)
@@ -134,6 +141,8 @@ class OpenCost(Model):
 
     listen: Address
     """host:port to serve on."""
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
+    """Public host names under which clients reach the port. Addresses and names of the cluster are always accepted."""
 
 
 class JobMetrics(Model):
@@ -145,11 +154,6 @@ class JobMetrics(Model):
     """How long a job is shown after its end."""
     training_job_cost_usd: bool = False
     """Also export `training_job_cost_usd`, by GPU type; only with a price book in USD."""
-
-
-def _parse_list(value: object) -> object:
-    """Splits the comma-separated text of an environment variable; returns any other value unchanged."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class Kubernetes(Model):
