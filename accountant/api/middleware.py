@@ -33,8 +33,8 @@ from gputally.base.clock import Clock
 from gputally.base.untrusted_text import NO_CONTROLS, unprintable
 from gputally.server import page_layout
 from gputally.server.config_loading import NO_NUMBER, booleans_as_numbers
+from gputally.server.loopback import is_loopback, names_this_machine
 from gputally.server.request_handling import ObservedSend, raw_headers
-from gputally.server.tokens_and_grants import is_loopback, names_this_machine
 
 HEADERS = page_layout.headers()
 _HEADERS = raw_headers(HEADERS)

@@ -20,8 +20,8 @@ from accountant.wire.policy_models import Measure
 from gputally.base.errors import SettingsFault as SettingsFault
 from gputally.server import config_loading
 from gputally.server.config_loading import Duration, Model, bare_off
+from gputally.server.loopback import is_loopback
 from gputally.server.rate_and_connection_limits import ConnectionLimits
-from gputally.server.tokens_and_grants import is_loopback
 
 
 class Issuer(Model):

@@ -27,7 +27,7 @@ from accountant.notifications.subscriptions import Destination, Smtp
 from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND
-from gputally.server.tokens_and_grants import is_loopback
+from gputally.server.loopback import is_loopback
 
 TIMEOUT_SECONDS: Final = 20.0
 _MOST_SECRET = 4_096

@@ -43,9 +43,9 @@ _CSV = "text/csv; charset=utf-8"
 RENDERINGS: Final[dict[Form, Rendering]] = {
     "html": Rendering("html_and_pdf", "render_html", "text/html; charset=utf-8", "html", inline=True),
     "pdf": Rendering("html_and_pdf", "render_pdf", "application/pdf", "pdf"),
-    "csv": Rendering("csv_xlsx_parquet", "render_csv", _CSV, "csv"),
-    "xlsx": Rendering("csv_xlsx_parquet", "render_xlsx", _XLSX, "xlsx"),
-    "parquet": Rendering("csv_xlsx_parquet", "render_parquet", "application/vnd.apache.parquet", "parquet"),
+    "csv": Rendering("csv_and_parquet", "render_csv", _CSV, "csv"),
+    "xlsx": Rendering("xlsx", "render_xlsx", _XLSX, "xlsx"),
+    "parquet": Rendering("csv_and_parquet", "render_parquet", "application/vnd.apache.parquet", "parquet"),
     "json": Rendering("report_tables", "render", "application/json", "json", inline=True),
     "focus": Rendering("focus_export", "render_bundle", "application/zip", "focus.zip", charges=True),
     "focus-1.2": Rendering("focus_export", "render_projection", _CSV, "focus-1.2.csv", charges=True),

@@ -16,7 +16,7 @@ from gputally.base import errors
 from gputally.base.errors import FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import Duration, Model
-from gputally.server.tokens_and_grants import is_loopback
+from gputally.server.loopback import is_loopback
 
 ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
 

@@ -26,6 +26,7 @@ from gputally.base.errors import CannotStart, FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
 from gputally.server.ended_sessions import EndedSessions
+from gputally.server.loopback import names_this_machine
 from gputally.server.request_handling import read_body
 from gputally.server.sign_in import FORM_TOKEN, CookieSigner, Kind, Person, SignInService, read_key
 from gputally.server.tokens_and_grants import (
@@ -35,7 +36,6 @@ from gputally.server.tokens_and_grants import (
     Scope,
     TokenFile,
     Unauthenticated,
-    names_this_machine,
     token_in,
 )
 

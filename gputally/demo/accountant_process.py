@@ -22,7 +22,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.reports import csv_xlsx_parquet as csv_report
+from accountant.reports import csv_and_parquet as csv_report
 from accountant.reports import html_and_pdf as html_report
 from accountant.reports.report_builder import build
 from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
@@ -41,7 +41,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 class UnreliableWire:
     """A network connection to an ASGI application that can fail. The demo sets the attributes between requests.
 
-    away: True while a proxy answers 502 instead of the accountant.
+    away: True while a proxy answers 502 instead of the accountant. A browser gets a page that says so.
     lose_next_ack: True to book the next batch and lose the answer."""
 
     def __init__(self, app: App) -> None:
@@ -59,7 +59,7 @@ class UnreliableWire:
         if self.away:
             self.refused += 1
             await _consume(receive)
-            await _bad_gateway(send)
+            await (_outage_page(send) if _from_browser(scope) else _bad_gateway(send))
         elif self.lose_next_ack and (scope["method"], scope["path"]) == ("POST", "/v1/usage"):
             self.lose_next_ack = False
             self.acks_lost += 1
@@ -78,10 +78,27 @@ async def _discard(_message: Message) -> None:
     pass
 
 
+def _from_browser(scope: MutableMapping[str, Any]) -> bool:
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])
+
+
 async def _bad_gateway(send: Send) -> None:
-    body = b"bad gateway"
-    headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 502, "headers": headers})
+    await _answer(send, 502, b"text/plain", b"bad gateway")
+
+
+_OUTAGE = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">
+<title>gputally demo: simulated outage</title><h1>The demo simulates an outage</h1>
+<p>In this simulated hour, no request reaches the accountant. The agents keep their records and deliver them in the next
+hour. This page loads again by itself.</p></html>"""
+
+
+async def _outage_page(send: Send) -> None:
+    await _answer(send, 503, b"text/html; charset=utf-8", _OUTAGE)
+
+
+async def _answer(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

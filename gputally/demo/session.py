@@ -1,4 +1,4 @@
-"""Runs the simulation with a progress line, and serves the pages from its first hour on."""
+"""Runs the simulation with a progress bar. Its pages are served from the first hour on, and fill while it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from accountant.core.periods import utc
 from gputally.base.command_output import Output
@@ -59,9 +59,9 @@ def run(
     console: Console,
     output: Output = "table",
 ) -> bool:
-    """Run the demo, then serve its pages until the user interrupts it. Return True if every check passes.
+    """Run the demo, and serve its pages until the user interrupts it. Return True if every check passes.
 
-    port: 0 for any free port; None to serve no pages."""
+    port: 0 for any free port; None to end after the run, and to show no address."""
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
@@ -71,11 +71,13 @@ def run(
         tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_fast_folder()) as folder,
         Pipeline(scenario, Path(folder), port or 0, processes=processes, scratch=True) as pipeline,
     ):
+        if port is not None:
+            console.print(f"The accountant's pages fill while the simulation runs: [bold]{pipeline.url}[/bold]")
         results = simulate(scenario, pipeline, console, out)
         summary.write_files(pipeline, results, out)
         summary.show(results, out, console, output)
         if port is not None:
-            console.print(f"\nThe accountant's pages: [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
+            console.print(f"\nThe accountant's pages stay at [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
             _until_interrupted()
     return results.ok
 
@@ -101,5 +103,6 @@ def _until_interrupted() -> None:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-        console=console, transient=True, refresh_per_second=_REFRESH_PER_S,
+        TextColumn("left: about"), TimeRemainingColumn(), console=console, transient=True,
+        disable=console.quiet or not console.is_terminal, refresh_per_second=_REFRESH_PER_S,
     )  # fmt: skip

@@ -27,6 +27,7 @@ from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.http_calls import Reply
 from gputally.base.units import MS_PER_SECOND
+from gputally.server.loopback import is_loopback
 from gputally.server.outgoing_calls import OutgoingCalls
 from gputally.server.tokens_and_grants import (
     AuthorityUnavailable,
@@ -40,7 +41,6 @@ from gputally.server.tokens_and_grants import (
     agent,
     check_times,
     granted,
-    is_loopback,
     service_account,
     unverified,
 )

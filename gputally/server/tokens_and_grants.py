@@ -30,15 +30,12 @@ import base64
 import binascii
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self
-from urllib.parse import urlsplit
 
 import jwt
 import yaml
@@ -272,25 +269,6 @@ class TokenFile:
         if matching.expires is not None and matching.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
             raise Unauthenticated("the token has expired")
         return matching.principal
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can connect to the host. A name other than localhost gives False."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-@lru_cache(maxsize=64)
-def names_this_machine(host: str) -> bool:
-    """Return True if a Host header names a loopback address."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
 
 
 def token_in(authorization: str, *, basic: bool = True) -> str | None:

@@ -17,7 +17,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
 from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
+from accountant.reports import csv_and_parquet, html_and_pdf, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
@@ -351,7 +351,7 @@ def test_without_a_price_book(ledger):
     page = Page(html_and_pdf.render_html(found))
     assert "no price book" in page.text
     assert "None" not in page.text
-    assert "payable" not in csv_xlsx_parquet.render_csv(found)
+    assert "payable" not in csv_and_parquet.render_csv(found)
 
 
 def test_an_empty_ledger():
@@ -361,7 +361,7 @@ def test_an_empty_ledger():
     assert found.accounts[0].share is None
     assert "No records of this time" in page.text
     assert "100.0 % metered" not in page.text
-    assert csv_xlsx_parquet.render_csv(found).count("\r\n") == 2
+    assert csv_and_parquet.render_csv(found).count("\r\n") == 2
 
 
 def test_any_span(ledger):
@@ -421,7 +421,7 @@ def test_the_page_stands_alone(report):
 def test_the_same_ledger_gives_the_same_bytes(report):
     again = build_month(busy_ledger(reversed(busy_month())), price_book(SAMPLE_PRICES), OCTOBER)
     assert html_and_pdf.render_html(again) == html_and_pdf.render_html(report)
-    assert csv_xlsx_parquet.render_csv(again) == csv_xlsx_parquet.render_csv(report)
+    assert csv_and_parquet.render_csv(again) == csv_and_parquet.render_csv(report)
 
 
 def test_hostile_names_stay_text():
@@ -439,14 +439,14 @@ def test_hostile_names_stay_text():
 def test_formulas_stay_text(name):
     ledger = ledger_of(held("2026-10-01", "2026-10-02", team=name))
     found = build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
-    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv_xlsx_parquet.render_csv(found), newline=""))]
+    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv_and_parquet.render_csv(found), newline=""))]
     shown = f"\\x{ord(name[0]):02x}{name[1:]}" if name[0] < " " else f"'{name}"
     assert shown in cells
     assert not any(cell.startswith(name) for cell in cells)
 
 
 def test_csv_lines_add_up(report):
-    text = csv_xlsx_parquet.render_csv(report)
+    text = csv_and_parquet.render_csv(report)
     assert text.endswith("\r\n")
     assert text.count("\n") == text.count("\r\n")
     rows = list(csvfile.DictReader(io.StringIO(text, newline="")))

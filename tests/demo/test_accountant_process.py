@@ -22,7 +22,7 @@ class Accountant:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-def ask(wire: UnreliableWire, method: str = "POST", path: str = "/v1/usage") -> int:
+def ask(wire: UnreliableWire, method: str = "POST", path: str = "/v1/usage", accept: str = "application/json") -> int:
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -31,7 +31,8 @@ def ask(wire: UnreliableWire, method: str = "POST", path: str = "/v1/usage") -> 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(wire({"type": "http", "method": method, "path": path}, receive, send))
+    headers = [(b"accept", accept.encode())]
+    asyncio.run(wire({"type": "http", "method": method, "path": path, "headers": headers}, receive, send))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     return int(sent[0]["status"])
 
@@ -58,4 +59,5 @@ def test_nothing_arrives_while_the_accountant_is_away() -> None:
     wire = UnreliableWire(accountant)
     wire.away = True
     assert (ask(wire), ask(wire, "GET", "/v1/windows")) == (502, 502)
+    assert ask(wire, "GET", "/", "text/html,*/*") == 503, "a browser gets a page that names the simulated outage"
     assert accountant.seen == []

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from gputally.demo.__main__ import main
@@ -116,6 +119,27 @@ def test_wrong_calls_are_answered_in_words(
     (tmp_path / "file").write_text("")
     assert main(["--once", *arguments]) == code
     assert reason in capsys.readouterr().err
+
+
+def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "gputally", "demo", "--days", "31", "--port", "0", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        try:
+            url = next(found[0] for line in demo.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            with httpx2.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as browser:
+                while not usage_in(browser):
+                    assert demo.poll() is None
+                assert browser.get("/").status_code in (200, 503)
+        finally:
+            demo.terminate()
+    assert demo.returncode == 1, "it was stopped in the middle of the month"
+
+
+def usage_in(browser: httpx2.Client) -> bool:
+    """Return True if the accountant counts usage. It may be in the simulated outage."""
+    answer = browser.get("/v1/usage", params={"start": "2026-10-01", "end": "2026-11-01"})
+    return answer.status_code == 200 and bool(answer.json()["lines"])
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from accountant.core.settings import Settings, load
 from gputally.base.errors import SettingsFault
-from gputally.server.tokens_and_grants import is_loopback
+from gputally.server.loopback import is_loopback
 
 
 @pytest.fixture

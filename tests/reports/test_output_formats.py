@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from accountant.bookkeeping.month_closing import statement_hash
-from accountant.reports import csv_xlsx_parquet, html_and_pdf, report_tables
-from accountant.reports.csv_xlsx_parquet import SCHEMA
+from accountant.reports import csv_and_parquet, html_and_pdf, report_tables
+from accountant.reports.csv_and_parquet import SCHEMA
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.reports.report_builder import Report, build
 from gputally.base.money import exact_sum
@@ -58,7 +58,7 @@ def sheet_cells(content: bytes, title: str) -> list[dict[str, str | None]]:
 
 
 def test_csv_has_what_is_due(report: Report) -> None:
-    rows = list(csvfile.DictReader(io.StringIO(csv_xlsx_parquet.render_csv(report), newline="")))
+    rows = list(csvfile.DictReader(io.StringIO(csv_and_parquet.render_csv(report), newline="")))
     hours, cost = line_total(report)
     lines = [row for row in rows if row["record"] == "line"]
     assert exact_sum(Decimal(row["gpu_hours"]) for row in lines) == hours
@@ -165,7 +165,7 @@ def test_names_stay_text_in_every_form(name: str) -> None:
     cells = [cell for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None]
     assert all(cell.data_type != "f" for cell in cells)
     assert any(str(cell.value).strip() == shown.strip() and cell.quotePrefix for cell in cells)
-    rows = list(csvfile.reader(io.StringIO(csv_xlsx_parquet.render_csv(report), newline="")))
+    rows = list(csvfile.reader(io.StringIO(csv_and_parquet.render_csv(report), newline="")))
     assert not any(cell.startswith(FORMULA) for row in rows for cell in row if not re.fullmatch(r"-?[\d.]+", cell))
     found = pq.read_table(io.BytesIO(rendered("parquet", report))).to_pylist()
     assert {row["team"] for row in found} == {name}
