@@ -41,6 +41,8 @@ PREEMPTABLE = "volcano.sh/preemptable"
 """Volcano's annotation, which counts only on pods that Volcano places."""
 SPOT_LABEL = "gputally.dev/spot"
 SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
+ROLE = "volcano.sh/task-spec"
+"""Volcano's annotation with the role of a Job's pod."""
 LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
@@ -91,7 +93,7 @@ def read_pod(obj: Object) -> Pod | None:
         shares=part > 0 or memory > 0,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         memory_mib=memory,
-        subgroup=labels.get(SUBGROUP_LABEL, "") if placer == "kai" else "",
+        subgroup=_subgroup(placer, labels, annotations),
         scheduler=placer,
     )
 
@@ -190,6 +192,12 @@ def _gang(
     return f"{owner['kind']}/{namespace}/{owner['name']}" if owner else ""
 
 
+def _subgroup(placer: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    if placer == "kai":
+        return labels.get(SUBGROUP_LABEL, "")
+    return annotations.get(ROLE, "") if placer == "volcano" else ""
+
+
 def gang_key(obj: Object) -> str:
     """Return the gang that a scheduler's object stands for, as "kind/namespace/name" (`Pod.gang`)."""
     return f"{obj['kind']}/{value_at(obj, ('metadata', 'namespace')) or ''}/{obj['metadata']['name']}"
@@ -225,7 +233,7 @@ def with_pods(gang: Gang, pods: Sequence[Pod], least_pods: int | None = None) ->
         allocated=allocated,
         minimum=min(requested, max(minimum, smallest[0])),
         started_ms=max(starts, default=gang.started_ms) if allocated > 0 else None,
-        checkpoint_ms=gang.checkpoint_ms if gang.checkpoint_ms is not None else last_checkpoint(pods),
+        checkpoint_ms=max((at for at in (gang.checkpoint_ms, last_checkpoint(pods)) if at is not None), default=None),
         preemptible=gang.preemptible and all(pod.disruptable for pod in pods),
         pods=tuple(pods),
     )

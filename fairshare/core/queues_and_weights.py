@@ -121,6 +121,7 @@ class Standing:
 
     requested: contains `allocated`.
     most: the limit that the scheduler's own quotas set.
+    least: the GPUs that the scheduler reserves for the queue, whatever it requests.
     weight: the over-quota weight in force, None if unset.
     changed_ms, direction: when the controller last changed the weight, and whether it went up (1) or down (-1); None
         and 0 if never.
@@ -136,6 +137,7 @@ class Standing:
     gang: float = 0.0
     reclaims: float = 0.0
     most: float = UNLIMITED
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import frexp, fsum, ldexp
 from operator import add, attrgetter, lt, sub
@@ -314,6 +315,26 @@ class Siblings:
             if self.steps is not None:
                 self.steps.append(Remainder(self.parent, level, self.names[queue], part, unit))
         return pool
+
+
+def divide_above(case: DivisionProblem, least: Mapping[str, float]) -> Mapping[str, float]:
+    """Divide `case.total` so that no queue gets less than the GPUs that its scheduler reserves for it, whatever it
+    requests, and the other queues divide the rest. Return the shares by queue.
+
+    least: the reserved GPUs by queue, without those that have none."""
+    reserved: dict[str, float] = {}
+    while True:
+        claims = tuple(
+            replace(claim, deserved=kept, limit=kept, request=max(claim.request, kept))
+            if (kept := reserved.get(claim.name)) is not None
+            else claim
+            for claim in case.claims
+        )
+        shares = divide(replace(case, claims=claims)).shares
+        below = {name: kept for name, kept in least.items() if name not in reserved and shares[name] < kept}
+        if not below:
+            return shares
+        reserved |= below
 
 
 def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:

@@ -43,7 +43,7 @@ from fairshare.core.queues_and_weights import (
     scale_capacity,
 )
 from fairshare.laws.deficit_law import Deficit
-from fairshare.laws.division import divide
+from fairshare.laws.division import divide, divide_above
 from fairshare.laws.feedback_laws import (
     FairTree,
     Kai,
@@ -319,8 +319,9 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
         )
         for name, queue in queues.items()
     )  # fmt: skip
-    with_history = _with_history(law, claims, gpus, weights)
-    without_history = divide(DivisionProblem("static", gpus, 0.0, claims)).shares
+    least = {name: standing.least for name, standing in standings.items() if standing.least > 0 and name in queues}
+    with_history = _with_history(law, claims, gpus, weights, least)
+    without_history = divide_above(DivisionProblem("static", gpus, 0.0, claims), least)
     entitlements = tuple(
         Entitlement(
             name, queue.parent, with_history[name], without_history[name], ratios[name].u, requested[name],
@@ -450,16 +451,18 @@ def _sibling_sets(
     return sets
 
 
-def _with_history(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
+def _with_history(
+    law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight], least: Mapping[str, float]
+) -> Mapping[str, float]:
     """Return the entitlements with history.
 
     With the law KAI the division counts history itself, with the law's k. With any other law it divides by the new
     weights, with k = 0."""
     if isinstance(law, Kai):
-        return divide(DivisionProblem("entitled", gpus, law.k, claims)).shares
+        return divide_above(DivisionProblem("entitled", gpus, law.k, claims), least)
     published = {weight.queue: weight.value for weight in weights}
     claims = tuple(replace(claim, weight=published.get(claim.name, claim.weight)) for claim in claims)
-    return divide(DivisionProblem("entitled", gpus, 0.0, claims)).shares
+    return divide_above(DivisionProblem("entitled", gpus, 0.0, claims), least)
 
 
 def _pace_weight(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, wanted: WantedWeight) -> Weight:

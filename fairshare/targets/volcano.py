@@ -13,8 +13,9 @@ Source: volcano-sh/volcano ed72c7c815a9, scheduling.volcano.sh/v1beta1, plugins 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import fsum, inf
 from typing import Any
 
@@ -44,8 +45,16 @@ from fairshare.core.queues_and_weights import (
     Value,
     Weight,
 )
-from fairshare.core.scheduler_queue_objects import match, owners, read_each, read_queues, target_queue
-from fairshare.laws.division import divide
+from fairshare.core.scheduler_queue_objects import (
+    differences,
+    in_sync,
+    match,
+    owners,
+    read_each,
+    read_queues,
+    target_queue,
+)
+from fairshare.laws.division import divide_above
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
@@ -93,7 +102,8 @@ class VolcanoAdapter(Adapter):
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
-        parents = {obj["metadata"]["name"]: value_at(obj, ("spec", "parent")) for obj in objects}
+        by_name = {obj["metadata"]["name"]: obj for obj in objects}
+        parents = {name: value_at(obj, ("spec", "parent")) for name, obj in by_name.items()}
         gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         demand_of = standings_of(policy, gangs)
 
@@ -105,11 +115,17 @@ class VolcanoAdapter(Adapter):
             in_status = gpus(value_at(obj, ("status", "allocated")))
             demand = demand_of.get(name, Standing(in_status, in_status))
             requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
-            return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
+            least, most = _bounds(obj["metadata"]["name"], by_name)
+            return queue, Standing(
+                requested, allocated, weight, queue.changed_ms, queue.direction, least=least, most=most
+            )
 
         observation = read_queues(found, read)
         config = policy.targets.volcano.config
-        conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
+        conditions = (
+            _effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),
+            _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}),
+        )
         return replace(observation, conditions=conditions, gangs=gangs, unreadable=unreadable)
 
     def express(
@@ -125,9 +141,9 @@ class VolcanoAdapter(Adapter):
                 if weight.queue in observation.queues
             }
         if mode == "deserved":
-            shares = _full_demand_shares(policy, wanted, gpus, 1.0)
+            shares = _full_demand_shares(policy, wanted, observation, gpus, 1.0)
             return {name: shares[name] for name in observation.queues if name in shares}
-        shares = _full_demand_shares(policy, wanted, gpus, _UNITS_PER_GPU)
+        shares = _full_demand_shares(policy, wanted, observation, gpus, _UNITS_PER_GPU)
         return {
             name: float(min(MOST_WEIGHT, max(1, round(shares[name] / (gpus * _UNITS_PER_GPU) * SCALE))))
             for name in observation.queues
@@ -188,24 +204,79 @@ def _path(name: str, parents: Mapping[str, Any]) -> str:
     return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
-def _full_demand_shares(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
-    """Return each queue's share if all queues request the whole cluster: its quota first, then by weight.
+def _bounds(name: str, queues: Mapping[str, Object]) -> tuple[float, float]:
+    """Return the GPUs that Volcano reserves for a queue (`guarantee`), and the most that it gives to it, by its own
+    `capability` and those of the queues above it.
+
+    Source: Volcano pkg/scheduler/plugins/proportion/proportion.go and plugins/capacity/capacity.go."""
+    least = gpus(value_at(queues[name], ("spec", "guarantee", "resource")))
+    most, path = UNLIMITED, [name]
+    while (obj := queues.get(path[-1])) is not None:
+        capability = value_at(obj, ("spec", "capability"))
+        if isinstance(capability, Mapping) and GPU in capability:
+            most = gpus(capability) if most == UNLIMITED else min(most, gpus(capability))
+        above = value_at(obj, ("spec", "parent")) or ""
+        if above in path:
+            break
+        path.append(above)
+    return least, most
+
+
+def _in_sync(policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[str, Object]) -> Condition:
+    """Return the condition `InSync`: whether limits, reserved GPUs and parents of Volcano match the policy.
+
+    objects: the Queue of each queue of the policy. A reserved part of a queue's quota is no difference, because the
+    weights give the rest of it."""
+    differing: list[str] = []
+    for queue in sorted(policy.queues, key=lambda queue: queue.name):
+        obj = objects.get(queue.name)
+        if obj is None:
+            continue
+        capability = value_at(obj, ("spec", "capability"))
+        capped = isinstance(capability, Mapping) and GPU in capability
+        reserved = gpus(value_at(obj, ("spec", "guarantee", "resource")))
+        above = value_at(obj, ("spec", "parent")) or _ROOT
+        parent = owner.get(f"{PREFIX}:{above}")
+        pairs: list[tuple[str, object, object]] = [
+            ("capability", gpus(capability) if capped else UNLIMITED, queue.limit),
+            ("guarantee", reserved, min(reserved, max(0.0, queue.deserved))),
+            ("parent", parent.name if parent else None if above == _ROOT else above, queue.parent),
+        ]
+        differing += differences(obj["metadata"]["name"], pairs)
+    return in_sync(differing, what="capability, guarantee and parent")
+
+
+def _full_demand_shares(
+    policy: Policy, weights: Mapping[str, float], observation: Observation, gpus: float, scale: float
+) -> dict[str, float]:
+    """Return each queue's share if all queues request the whole cluster: its quota first, then by weight, within what
+    Volcano reserves for it and the most that Volcano gives it.
 
     The unit of the shares is 1/scale of a GPU."""
-    claims = tuple(
-        Claim(
-            queue.name,
-            inf,
-            queue.deserved if queue.deserved == UNLIMITED else queue.deserved * scale,
-            queue.limit if queue.limit == UNLIMITED else queue.limit * scale,
-            weights.get(queue.name, queue.weight),
-            0.0,
-            queue.priority,
-            parent=queue.parent,
+
+    def scaled(amount: float) -> float:
+        return UNLIMITED if amount == UNLIMITED else amount * scale
+
+    bounds = {name: (standing.least, standing.most) for name, standing in observation.standings.items()}
+    claims = []
+    for queue in policy.queues:
+        _least, most = bounds.get(queue.name, (0.0, UNLIMITED))
+        limits = [limit for limit in (queue.limit, most) if limit != UNLIMITED]
+        limit = min(limits, default=UNLIMITED)
+        claims.append(
+            Claim(
+                queue.name,
+                inf,
+                scaled(queue.deserved),
+                scaled(limit),
+                weights.get(queue.name, queue.weight),
+                0.0,
+                queue.priority,
+                parent=queue.parent,
+            )
         )
-        for queue in policy.queues
-    )
-    return dict(divide(DivisionProblem("whole", gpus * scale, 0.0, claims)).shares)
+    least_of = {name: least * scale for name, (least, _) in bounds.items() if least > 0}
+    return dict(divide_above(DivisionProblem("whole", gpus * scale, 0.0, tuple(claims)), least_of))
 
 
 def _path_weights(queue: TargetQueue, name: str, weights: Mapping[str, float], owner: Mapping[str, QueuePolicy]) -> str:
@@ -248,11 +319,16 @@ def _gangs(
             None,
         )
         tasks = value_at(job or {}, ("spec", "tasks")) or ()
-        of_job = fsum(
-            int(t.get("replicas") or 1) * requested_gpus(value_at(t, ("template", "spec")) or {}) for t in tasks
-        )
-        least = gpus(spec.get("minResources"))
-        requested = max(of_job, least)
+        own_pods = members.get(gang_key(obj), ())
+        if not own_pods and gang_key(obj) in members:
+            return None  # all its pods are being deleted
+        roles = _roles_of_tasks(tasks)
+        reserved = gpus(spec.get("minResources"))
+        requested = max(fsum(role.members * role.gpus for role in roles), reserved)
+        # Without a Job, only the reserved amount counts the members without GPUs, because no pod here shows them.
+        least = _least_gpus(roles or _roles_of_pods(own_pods), spec) if roles or not reserved else reserved
+        if (value_at(obj, ("status", "phase")) or "Pending") == "Pending":
+            least = max(least, reserved)  # Volcano creates no pod before its queue has room for these
         target = job or obj
         gang = Gang(
             queue.name,
@@ -262,16 +338,13 @@ def _gangs(
             target["metadata"].get("uid", ""),
             requested,
             0.0,
-            least or requested,
+            min(least, requested) or requested,
             0,
             annotations.get("volcano.sh/preemptable") != "false",
             millis(metadata.get("creationTimestamp")),
             None,
             millis(annotations.get(CHECKPOINT)),
         )
-        own_pods = members.get(gang_key(obj), ())
-        if not own_pods and gang_key(obj) in members:
-            return None  # all its pods are being deleted
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
             replace(
@@ -280,12 +353,64 @@ def _gangs(
                 priority=max((pod.priority for pod in own_pods), default=0),
             ),
             own_pods,
-            int(spec["minMember"]) if spec.get("minMember") else None,
         )
         return gang if gang.requested > 0 else None
 
     gangs, unreadable = read_each(groups, read)
     return sorted_gangs(gangs), unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """Members of a gang with the same role and size. gpus: of one member."""
+
+    name: str
+    members: int
+    gpus: float
+
+
+def _roles_of_tasks(tasks: Iterable[Mapping[str, Any]]) -> list[_Role]:
+    return [
+        _Role(
+            str(task.get("name")),
+            1 if task.get("replicas") is None else int(task["replicas"]),
+            requested_gpus(value_at(task, ("template", "spec")) or {}),
+        )
+        for task in tasks
+    ]
+
+
+def _roles_of_pods(pods: Iterable[Pod]) -> list[_Role]:
+    counts = Counter((pod.subgroup, pod.gpus) for pod in pods)
+    return [_Role(name, count, size) for (name, size), count in sorted(counts.items())]
+
+
+def _least_gpus(roles: Sequence[_Role], spec: Mapping[str, Any]) -> float:
+    """Return the fewest GPUs with which Volcano starts a gang: those of `minMember` members, among them the least
+    members of each role (`minTaskMember`). If the roles need more than `minMember` together, Volcano ignores them.
+
+    Members without GPUs count, and come first.
+
+    Source: Volcano pkg/scheduler/api/job_info.go, IsReady, CheckTaskReady, NeedContinueAllocating."""
+    least_members = max(1, int(spec.get("minMember") or 1))
+    stated: Mapping[str, Any] = spec.get("minTaskMember") or {}
+    least_of_role = {str(name): int(count or 0) for name, count in stated.items()}
+    if sum(least_of_role.values()) > least_members:
+        least_of_role = {}
+    parts: list[float] = []
+    left: list[tuple[float, int]] = []
+    taken = 0
+    for role in sorted(roles, key=lambda role: (role.gpus, role.name)):
+        own = min(role.members, least_of_role.get(role.name, 0))
+        least_of_role[role.name] = least_of_role.get(role.name, 0) - own
+        parts.append(own * role.gpus)
+        left.append((role.gpus, role.members - own))
+        taken += own
+    for size, count in left:
+        more = max(0, min(count, least_members - taken))
+        parts.append(more * size)
+        taken += more
+    return fsum(parts)
 
 
 def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:

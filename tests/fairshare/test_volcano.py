@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any
@@ -16,7 +17,8 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
-from fairshare.core.queues_and_weights import TargetQueue
+from fairshare.core.queues_and_weights import Claim, DivisionProblem, TargetQueue
+from fairshare.laws.division import divide_above
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.targets import KINDS
 from fairshare.targets.runai import NODE_POOL, UNITS
@@ -25,8 +27,8 @@ from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
-from tests.fairshare.builders import node_object, object_of, policy_of
-from tests.fairshare.conftest import Make
+from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
+from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_objects import ALIASES, volcano
 
@@ -72,7 +74,7 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(cycle: Make, control
     weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
     assert weights == {"default": 1, "eng": 4375, "sci": 5625}
     (target,) = report.targets
-    kinds = ("Effective", "Mapped", "Available", "Preemption")
+    kinds = ("Effective", "InSync", "Mapped", "Available", "Preemption")
     assert {c.type: c.status for c in target.conditions} == dict.fromkeys(kinds, "True")
     noted = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
     keys = (scheduler_queue_objects.BASE, scheduler_queue_objects.PUBLISHED, scheduler_queue_objects.WEIGHT)
@@ -128,7 +130,7 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
 )
 def test_a_plugin_without_effect_is_named(seen_of: Make, mode: str, plugins: list[str], reason: str, says: str) -> None:
     seen = seen_of(VolcanoAdapter(), _policy(mode), [_queue("eng"), _queue("sci"), volcano(*plugins)])
-    (found,) = seen.conditions
+    found = condition(seen, "Effective")
     assert (found.status, found.reason) == ("False", reason)
     assert says in found.message
     if reason == "HistoryCountedTwice":
@@ -156,7 +158,7 @@ def test_a_plugin_without_effect_is_named(seen_of: Make, mode: str, plugins: lis
 def test_a_configuration_that_cannot_be_read_is_unknown(seen_of: Make, data: dict[str, str] | None, says: str) -> None:
     there = [] if data is None else [{**volcano(), "data": data}]
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), *there])
-    (found,) = seen.conditions
+    found = condition(seen, "Effective")
     assert (found.status, found.reason) == ("Unknown", "ConfigurationUnread")
     assert says in found.message
 
@@ -266,7 +268,7 @@ def test_the_api_server_books_the_default_weight_to_the_creator(server: Any) -> 
 
 def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make) -> None:
     objects = [_queue("eng"), _queue("default", allocated="3"), volcano("proportion")]
-    (found,) = seen_of(VolcanoAdapter(), _policy("weight"), objects).conditions
+    found = condition(seen_of(VolcanoAdapter(), _policy("weight"), objects), "Effective")
     assert (found.status, found.reason, found.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
@@ -364,4 +366,92 @@ def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
 def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, tiers: str) -> None:
     there = {**volcano(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
     seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), there])
-    assert [found.reason for found in seen.conditions] == ["PluginNotActive"]
+    assert condition(seen, "Effective").reason == "PluginNotActive"
+
+
+def _task(name: str, replicas: int | None, gpus: int) -> dict[str, Any]:
+    limits = {"resources": {"limits": {GPU: str(gpus)}}} if gpus else {}
+    counted = {} if replicas is None else {"replicas": replicas}
+    return {"name": name, **counted, "template": {"spec": {"containers": [{"name": "c", **limits}]}}}
+
+
+LAUNCHER, WORKERS = _task("launcher", 1, 0), _task("worker", 3, 8)
+
+
+@pytest.mark.parametrize(("tasks", "spec", "amounts"), [
+    ([LAUNCHER, WORKERS], {"minMember": 2, "minTaskMember": {"launcher": 1, "worker": 3}}, (24, 8)),
+    ([LAUNCHER, WORKERS], {"minMember": 4, "minTaskMember": {"launcher": 1, "worker": 3}}, (24, 24)),
+    ([LAUNCHER, WORKERS], {"minMember": 3, "minTaskMember": {"launcher": 1, "worker": 1}}, (24, 16)),
+    ([WORKERS], {"minMember": 1, "minTaskMember": {"worker": 2}}, (24, 8)),  # more than minMember: ignored
+    ([WORKERS], {"minMember": 2, "minTaskMember": {"worker": 2}}, (24, 16)),
+    ([_task("ps", 2, 1), WORKERS], {"minMember": 2}, (26, 2)),
+    ([_task("off", 0, 8), _task("one", None, 4)], {"minMember": 1}, (4, 4)),
+    ([WORKERS], {"minMember": 1, "minResources": {GPU: "16"}}, (24, 16)),
+    ([WORKERS], {}, (24, 8)),
+])  # fmt: skip
+@pytest.mark.parametrize("phase", ["Pending", "Inqueue"])
+def test_a_gang_starts_with_the_members_with_which_volcano_starts_it(
+    tasks: list[Any], spec: dict[str, Any], amounts: tuple[float, float], phase: str
+) -> None:
+    job = object_of(JOB, "j", {"tasks": tasks}, uid="uid-j")
+    owner = [{"kind": "Job", "name": "j", "uid": "uid-j", "apiVersion": "batch.volcano.sh/v1alpha1"}]
+    group = object_of(POD_GROUP, "j-1", {"queue": "eng", **spec}, {"phase": phase}, ownerReferences=owner)
+    seen = {QUEUE: [_queue("eng"), _queue("sci")], JOB: [job], POD_GROUP: [group]}
+    (gang,) = VolcanoAdapter().observe(_policy("weight"), seen).gangs
+    least = (
+        8 if phase == "Inqueue" and "minResources" in spec else amounts[1]
+    )  # they count only before a gang is in line
+    assert (gang.requested, gang.minimum) == (amounts[0], least)
+
+
+def test_a_gang_without_a_job_starts_with_what_its_owner_reserves() -> None:
+    """Its launcher has no GPU, and so no pod here: of its three members two have 8 GPUs."""
+    group = _group("g", "eng", least=16, member=3)
+    annotations = {"scheduling.k8s.io/group-name": "g"}
+    pods = [read_pod(pod_object(f"w{i}", gpus=8, annotations=annotations)) for i in range(3)]
+    held = [replace(pod, gang="PodGroup/ns/g", scheduler="volcano") for pod in pods if pod is not None]
+    (gang,) = VolcanoAdapter().observe(_policy("weight"), {QUEUE: [_queue("eng")], POD_GROUP: [group]}, held).gangs
+    assert (gang.requested, gang.minimum) == (24, 16)
+
+
+def test_an_older_checkpoint_on_a_group_hides_no_newer_one_of_its_pods() -> None:
+    noted = {"gputally.dev/last-checkpoint": "2026-01-01T00:00:00Z"}
+    group = _group("g", "eng", least=8, annotations=noted)
+    pod = replace(read_pod(pod_object("w", gpus=8)), gang="PodGroup/ns/g", checkpoint_ms=NOW_MS)  # type: ignore[type-var]
+    (gang,) = VolcanoAdapter().observe(_policy("weight"), {QUEUE: [_queue("eng")], POD_GROUP: [group]}, [pod]).gangs
+    assert gang.checkpoint_ms == NOW_MS
+
+
+def _halves(mode: str = "weight") -> Any:
+    queues = [{"name": name, "refs": [f"volcano:{name}"]} for name in ("a", "b")]
+    return policy_of(queues, targets={"volcano": {"mode": mode, "apply": "enforce"}}, k=0)
+
+
+@pytest.mark.parametrize(("a", "b", "shares"), [
+    ({"guarantee": {"resource": {GPU: "20"}}}, {}, (20, 12)),
+    ({}, {"capability": {GPU: "12"}}, (20, 12)),
+    ({}, {"parent": "org"}, (26, 6)),
+    ({"guarantee": {"resource": {GPU: "4"}}}, {"capability": {GPU: "30"}}, (16, 16)),
+])  # fmt: skip
+@pytest.mark.parametrize("mode", ["weight", "deserved"])
+def test_shares_and_writes_stay_within_what_volcano_reserves_and_allows(
+    accountant: Any, controller_of: Make, mode: str, a: dict[str, Any], b: dict[str, Any], shares: tuple[int, int]
+) -> None:
+    """Two queues of weight 1 on 32 GPUs, as Volcano's plugins proportion and capacity divide them."""
+    accountant.spend(a=1.0)
+    queues = [_queue("a", allocated="0", **a), _queue("b", **b), _queue("org", capability={GPU: "6"})]
+    groups = [_group(name, name, least=32) for name in "ab"]
+    cluster = MemoryCluster(KINDS, [*queues, *groups, volcano("proportion"), node_object("n", 32)])
+    (target,) = controller_of(_halves(mode), cluster).cycle().targets
+    assert tuple(each.gpus for each in target.entitlements) == shares
+    written = {obj["metadata"]["name"]: obj["spec"] for obj in cluster.list(QUEUE)}
+    if mode == "deserved":
+        assert tuple(float(written[name]["deserved"][GPU]) for name in "ab") == shares
+    else:
+        assert tuple(written[name]["weight"] for name in "ab") == tuple(round(share / 32 * 10_000) for share in shares)
+
+
+def test_a_reserved_part_is_the_queues_own_even_if_it_requests_nothing() -> None:
+    claims = (Claim("a", 0.0), Claim("b", 32.0), Claim("c", 32.0))
+    shares = divide_above(DivisionProblem("", 32, 0.0, claims), {"a": 20.0})
+    assert shares == {"a": 20.0, "b": 6.0, "c": 6.0}
