@@ -344,10 +344,11 @@ def rendered_by(chart: helm_python.Chart, values: Values) -> Rendered:
     return Rendered(Manifest(manifest) for manifest in loaded if manifest)
 
 
-def chart_of_charts(folder: Path) -> Path:
-    """Write a platform's chart to `folder` that has this chart as a dependency."""
+def chart_of_charts(folder: Path, **more: str) -> Path:
+    """Write a platform's chart to `folder` that has this chart as a dependency. more: further fields of the
+    dependency."""
     shutil.copytree(CHART, folder / "charts" / "gputally")
-    dependency = {"name": "gputally", "version": "0.1.0", "repository": ""}
+    dependency = {"name": "gputally", "version": "0.1.0", "repository": "", **more}
     description = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
     (folder / "Chart.yaml").write_text(yaml.safe_dump(description), "utf-8")
     return folder

@@ -67,7 +67,9 @@ def test_the_accountant_lets_in_the_charts_programs_each_for_what_it_does(render
     assert scopes == {}
     other = signed(clock, jti="other")
     server.users[other] = account("default", "n7", "metering")
-    assert ask(way, other) == Principal("system:serviceaccount:metering:default", frozenset(), teams=frozenset())
+    assert ask(way, other) == Principal(
+        "system:serviceaccount:metering:default", frozenset(), teams=frozenset(), progress_teams=frozenset()
+    )
 
 
 def test_the_operators_callers_stay_and_the_programs_are_added(render: Any) -> None:

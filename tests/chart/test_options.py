@@ -18,7 +18,7 @@ from fairshare.core.settings import Settings as FairshareSettings
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, notes
+from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, chart_of_charts, notes
 
 
 def controller_settings(workload: Manifest) -> FairshareSettings:
@@ -411,3 +411,39 @@ def test_the_controller_may_read_the_schedulers_configmaps_that_are_named(render
     role = found.by_name["ClusterRole", "metering-gputally-fairshare"]
     (rule,) = (rule for rule in role["rules"] if "configmaps" in rule["resources"])
     assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_another_chart_installs_this_one_on_a_condition(tmp_path: Path, wanted: bool) -> None:
+    folder = chart_of_charts(tmp_path / "platform", condition="gputally.enabled")
+    files = helm_python.Chart.load(folder).render({"gputally": {"enabled": wanted}}, name="p", namespace="metering")
+    texts = [text for path, text in files.items() if path.endswith(".yaml")]
+    kinds = {manifest["kind"] for text in texts for manifest in yaml.safe_load_all(text) if manifest}
+    assert ("DaemonSet" in kinds) is wanted
+
+
+def test_two_releases_share_no_folder_of_a_node(chart: helm_python.Chart) -> None:
+    def spool(name: str, namespace: str) -> str:
+        rendered = chart.render({}, name=name, namespace=namespace)
+        texts = (text for path, text in rendered.items() if path.endswith("agent.yaml"))
+        (agent,) = (m for text in texts for m in yaml.safe_load_all(text) if m and m["kind"] == "DaemonSet")
+        (volume,) = (v for v in agent["spec"]["template"]["spec"]["volumes"] if v["name"] == "spool")
+        return str(volume["hostPath"]["path"])
+
+    found = {spool(name, namespace) for name in ("gputally", "second") for namespace in ("a", "b")}
+    assert len(found) == 4
+    assert all(path.startswith("/var/lib/gputally/") for path in found)
+
+
+@pytest.mark.parametrize("cloud", ["eks", "aks"])
+def test_the_presets_of_a_cloud_and_of_the_gpu_operator_agree_in_any_order(
+    folder: Path, render: Any, cloud: str
+) -> None:
+    both = [yaml.safe_load((folder / "presets" / f"{name}.yaml").read_text()) for name in (cloud, "gpu-operator")]
+
+    def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        return {"agent": {**first["agent"], **second["agent"]}}
+
+    agents = [render(merged(*order)).agent for order in (both, both[::-1])]
+    assert {agent.pod["runtimeClassName"] for agent in agents} == {"nvidia"}
+    assert {agent["metadata"]["namespace"] for agent in agents} == {"gputally-agents"}

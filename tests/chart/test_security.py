@@ -86,7 +86,7 @@ def test_of_the_host_the_agent_sees_its_spool_the_kubelets_socket_and_with_hostp
     names = agent.pod["hostPID"]
     paths = [v["hostPath"]["path"] for v in agent.pod["volumes"] if "hostPath" in v]
     kubelet = "/var/lib/kubelet/pod-resources"
-    assert paths == ["/var/lib/gputally", *(["/var/log/pods"] if names else []), kubelet]
+    assert paths == ["/var/lib/gputally/metering.gputally", *(["/var/log/pods"] if names else []), kubelet]
     (socket,) = (m for m in agent.container["volumeMounts"] if m["name"] == "pod-resources")
     assert socket == {"name": "pod-resources", "mountPath": kubelet, "readOnly": True}
     logs = [m for m in agent.container["volumeMounts"] if m["name"] == "pod-logs"]

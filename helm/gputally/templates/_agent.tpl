@@ -187,7 +187,7 @@ spec:
       volumes:
         - name: spool
           hostPath:
-            path: {{ $values.spool.hostPath }}
+            path: {{ include "gputally.spoolFolder" (list $root $values) }}
             type: DirectoryOrCreate
         {{- if $names }}
         - name: pod-logs
@@ -231,6 +231,12 @@ spec:
         {{- with $values.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+{{- end -}}
+
+{{/* Folder of the spool on the node: (list . VALUES). Each release has its own, because two agents cannot share a spool. */}}
+{{- define "gputally.spoolFolder" -}}
+{{- $root := first . -}}
+{{- printf "%s/%s.%s" (trimSuffix "/" (last .).spool.hostPath) (include "gputally.releaseNamespace" $root) (include "gputally.fullname" $root) -}}
 {{- end -}}
 
 {{/* Security context of the agent's container, from its values. */}}

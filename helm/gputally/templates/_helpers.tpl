@@ -373,13 +373,41 @@ affinity:
 {{- toYaml $context -}}
 {{- end -}}
 
+{{/* The name of a cluster-wide object that pods need, from the values: (list . APIVERSION KIND NAME PATH). It fails before
+anything is installed if Helm can ask the cluster and the object is not there. */}}
+{{- define "gputally.existing" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 3 -}}
+{{- if and $name $root.Values.lookups (lookup "v1" "Namespace" "" "kube-system") (not (lookup (index . 1) (index . 2) "" $name)) -}}
+{{- fail (printf "%s: the cluster has no %s %q, and no pod would start: create it, name another one, or set lookups=false to install nevertheless" (index . 4) (index . 2) $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{/* The name of a StorageClass from the values: (list . NAME). Volumes made by hand need no object of their class. */}}
+{{- define "gputally.storageClass" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $volumes := list -}}
+{{- if $root.Values.lookups -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- $volumes = append $volumes .spec.storageClassName -}}
+{{- end -}}
+{{- end -}}
+{{- if has $name $volumes -}}
+{{- $name -}}
+{{- else -}}
+{{- include "gputally.existing" (list $root "storage.k8s.io/v1" "StorageClass" $name "storageClassName") -}}
+{{- end -}}
+{{- end -}}
+
 {{/* RuntimeClass of agents and of the test pod: (list . .Values.agent), or a pool's values. `auto` is `nvidia` if the cluster has it;
 without a cluster there is none. */}}
 {{- define "gputally.runtimeClass" -}}
 {{- $root := first . -}}
 {{- $values := last . -}}
 {{- if ne $values.runtimeClassName "auto" -}}
-{{- $values.runtimeClassName -}}
+{{- include "gputally.existing" (list $root "node.k8s.io/v1" "RuntimeClass" $values.runtimeClassName "agent.runtimeClassName") -}}
 {{- else if and $root.Values.lookups (not (or $values.simulated.text $values.driverHostPath)) -}}
 {{- with lookup "node.k8s.io/v1" "RuntimeClass" "" "nvidia" -}}
 {{- .metadata.name -}}
@@ -548,7 +576,7 @@ metadata:
 spec:
   accessModes: [{{ default "ReadWriteOnce" $values.accessMode }}]
   {{- with $values.storageClassName }}
-  storageClassName: {{ . }}
+  storageClassName: {{ include "gputally.storageClass" (list (index $ 0) .) }}
   {{- end }}
   resources:
     requests:

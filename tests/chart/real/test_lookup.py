@@ -125,3 +125,33 @@ def test_an_installer_who_may_read_nothing_of_the_cluster_installs_without_looku
         installed(recorder, CHART, *values, kubeconfig=plain)
     found = installed(recorder, CHART, *values, "--set", "lookups=false", kubeconfig=plain)
     assert "runtimeClassName" not in found["manifest"]
+
+
+def test_a_class_that_is_not_there_is_said_before_anything_is_installed(recorder: Recorder) -> None:
+    """The presets name classes. A volume that was made by hand needs no object of its class."""
+    classes = "/apis/storage.k8s.io/v1/storageclasses"
+
+    def refused(*sets: str) -> str:
+        try:
+            installed(recorder, CHART, *(word for each in sets for word in ("--set", each)))
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+    storage = "accountant.persistence.storageClassName=local-path"
+    assert 'no StorageClass "local-path"' in refused(storage)
+    assert refused(storage, "lookups=false") == ""
+    recorder.send("POST", classes, {"metadata": {"name": "local-path"}, "provisioner": "csi.example"})
+    assert refused(storage) == ""
+    recorder.send("DELETE", f"{classes}/local-path")
+    spec = {
+        "storageClassName": "local-path", "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"],
+        "hostPath": {"path": "/data"},
+    }  # fmt: skip
+    recorder.send("POST", "/api/v1/persistentvolumes", {"metadata": {"name": "by-hand"}, "spec": spec})
+    assert refused(storage) == ""
+    recorder.send("DELETE", "/api/v1/persistentvolumes/by-hand")
+    runtime = "agent.runtimeClassName=nvidia"
+    assert refused(runtime) == ""
+    with without_runtime_class(recorder):
+        assert 'no RuntimeClass "nvidia"' in refused(runtime)
