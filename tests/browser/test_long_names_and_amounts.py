@@ -1,0 +1,99 @@
+"""Pages of money in a real Chromium with names and amounts as long as they get: no figure is beyond an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+# As in the other tests of pages: brought by the group `real`.
+pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
+
+from playwright.sync_api import Browser
+
+from accountant.composition import Service
+from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
+from tests.browser.demo_pages import chromium
+from tests.http.conftest import NOW_MS, client_of, encoded, settings_in
+from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder
+
+pytestmark = pytest.mark.real
+
+TEAMS = ("language-models-research", "platform-evaluation-team", "vision")
+PRICES = "schema: 1\ncurrency: EUR\nrows:\n" + "".join(
+    f"  - {{id: {name}, model: {model}, price: {price}, per: gpu-hour, valid_from: 2026-01-01, as_of: 2026-01-01,"
+    " basis: whole-instance, source: 'framework contract 2026-0173 with ACME Cloud Europe GmbH, annex 4'}\n"
+    for name, model, price in (
+        ("h100-sxm-80gb-reserved-2026", "H100", "123456.789012"),
+        ("a100-40gb-sxm-on-demand-2026", "A100-40GB", "23451.12345678"),
+    )
+)
+NODE = "gpu-node-eu-west-1a-0017.example.internal"
+JOB = "PyTorchJob/finetune-an-instruct-model-with-adapters-r64"
+PAGES = {
+    "overview": "/", "jobs": "/jobs", "job": f"/job/prod~vision~{JOB.replace('/', '~')}-2", "month": "/month/2026-11",
+    "lines": "/month/2026-11/lines", "lines by node": "/month/2026-11/lines?account=allocated&by=node",
+}  # fmt: skip
+WHOLE = frozenset({"overview", "jobs", "lines", "lines by node"})
+"""Pages whose tables never scroll sideways. The other ones may, on a phone."""
+BEYOND = """() => {
+  const found = [];
+  for (const text of document.querySelectorAll('.card .value, .card .note')) {
+    const inside = document.createRange();
+    inside.selectNodeContents(text);
+    const beyond = inside.getBoundingClientRect().right - text.closest('.card').getBoundingClientRect().right;
+    if (beyond > 0) found.push(['tile', text.textContent.trim(), beyond]);
+  }
+  for (const box of document.querySelectorAll('.scroll')) {
+    const beyond = box.scrollWidth - box.clientWidth;
+    if (beyond > 1) found.push(['table', box.querySelector('caption')?.textContent ?? 'chart', beyond]);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = settings_in(
+        tmp_path_factory.mktemp("long"), prices=PRICES,
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n" + "".join(f"  - {{name: {t}, team: {t}}}\n" for t in TEAMS),
+    )  # fmt: skip
+    begin = NOW_MS - 40 * QUARTER_MS
+    rows, facts = [], []
+    for number in range(6):
+        team, pod = TEAMS[number % 3], f"{JOB.partition('/')[2]}-{number}-worker-0"
+        times = {"created_ms": begin, "scheduled_ms": begin, "started_ms": begin}
+        facts.append(pod_facts(pod, begin, namespace=team, node=NODE, workload=f"{JOB}-{number}", **times))
+        model = "NVIDIA H100 80GB HBM3" if number % 2 else "NVIDIA A100-SXM4-40GB"
+        rows += [
+            interval(
+                at, f"GPU-8a7b6c5d-{number:04d}-4e3f-9a1b", pod_holder(pod, team), gpu_model=model, busy_us=617_000_123
+            )
+            for at in range(begin, NOW_MS, QUARTER_MS)
+        ]
+    with Service(settings, VirtualClock(NOW_MS)) as service:
+        found = batch(rows, facts, cluster="prod", node=NODE)
+        client_of(service).post("/v1/usage", content=encoded(found)).raise_for_status()
+        with serve(service.app, "127.0.0.1", 0) as address:
+            yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_no_figure_is_beyond_an_edge(browser: Browser, url: str, name: str, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    try:
+        answer = page.goto(url + PAGES[name], wait_until="networkidle")
+        assert answer is not None
+        assert answer.status == 200
+        found = [one for one in page.evaluate(BEYOND) if one[0] == "tile" or width > 640 or name in WHOLE]
+        assert found == []
+    finally:
+        page.close()
