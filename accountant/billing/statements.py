@@ -234,8 +234,8 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
         (
             (
                 charge.key[0],
-                str(LINE_ACCOUNTS.index(charge.account)),
-                str(DETAILS.index(charge.detail)),
+                LINE_ACCOUNTS.index(charge.account),
+                DETAILS.index(charge.detail),
                 charge.place.gpu_model,
                 charge.place.capacity_type,
                 charge.row.id if charge.billed and charge.row else "",
@@ -247,8 +247,8 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
     return tuple(
         StatementLine(
             team=team,
-            account=LINE_ACCOUNTS[int(account)],
-            detail=DETAILS[int(detail)],
+            account=LINE_ACCOUNTS[account],
+            detail=DETAILS[detail],
             gpu_model=gpu_model,
             capacity_type=capacity_type,
             price_row=row_id or None,

@@ -31,7 +31,7 @@ from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dime
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
 from gputally.base.units import US_PER_MS
 
-K = TypeVar("K", bound=tuple[str, ...])
+K = TypeVar("K", bound=tuple[str | int, ...])
 
 Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
 Account = Literal[Capacity, "unused_commitment"]

@@ -634,9 +634,11 @@ class AllocationSource:
         assets, unpriced = self.assets(query)
         return _success([assets] if parameters(query).get("filterTypes", "") else assets, _unpriced(unpriced))
 
-    def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
+    def assets(self, query: str, rate: Decimal = Decimal(1)) -> tuple[dict[str, Any], dict[str, int]]:
         """The asset of each node by OpenCost's key, and the GPU-µs without a price by model. Raises what `answer`
-        raises."""
+        raises.
+
+        rate: with which every price is multiplied, exactly."""
         parameter_values = parameters(query)
         now = self._clock.wall_ms()
         question = parse_query(urlencode({"window": parameter_values.get("window", "")}), now, self._limits)
@@ -652,7 +654,7 @@ class AllocationSource:
             if not charge.billed or not matches(_asset(cluster, node, machines.get((cluster, node), ""))):
                 continue
             before = totals.get((cluster, node), NodeTotal())
-            price = Fraction(charge.row.price) if charge.row is not None else Fraction(0)
+            price = Fraction(charge.row.price) * Fraction(rate) if charge.row is not None else Fraction(0)
             totals[cluster, node] = NodeTotal(before.gpu_us + charge.gpu_us, before.cost + price * charge.gpu_us)
             if charge.unpriced:
                 unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
@@ -799,23 +801,19 @@ class AllocationsOfLedgers(AllocationSource):
             raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
         return added, unmetered_us
 
-    def assets(self, query: str) -> tuple[dict[str, Any], dict[str, int]]:
+    def assets(self, query: str, rate: Decimal = Decimal(1)) -> tuple[dict[str, Any], dict[str, int]]:
         self._check_currencies()
         assets: dict[str, Any] = {}
         unpriced: dict[str, int] = {}
         for name, source in self._ledgers.items():
-            of_ledger, unpriced_of_ledger = source.assets(query)
+            of_ledger, unpriced_of_ledger = source.assets(query, exact_product(rate, self._rate(source)))
             if duplicates := assets.keys() & of_ledger.keys():
                 node = min(duplicates).rpartition("/")[2]
                 raise BadQuestion(
                     "window",
                     f"{name} and another ledger have a node {node} in clusters of the same name: query one ledger",
                 )
-            rate = float(self._rate(source))
-            assets |= {
-                key: {**asset, "gpuCost": asset["gpuCost"] * rate, "totalCost": asset["totalCost"] * rate}
-                for key, asset in of_ledger.items()
-            }
+            assets |= of_ledger
             for model, gpu_us in unpriced_of_ledger.items():
                 unpriced[model] = unpriced.get(model, 0) + gpu_us
         return assets, unpriced

@@ -402,10 +402,10 @@ class LakeLedger:
                 query = query.where(_among(name, {value}))
         if cluster is not None:
             query = query.where(_among("cluster", {cluster, ""}))
-        rows = sorted(self._list(query, start_ms, end_ms), key=lambda row: (-row["at_ms"], row["id"]))
+        rows = sorted(self._list(query, start_ms, end_ms), key=lambda row: (row["at_ms"], row["id"]), reverse=True)
         if gang is not None:
-            begun = tuple(f"{kind_of}/{name}" for name in gang for kind_of in ("pod", "workload"))
-            rows = [row for row in rows if json.loads(row["decision"])["subject"].startswith(begun)]
+            named = tuple(gang)  # after the kind of the subject, as in the ledger's query
+            rows = [row for row in rows if json.loads(row["decision"])["subject"].partition("/")[2].startswith(named)]
         return [Decision.model_validate_json(row["decision"]) for row in rows[:limit]]
 
     def extent(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
-from gputally.server.page_layout import rect, root, text
+from gputally.server.page_layout import drawn, rect, root, text
 
 SERIES = 7
 """Colours of the palette; further teams share one grey series."""
@@ -111,7 +111,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
             )
     if capacity:
         _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def accounts(rows: Sequence[AccountRow], title: str) -> str:
@@ -133,7 +133,7 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
         ET.SubElement(group, "title").text = f"{figure_formatting.ACCOUNT_NAMES[row.account]}: {hours} GPU-h, {share}"
         gap = 2 if x1 - x0 > 4 else 0
         rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def hours(use: HourlyUse, title: str) -> str:
@@ -163,7 +163,7 @@ def hours(use: HourlyUse, title: str) -> str:
             rect(column, css, x, 10 + plot * (1 - min(part, top) / top), bar_width, plot * min(part, top) / top)
         if row.hour % 3 == 0:
             text(svg, "tick mid", x + bar_width / 2, height - bottom + 18, f"{row.hour:02d}")
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def _grid_line(svg: ET.Element, y: float, label: str) -> None:

@@ -40,7 +40,7 @@ from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
-from gputally.server.page_layout import rect, root, text
+from gputally.server.page_layout import drawn, rect, root, text
 
 router = APIRouter(include_in_schema=False)
 
@@ -177,7 +177,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
     for index, start in enumerate(timeline.starts):
         if index % label_every == 0:
             text(svg, "tick", _LEFT + pitch * index, height - 8, f"{start:%-d %b %H:%M}")
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def _described(timeline: Timeline) -> str:

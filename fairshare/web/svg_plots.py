@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 from gputally.base.number_format import percent
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
-from gputally.server.page_layout import rect, root, text
+from gputally.server.page_layout import drawn, rect, root, text
 
 Points = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT = 1040, 260
@@ -65,7 +65,7 @@ def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
     rect(svg, "within", 0, 6, min(known, entitled) * scale, 10)
     rect(svg, "beyond", entitled * scale, 6, (known - entitled) * scale, 10)
     rect(svg, "mark", min(entitled * scale, _BULLET_W - 2.5) - 1.25, 1, 2.5, 20)
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def over_time(
@@ -106,7 +106,7 @@ def over_time(
             corners = f"{x(points[0][0]):.1f},{y(0):.1f} {path} {x(points[-1][0]):.1f},{y(0):.1f}"
             ET.SubElement(svg, "polygon", {"class": f"area {line.css}", "points": corners})
         ET.SubElement(svg, "polyline", {"class": f"line {line.css}", "points": path})
-    return ET.tostring(svg, encoding="unicode")
+    return drawn(svg)
 
 
 def ticks(start_ms: int, end_ms: int) -> list[tuple[int, str]]:

@@ -104,9 +104,19 @@ def root(css: str, width: int, height: int, title: str, description: str) -> ET.
             "aria-labelledby": f"{css}-title {css}-desc",
         },
     )  # fmt: skip
-    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = for_page(title)
-    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = for_page(description)
+    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = title
+    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = description
     return svg
+
+
+def drawn(svg: ET.Element) -> str:
+    """Return a drawing as text for a page. Unprintable characters of all its texts and attributes are escaped, as
+    `finalize` does for templates, which take drawings as they are."""
+    for element in svg.iter():
+        element.text = for_page(element.text) if element.text is not None else None
+        for name, value in element.items():
+            element.set(name, for_page(value))
+    return ET.tostring(svg, encoding="unicode")
 
 
 def rect(parent: ET.Element, css: str, x: float, y: float, width: float, height: float) -> None:
@@ -118,4 +128,4 @@ def rect(parent: ET.Element, css: str, x: float, y: float, width: float, height:
 def text(parent: ET.Element, css: str, x: float, y: float, content: str) -> None:
     """Write a text of the class `css`."""
     element = ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"})
-    element.text = for_page(content)
+    element.text = content

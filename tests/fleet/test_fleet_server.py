@@ -306,6 +306,11 @@ def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(client: TestC
         assert [one["totalCost"] for one in converted.values()] == pytest.approx(
             [one["totalCost"] * 1.25 for one in own.values()]
         )
+        tenths = Rates(to="USD", rates={"EUR": Decimal("1.1")})
+        exact, _ = AllocationsOfLedgers({"b": source}, known.clock, limits, tenths).assets(window)
+        assert [one["totalCost"] for one in exact.values()] == [
+            float(Decimal(str(one["totalCost"])) * Decimal("1.1")) for one in own.values()
+        ], "the rate multiplies prices exactly, not floats"
         no_rate = Fleet(engine, Rates(to="CHF", rates={"USD": Decimal("0.9")}))
         refused = TestClient(FleetService(Settings(auth="off"), no_rate, known.clock).app, base_url=HERE).get(
             f"/opencost/allocation?{window}&aggregate=cluster"

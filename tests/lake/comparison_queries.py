@@ -78,6 +78,8 @@ def ledger_questions(ledger: Any) -> dict[str, object]:
         "nodes": ledger.nodes(),
         "decisions": ledger.decisions(*SPAN),
         "decisions of a kind": ledger.decisions(*SPAN, kind="weight", cluster="prod"),
+        "decisions about a gang": ledger.decisions(*SPAN, gang=("ns-0/j",)),
+        "newest decisions": ledger.decisions(*SPAN, 2),
         "extent": ledger.extent(),
         "clusters": ledger.clusters(),
         "newest by cluster": ledger.newest_by_cluster(),
@@ -157,6 +159,14 @@ def published(
                 mode="enforce", value=1.5, reason="share", policy_version="p", cluster="prod",
             )
             for number, kind in enumerate(("weight", "hold", "weight"))
+        ]  # fmt: skip
+        decided += [
+            Decision(
+                id=f"v{number}", at_ms=START_MS + HOUR, kind="preemption", target="kai", subject=subject,
+                mode="enforce",
+                reason="it gave way", policy_version="p", cluster="prod",
+            )
+            for number, subject in enumerate(("PodGroup/ns-0/j0", "Job/ns-0/j0", "pod/ns-1/p1", "ns-0/j0"))
         ]  # fmt: skip
         ledger.record_decisions(decided, SPAN[1])
         found = Catalogue.connect(lake)

@@ -108,6 +108,12 @@ def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
     assert "no job states its user" in html_and_pdf.render_html(found)
 
 
+def test_names_in_charts_do_not_turn_the_reading_direction() -> None:
+    page = html_and_pdf.render_html(of_rows(held("2026-10-01", "2026-10-02", team="vision\u202etxt.exe")))
+    assert "<title>" in page
+    assert "\u202e" not in page
+
+
 def test_a_job_that_two_teams_pay_for_is_one_job() -> None:
     rows = [
         held("2026-10-01", "2026-10-02", team="vision", user="ann"),
