@@ -90,13 +90,22 @@ def run(settings: Settings, stop: threading.Event) -> None:
         return policies.in_dry_run(policy) if settings.dry_run else policy
 
     def reload() -> Policy | None:
+        before = file.current
         try:
             changed = file.renew()
         except FileFault as fault:
             for line in fault.faults:
                 events.error("policy_refused", fault=line)
             raise
-        return in_mode(file.current) if changed else None
+        if not changed:
+            return None
+        from fairshare.web.policy_form import changed_texts  # loads libraries that a controller without pages needs not
+
+        now = file.current
+        if now.version() != before.version():
+            changes = list(changed_texts(before, now))
+            events.warning("policy_in_force", before=before.version(), now=now.version(), changes=changes)
+        return in_mode(now)
 
     def observe(report: CycleReport) -> None:
         metrics.observe(report)
@@ -230,10 +239,12 @@ def serve_pages(
 
         return log_fault
 
-    def applied(who: str, before: str, now: str) -> None:
-        events.warning("policy_applied", by=who, before=before, now=now, file=str(settings.policy))
+    def applied(who: str, before: str, now: str, changes: tuple[str, ...]) -> None:
+        events.warning(
+            "policy_applied", by=who, before=before, now=now, file=str(settings.policy), changes=list(changes)
+        )
         if settings.status_namespace:
-            message = f"{who} applied policy {now} from the pages, in place of {before}"
+            message = f"{who} applied policy {now} from the pages, in place of {before}: {'; '.join(changes)}"
             name, space = settings.status_name, settings.status_namespace
             try:
                 cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))

@@ -147,6 +147,13 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
         )
     if queue.limit != UNLIMITED and deserved > queue.limit:
         yield ("deserved",), f"{queue.name!r} deserves {deserved:g} GPUs, which is above its limit of {queue.limit:g}"
+    if queue.limit == 0:
+        yield ("limit",), f"{queue.name!r} starves: its limit is 0, so it never gets a GPU"
+    elif deserved == 0 and queue.weight == 0:
+        yield (
+            ("weight",),
+            f"{queue.name!r} starves: it deserves no GPU, and with weight 0 it gets no part of the others",
+        )
     if not queue.refs and not children:
         yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
     for number, ref in enumerate(queue.refs):

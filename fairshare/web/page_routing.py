@@ -56,8 +56,9 @@ TEAM_NAVIGATION = NAVIGATION[:1]
 SCRIPT = "/static/pages.js"
 MOST_AT_ONCE = 16
 """The number of handlers that run at the same time. Further requests wait."""
-Applied = Callable[[str, str, str], None]
-"""Called after a page has written the policy, with the caller's name, the version before and the version now."""
+Applied = Callable[[str, str, str, tuple[str, ...]], None]
+"""Called after a page has written the policy, with the caller's name, the version before, the version now, and the
+changed values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import BaseModel
@@ -751,6 +751,19 @@ def difference(before: str, after: str, name: str) -> tuple[str, ...]:
 def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
     """Return (path, value before, value after) of every changed value, with defaults, and queues by name."""
     return tuple(_changes("", _plain(before), _plain(after)))
+
+
+MOST_LOGGED: Final = 100
+"""Largest number of changed values that the log lists."""
+
+
+def changed_texts(before: Policy | None, after: Policy) -> tuple[str, ...]:
+    """Return the changes as lines for the log. before: None if the policy before was faulty, which gives no lines."""
+    if before is None:
+        return ()
+    found = [f"{path}: {old or 'none'} -> {new}" for path, old, new in changes(before, after)]
+    more = len(found) - MOST_LOGGED
+    return (*found[:MOST_LOGGED], *([f"and {more} more"] if more > 0 else []))
 
 
 def names(form: Form) -> tuple[str, ...]:

@@ -119,15 +119,17 @@ def apply(request: RequestContext) -> Response:
     text, policy = _sent_policy(request)
     if not request.context.location.writable:
         raise Refusal(403, "Not allowed here", "the pages may not write the policy: commit the file instead")
-    before = _version(request.app)
+    before = _in_file(request.app)
     try:
         request.context.location.write(text, request.field("base"))
     except PolicyFileChanged as error:
         raise Refusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
         raise Refusal(500, "The policy could not be written", str(error)) from error
-    request.context.applied(request.caller.principal.name, before, policy.version())
-    return request.page("applied.html", "/policy", before=before, version=policy.version())
+    version = before.version() if before is not None else "faulty"
+    changes = policy_form.changed_texts(before, policy)
+    request.context.applied(request.caller.principal.name, version, policy.version(), changes)
+    return request.page("applied.html", "/policy", before=version, version=policy.version())
 
 
 def _standing(app: PagesApp) -> PolicyText:
@@ -139,12 +141,12 @@ def _standing(app: PagesApp) -> PolicyText:
         raise Refusal(503, "The policy file cannot be read", str(error)) from error
 
 
-def _version(app: PagesApp) -> str:
-    """Return the version of the present file; "faulty" if it is not a valid policy."""
+def _in_file(app: PagesApp) -> Policy | None:
+    """Return the policy in the present file; None if it is not a valid policy."""
     try:
-        return policy_of_document(parse(app.context.location.read(), app.context.location.name)).version()
+        return policy_of_document(parse(app.context.location.read(), app.context.location.name))
     except (PolicyNotWritten, FileFault):
-        return "faulty"
+        return None
 
 
 def _sent_form(request: RequestContext) -> Form:

@@ -52,6 +52,24 @@ def test_the_sample_policy_has_nothing_to_complain_about(capsys: Capsys) -> None
     assert "6 queues, version " in line
 
 
+@pytest.mark.parametrize(
+    ("queue", "line"),
+    [
+        ("weight: 0\n    deserved: 0\n    limit: 0", 4),
+        ("limit: 0", 2),
+        ("weight: 0", 2),
+        ("deserved: 0\n    weight: 0\n    limit: 8", 3),
+        ("weight: 0\n    deserved: 1", None),
+        ("limit: 1", None),
+    ],
+)
+def test_check_warns_of_a_queue_that_starves(file: Make, capsys: Capsys, queue: str, line: int | None) -> None:
+    path = file(f"queues:\n  - {queue}\n    name: a\n    refs: [kai:a]\n  - {{name: b, refs: [kai:b]}}\n")
+    assert main(["check", str(path), "--strict"]) == (0 if line is None else 1)
+    *warnings, _ = capsys.readouterr().out.splitlines()
+    assert [warning.partition(": ")[0] for warning in warnings] == ([] if line is None else [f"{path}:{line}"])
+
+
 def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None:
     path = file(
         "measure: busy\nk: 0\nbounds: {max_step: 0.01, deadband: 0.05}\nqueues:\n"

@@ -59,6 +59,9 @@ def test_the_scripts_check_says_the_same(open_stage: Stage) -> None:
     told = json.loads(open_stage.post("/policy/check", filled(open_stage, measure="busy")).body)
     assert told["sound"]
     assert [each["field"] for each in told["advice"]] == ["measure"]
+    starving = {"queues.1.deserved": "0", "queues.1.weight": "0", "queues.1.limit": "0"}
+    told = json.loads(open_stage.post("/policy/check", filled(open_stage) | starving).body)
+    assert "queues.1.limit" in [each["field"] for each in told["advice"]]
     assert "<svg" in told["parts"]
 
 
@@ -107,7 +110,7 @@ def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Pa
     assert here.file.read_text() == after
     assert here.file.stat().st_mode & 0o777 == 0o640
     versions = [policies.policy_of_document(parse(each, "x")).version() for each in (before, after)]
-    assert here.applied == [("anonymous", *versions)]
+    assert here.applied == [("anonymous", *versions, ("k: 2 -> 3",))]
     assert list(tmp_path.glob(".policy*")) == []
     assert here.post("/policy/apply", form).status == 409
     assert here.post("/policy/apply", {**form, "text": "queues: 7"}).status == 422

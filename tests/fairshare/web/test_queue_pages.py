@@ -348,6 +348,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     assert here.file.read_text() == text
     act = next(each for each in logged if each["event"] == "policy_applied")
     assert (act["by"], act["before"] != act["now"]) == ("ana", True)
+    assert act["changes"] == ["k: 2 -> 3"]
     assert [event.reason for event in cluster.events] == ["PolicyApplied"]
     assert token not in str(logged)
 
