@@ -21,18 +21,18 @@ controller, pods count as they are then."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import fsum
 from typing import Any
 
-from accountant.wire.option_types import MOST
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
-from gputally.kubernetes.objects import POD, Kind, Object, gpus, quantity, value_at
+from gputally.kubernetes.objects import POD, Kind, Object, gpus, value_at
 
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
@@ -45,6 +45,8 @@ ROLE = "volcano.sh/task-spec"
 """Volcano's annotation with the role of a Job's pod."""
 LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
+MOST_DEVICES = 1_000_000
+"""Largest number of GPUs that an annotation can request."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
@@ -132,20 +134,35 @@ def gpus_taken(pods: Iterable[Pod]) -> float:
     return fsum((*whole, max(fsum(reserved), fsum(shared))))
 
 
+_FLOAT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+
 def shared_gpus(annotations: Mapping[str, str]) -> float:
-    """Return the GPUs that a KAI pod requests by annotation as a fraction of one or more GPUs; 0 if none."""
-    return _on_all_devices(annotations, "gpu-fraction")
+    """Return the GPUs that a KAI pod requests by annotation as a fraction of one or more GPUs; 0 if none.
+
+    As KAI reads it: a number without a unit, above 0 and at most 1.
+
+    Source: KAI pkg/scheduler/api/pod_info/pod_info.go, updatePodAdditionalFields."""
+    text = annotations.get("gpu-fraction") or ""
+    fraction = float(text) if _FLOAT.fullmatch(text) else 0.0
+    return fraction * _devices(annotations) if 0 < fraction <= 1 else 0.0
 
 
 def memory_mib(annotations: Mapping[str, str]) -> float:
-    """Return the GPU memory in MiB, of all its GPUs together, that a KAI pod requests by annotation; 0 if none."""
-    return _on_all_devices(annotations, "gpu-memory")
+    """Return the GPU memory in MiB, of all its GPUs together, that a KAI pod requests by annotation; 0 if none.
+
+    KAI reads whole MiB without a unit."""
+    return float(max(0, _integer(annotations.get("gpu-memory")) or 0) * _devices(annotations))
 
 
-def _on_all_devices(annotations: Mapping[str, str], name: str) -> float:
-    """Return the annotated amount times the number of GPUs; 0 for an invalid or impossible amount."""
-    amount = (quantity(annotations.get(name)) or 0.0) * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
-    return amount if amount <= MOST else 0.0
+def _devices(annotations: Mapping[str, str]) -> int:
+    count = _integer(annotations.get("gpu-fraction-num-devices"))
+    return 1 if count is None else min(max(0, count), MOST_DEVICES)
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text and _INTEGER.fullmatch(text) else None
 
 
 def last_checkpoint(pods: Sequence[Pod]) -> int | None:

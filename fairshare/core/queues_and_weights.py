@@ -195,6 +195,29 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Protection:
+    """How long the scheduler itself protects a running workload after its start.
+
+    path: the scheduler's queues from the root to the workload's own queue.
+    reclaim_s: seconds of protection from a workload of another queue, by the position in `path` of the first queue that
+        the other one's path does not share; of the last position if it shares all.
+    preempt_s: seconds of protection from a workload of the same queue."""
+
+    path: tuple[str, ...]
+    reclaim_s: tuple[float, ...]
+    preempt_s: float
+
+    def seconds(self, claimant: tuple[str, ...]) -> float:
+        """Return the seconds of protection from a workload whose queues, from the root, are `claimant`."""
+        if claimant == self.path:
+            return self.preempt_s
+        shared = 0
+        while shared < len(self.path) - 1 and claimant[shared : shared + 1] == self.path[shared : shared + 1]:
+            shared += 1
+        return self.reclaim_s[shared]
+
+
+@dataclass(frozen=True, slots=True)
 class Gang:
     """One workload. Its scheduler starts `minimum` GPUs of it or nothing, and more if there is room.
 
@@ -208,7 +231,9 @@ class Gang:
     job: name of the object's owner, "" if it has none.
     pool: the node of the target's quota tree that admits it (`Quota`), "" if its scheduler has no quotas.
     core: uids of pods that are never surplus, if it matters which pods run and not only how many GPUs they have.
-    topology: the topology level that all its pods must share, "" if none is required."""
+    topology: the topology level that all its pods must share, "" if none is required.
+    protection: how long its scheduler protects it after its start; None if it does not.
+    may_claim_ms: the time before which its scheduler evicts nothing for it; None if there is none."""
 
     queue: str
     kind: Kind
@@ -228,6 +253,8 @@ class Gang:
     pool: str = ""
     core: tuple[str, ...] = ()
     topology: str = ""
+    protection: Protection | None = None
+    may_claim_ms: int | None = None
 
     @property
     def waits(self) -> float:

@@ -46,7 +46,8 @@ class Claim:
     nodes: nodes on which the workload can run; None for all.
     pool: the node of the quota tree whose quota it needs, "" if its target admits work only by nodes.
     topology: the topology level that all its pods must share, "" for none.
-    why: the reason of the call that requests the room, "" if the workload itself waits."""
+    why: the reason of the call that requests the room, "" if the workload itself waits.
+    path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it."""
 
     key: str
     queue: str
@@ -60,6 +61,7 @@ class Claim:
     trigger: Trigger
     since_ms: int
     why: str
+    path: tuple[str, ...] = ()
 
     @property
     def claimant(self) -> Claimant:
@@ -68,7 +70,7 @@ class Claim:
     @property
     def requirements(self) -> Hashable:
         """A value that is equal for claims that differ only in their workload and waiting time."""
-        return (*astuple(self)[1:-2], self.why)
+        return (*astuple(self)[1:-3], self.why, self.path)
 
     @property
     def called(self) -> bool:
@@ -167,6 +169,7 @@ def _waiting(rules: PreemptionPolicy, situation: PreemptionInputs) -> Sequence[C
             and gang.priority not in never
             and all(pod.preempts for pod in gang.pods)
             and not any(pod.gated for pod in gang.pods)
+            and (gang.may_claim_ms is None or situation.now_ms >= gang.may_claim_ms)
             and situation.now_ms - since >= rules.wait * MS_PER_SECOND
         ):
             result.append(_claim(gang, situation, "waits", ""))
@@ -188,6 +191,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         trigger,
         gang.created_ms if gang.created_ms is not None else situation.now_ms,
         why,
+        gang.protection.path if gang.protection is not None else (),
     )
 
 

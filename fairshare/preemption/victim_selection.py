@@ -60,6 +60,7 @@ from fairshare.preemption.victim_candidates import (
     protected,
     teams,
 )
+from gputally.base.units import MS_PER_SECOND
 
 MOST_SPARED = 200
 """Largest number of spared workloads named in one verdict."""
@@ -127,8 +128,9 @@ class BundleOrder:
 class Search:
     """The search for one claim: the parts that suffice, and why the others stay."""
 
-    def __init__(self, policy: Policy, claim: Claim, candidates: Candidates, state: State) -> None:
+    def __init__(self, policy: Policy, claim: Claim, candidates: Candidates, state: State, now_ms: int) -> None:
         self._policy = policy
+        self._now_ms = now_ms
         self._claim = claim
         self._candidates = candidates
         self._state = state
@@ -178,7 +180,23 @@ class Search:
             bundle.key != self._claim.key
             and bundle.gang.queue in self._accounts
             and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
+            and not self._scheduler_protects(bundle)
         )
+
+    def _scheduler_protects(self, bundle: Bundle) -> bool:
+        """Return whether the scheduler itself protects the part from this claim, and keep the reason."""
+        protection = bundle.gang.protection
+        if protection is None or not bundle.whole:
+            return False
+        started_ms = bundle.gang.started_ms if bundle.gang.started_ms is not None else self._now_ms
+        least_s, ran_s = protection.seconds(self._claim.path), (self._now_ms - started_ms) / MS_PER_SECOND
+        if ran_s >= least_s:
+            return False
+        text = (
+            f"its scheduler protects it for {least_s / 60:g} min after its start, and it has run for {ran_s / 60:.0f}"
+        )
+        self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, text)
+        return True
 
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
         """Take parts until the claim fits, then return those that were needed.
@@ -442,7 +460,7 @@ class _ClaimDecisions:
         if denial is not None:
             return _verdict(claim, "denied", f"{needs}, but {denial}"), False
         known = self._failed_searches.get(claim.requirements) if claim.key not in self._candidates.parts else None
-        search = known or Search(self._policy, claim, self._candidates, state)
+        search = known or Search(self._policy, claim, self._candidates, state, self._situation.now_ms)
         picks = search.cheapest() if known is None else None
         if picks is None:
             self._failed_searches[claim.requirements] = search

@@ -28,6 +28,7 @@ from fairshare.core.queues_and_weights import (
     Observation,
     Pod,
     PolicyTree,
+    Protection,
     Shard,
     Standing,
     TargetQueue,
@@ -43,6 +44,7 @@ from fairshare.core.scheduler_queue_objects import (
     target_queue,
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import (
     EVENT,
     GPU,
@@ -50,6 +52,7 @@ from gputally.kubernetes.objects import (
     PRIORITY_CLASS,
     Kind,
     Object,
+    duration_s,
     gpus,
     node_up,
     quantity,
@@ -135,13 +138,17 @@ class KaiAdapter(Adapter):
         divided, unscheduled = _shards(policy, label, pool_of_queue, pools, seen.get(NODE, ()), pods)
         if any(shard.nodes is not None for shard in divided):
             pods = _bound_to_pools(pods, label, owner, pool_of_queue)
-        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS))
+        dropped = _dropped(policy, seen.get(QUEUE, ()), found.found, label)
+        protections = _protections(seen.get(QUEUE, ()), shards, label)
+        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections)
+        gangs = tuple(gang for gang in gangs if gang.queue not in dropped)
         evictions = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
-        issues = (*observation.issues, *unscheduled)
+        issues = (*observation.issues, *unscheduled, *(Issue(name, text) for name, text in sorted(dropped.items())))
         conditions = (history, in_sync(differing))
         return replace(
             observation,
-            standings=standings,
+            queues={name: queue for name, queue in observation.queues.items() if name not in dropped},
+            standings={name: standing for name, standing in standings.items() if name not in dropped},
             issues=issues,
             conditions=conditions,
             gangs=gangs,
@@ -409,6 +416,81 @@ def _with_memory_requests(
     }
 
 
+def _dropped(policy: Policy, queues: Sequence[Object], found: Mapping[str, Object], label: str) -> Mapping[str, str]:
+    """Return the queues of the policy that KAI leaves out, each with the reason: a queue above them does not exist, or
+    is in another node pool, so that the shard's scheduler does not see it.
+
+    Source: KAI pkg/scheduler/cache/cluster_info/queue.go, cleanQueueOrphans."""
+    by_name = {obj["metadata"]["name"]: obj for obj in queues}
+    dropped: dict[str, str] = {}
+    for queue in policy.queues:
+        if queue.name not in found:
+            continue
+        obj, passed = found[queue.name], set[str]()
+        pool = _label_of(obj, label)
+        while above := str(value_at(obj, ("spec", "parentQueue")) or ""):
+            parent = by_name.get(above)
+            if parent is None or _label_of(parent, label) != pool or above in passed:
+                state = "does not exist" if parent is None else "is in another node pool"
+                dropped[queue.name] = (
+                    f"Queue {above} above it {state}: KAI drops it and all queues below it (`kubectl get queues`)"
+                )
+                break
+            passed.add(above)
+            obj = parent
+    return dropped
+
+
+def _protections(queues: Sequence[Object], shards: Sequence[Object], label: str) -> Mapping[str, Protection]:
+    """Return how long KAI protects the workloads of each Queue, by its name; without those that it does not protect.
+
+    Source: KAI pkg/scheduler/plugins/minruntime, resolver.go; pkg/apis/kai/v1/schedulingshard_types.go."""
+    by_name = {obj["metadata"]["name"]: obj for obj in queues}
+    defaults = {_pool_of_shard(shard): _shard_runtimes(shard) for shard in shards}
+    protections: dict[str, Protection] = {}
+    for name, obj in by_name.items():
+        preempt_s, reclaim_s, by_queue = defaults.get(_label_of(obj, label), (0.0, 0.0, False))
+        if preempt_s < 0:
+            continue
+        path = [name]
+        while (above := str(value_at(by_name.get(path[0], {}), ("spec", "parentQueue")) or "")) and above not in path:
+            path.insert(0, above)
+        stated = [
+            tuple(
+                duration_s(value_at(by_name.get(each, {}), ("spec", key)))
+                for key in ("reclaimMinRuntime", "preemptMinRuntime")
+            )
+            for each in path
+        ]
+        resolved, preempt_least = [], preempt_s
+        least = reclaim_s
+        for reclaim, preempt in stated:
+            least = reclaim if reclaim is not None else least
+            preempt_least = preempt if preempt is not None else preempt_least
+            resolved.append(least)
+        if by_queue:
+            resolved = [least] * len(path)
+        if any(resolved) or preempt_least:
+            protections[name] = Protection(tuple(path), tuple(resolved), preempt_least)
+    return protections
+
+
+def _shard_runtimes(shard: Object) -> tuple[float, float, bool]:
+    """Return the seconds for which a shard protects workloads from preemption and from reclaim if their queues state
+    none, and whether a reclaim goes by the victim's queue alone. Negative seconds: the plugin is off."""
+    plugin = value_at(shard, ("spec", "plugins", "minruntime")) or {}
+    if plugin.get("enabled") is False:
+        return -1.0, -1.0, False
+    arguments = plugin.get("arguments")
+    if isinstance(arguments, Mapping):
+        stated = [arguments.get(f"default{kind}MinRuntime") for kind in ("Preempt", "Reclaim")]
+    else:
+        arguments = {}
+        stated = [value_at(shard, ("spec", "minRuntime", f"{kind}MinRuntime")) for kind in ("preempt", "reclaim")]
+    preempt_s, reclaim_s = (duration_s(text) or 0.0 for text in stated)
+    return preempt_s, reclaim_s, arguments.get("reclaimResolveMethod") == "queue"
+
+
 def _label_of(obj: Object, label: str) -> str:
     return str((value_at(obj, ("metadata", "labels")) or {}).get(label) or "")
 
@@ -522,35 +604,39 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
     """Return the GPUs without which a gang of subgroups does not run, and the uids of the pods that it cannot lose.
 
-    These pods are the oldest of every subgroup, as many as the subgroup needs, and the pods of no subgroup.
+    These pods are the oldest of every subgroup, as many as the subgroup needs, and the pods of no subgroup. Of the
+    subgroups, those that run count first, then those first by name, as KAI takes them.
     pods: the gang's, oldest first.
 
-    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
+    Source: KAI pkg/scheduler/api/podgroup_info, allocation_info.go and subgroup_info; plugins/subgrouporder."""
     children: dict[str, list[Mapping[str, Any]]] = {}
     for each in spec["subGroups"]:
-        children.setdefault(each.get("parent") or "", []).append(each)
+        children.setdefault(str(each.get("parent") or "").lower(), []).append(each)
     members: dict[str, list[Pod]] = {}
     for pod in pods:
         members.setdefault(pod.subgroup, []).append(pod)
     core = [pod.uid for pod in members.get("", ())]
 
-    def minimum(name: str, needed: object, path: tuple[str, ...]) -> float:
-        parts = []
+    def minimum(name: str, needed: object, path: tuple[str, ...]) -> tuple[bool, float]:
+        """Return whether a subgroup runs, and its GPUs."""
+        parts: list[tuple[bool, str, float]] = []
         for each in children.get(name, ()):
             child = str(each.get("name"))
             if child in path:
                 continue
             if child in children:
-                parts.append(minimum(child, each.get("minSubGroup"), (*path, child)))
-                continue
-            least = int(each.get("minMember") or 0)
-            child_pods = members.get(child, [])
-            running = [pod for pod in child_pods if pod.held] or child_pods
-            core.extend(pod.uid for pod in running[:least])
-            parts.append(fsum(sorted(pod.gpus for pod in child_pods)[:least]))
-        return fsum(sorted(parts)[: len(parts) if needed is None else max(0, int(str(needed)))])
+                runs, least_gpus = minimum(child, each.get("minSubGroup"), (*path, child))
+            else:
+                least = int(each.get("minMember") or 0)
+                child_pods = members.get(child, [])
+                running = [pod for pod in child_pods if pod.held]
+                core.extend(pod.uid for pod in (running or child_pods)[:least])
+                runs, least_gpus = bool(running), fsum(pod.gpus for pod in (running or child_pods)[:least])
+            parts.append((not runs, child, least_gpus))
+        first = sorted(parts)[: len(parts) if needed is None else max(0, int(str(needed)))]
+        return any(not waits for waits, _, _ in parts), fsum(least_gpus for _, _, least_gpus in first)
 
-    return minimum("", spec.get("minSubGroup"), ()), tuple(sorted(core))
+    return minimum("", spec.get("minSubGroup"), ())[1], tuple(sorted(core))
 
 
 def _gangs(
@@ -558,6 +644,7 @@ def _gangs(
     groups: Sequence[Object],
     pods: Sequence[Pod],
     classes: Sequence[Object] | None,
+    protections: Mapping[str, Protection],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read. A group with an empty status
     has the size of its pods."""
@@ -591,6 +678,8 @@ def _gangs(
             millis(annotations.get("kai.scheduler/last-start-timestamp")) if allocated else None,
             millis(annotations.get(CHECKPOINT)),
             topology=_required_level(spec),
+            protection=protections.get(str(spec.get("queue"))),
+            may_claim_ms=_delay_end_ms(metadata, spec),
         )
         if spec.get("subGroups") and own_pods:
             least, core = _core(spec, own_pods)
@@ -601,6 +690,18 @@ def _gangs(
 
     gangs, unreadable = read_each(groups, read)
     return sorted_gangs(gangs), unreadable
+
+
+def _delay_end_ms(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:
+    """Return the time before which KAI evicts nothing for a PodGroup (`preemptionDelay`), counted from its creation or
+    its last eviction; None if it has no delay."""
+    delay_s = duration_s(spec.get("preemptionDelay"))
+    starts = [
+        millis(metadata.get("creationTimestamp")),
+        millis((metadata.get("annotations") or {}).get("kai.scheduler/last-eviction-timestamp")),
+    ]
+    since_ms = max((start for start in starts if start is not None), default=None)
+    return since_ms + round(delay_s * MS_PER_SECOND) if delay_s and since_ms is not None else None
 
 
 def _required_level(spec: Mapping[str, Any]) -> str:

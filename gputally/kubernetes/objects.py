@@ -211,6 +211,23 @@ def quantity(value: object) -> float | None:
     return amount if 0 <= amount <= MOST_QUANTITY else None
 
 
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+MOST_DURATION_S = 2**63 / 1e9
+"""Go's longest duration."""
+
+
+def duration_s(text: object) -> float | None:
+    """Parse a duration of the Kubernetes API ("1h30m", "0") as seconds. Return None for any other or a negative one."""
+    if not isinstance(text, str) or len(text) > 64:
+        return None
+    parts = _DURATION.findall(text)
+    if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
+        return None
+    seconds = fsum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return seconds if seconds <= MOST_DURATION_S else None
+
+
 def gpus(resources: object) -> float:
     """Return the number of GPUs among resources (quantity by name). A MIG instance counts as its compute slices divided
     by those of a GPU with this profile. A pod that waits names no GPU, so only the profile decides, for nodes too.

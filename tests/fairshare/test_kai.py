@@ -13,7 +13,7 @@ import pytest
 from accountant.wire.policy_models import WindowSpec
 from fairshare.controller.cycle_report import replay_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.core.gpu_demand import read_pod
+from fairshare.core.gpu_demand import memory_mib, read_pod, shared_gpus
 from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
 from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.victim_candidates import bundles
@@ -32,7 +32,7 @@ from fairshare.targets.kai import (
 from fairshare.targets.weight_plan import look_at
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.units import MS_PER_HOUR
-from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Object, quantity
+from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Object, duration_s, quantity
 from tests.fairshare.builders import (
     cluster_of,
     node_object,
@@ -391,6 +391,9 @@ BOTH = [_subgroup("all", minSubGroup=2), *(_subgroup(name, "all", minMember=1) f
         ({"subGroups": [LEADER, _subgroup("worker", minMember=2)]}, 3.0, ["w2"]),
         ({"subGroups": BOTH}, 2.0, ["w2", "w1"]),
         ({"minSubGroup": 1, "subGroups": [LEADER, WORKERS]}, 1.0, []),
+        # The first by name, not the one with the fewest GPUs; and parents are named in any case.
+        ({"minSubGroup": 1, "subGroups": [_subgroup("zlast", minMember=0), WORKERS]}, 3.0, ["l"]),
+        ({"subGroups": [_subgroup("all", minSubGroup=1), _subgroup("worker", "All", minMember=3)]}, 3.0, ["l"]),
     ],
 )
 def test_minima_of_subgroups_add_up(either_of: Make, spec: dict[str, Any], minimum: float, surplus: list[str]) -> None:
@@ -600,3 +603,59 @@ def test_a_target_without_gpus_says_why(
     window = accountant.window(WindowSpec(), "allocated", MS_PER_HOUR, 0.0)
     with pytest.raises(NothingToDivide, match=reason):
         target_capacity(ServingNodes((_node("n0", gpus),)), window, quota, shards)
+
+
+@pytest.mark.parametrize(("annotations", "gpus", "memory"), [
+    ({"gpu-fraction": "0.5"}, 0.5, 0), ({"gpu-fraction": "1"}, 1.0, 0), ({"gpu-fraction": "5e-1"}, 0.5, 0),
+    ({"gpu-fraction": "500m"}, 0, 0), ({"gpu-fraction": "2"}, 0, 0), ({"gpu-fraction": "1ki"}, 0, 0),
+    ({"gpu-memory": "2Gi"}, 0, 0), ({"gpu-memory": "2000"}, 0, 2000), ({"gpu-memory": "1.5"}, 0, 0),
+    ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, 1.0, 0),
+    ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "1.5"}, 0.5, 0),  # KAI ignores it
+    ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}, 0, 0),
+])  # fmt: skip
+def test_annotations_are_read_as_kai_reads_them(annotations: dict[str, str], gpus: float, memory: float) -> None:
+    assert (shared_gpus(annotations), memory_mib(annotations)) == (gpus, memory)
+
+
+def test_queues_without_their_parent_are_dropped_as_kai_drops_them() -> None:
+    names = ("a", "b", "c", "d")
+    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in names])
+    pools = {"labels": {POOL_LABEL: "p"}}
+    queues = [
+        queue_object("a", parent="org"), queue_object("org"), queue_object("b", parent="gone"),
+        queue_object("c", parent="mid"), queue_object("mid", parent="gone"), queue_object("d", parent="org", **pools),
+    ]  # fmt: skip
+    shards = [shard_object(), object_of(SHARD, "p", {"partitionLabelValue": "p"})]
+    seen = KaiAdapter().observe(policy, {QUEUE: queues, SHARD: shards, POD_GROUP: [pod_group("g", "b", requested=1)]})
+    assert (seen.queues.keys(), seen.standings.keys(), seen.gangs) == ({"a"}, {"a"}, ())
+    assert {issue.subject for issue in seen.issues} == {"b", "c", "d"}
+
+
+@pytest.mark.parametrize(("shard", "own", "wanted"), [
+    ({}, {}, None),
+    ({"minRuntime": {"reclaimMinRuntime": "10m", "preemptMinRuntime": "1h"}}, {}, ((600, 600), 3600)),
+    ({"minRuntime": {"reclaimMinRuntime": "10m"}}, {"reclaimMinRuntime": "1h30m"}, ((600, 5400), 0)),
+    ({"plugins": {"minruntime": {"arguments": {"defaultReclaimMinRuntime": "30s"}}},
+      "minRuntime": {"reclaimMinRuntime": "10m"}}, {}, ((30, 30), 0)),
+    ({"plugins": {"minruntime": {"arguments": {"reclaimResolveMethod": "queue"}}}}, {"reclaimMinRuntime": "1m"},
+     ((60, 60), 0)),
+    ({"plugins": {"minruntime": {"enabled": False}}}, {"reclaimMinRuntime": "1h"}, None),
+])  # fmt: skip
+def test_the_runtimes_that_kai_protects(shard: dict[str, Any], own: dict[str, str], wanted: Any) -> None:
+    queue = queue_object("a", parent="org")
+    queue["spec"] |= own
+    delayed = pod_group("g", requested=1, spec={"minMember": 1, "preemptionDelay": "5m"},
+                        creationTimestamp="2026-10-01T00:00:00Z")  # fmt: skip
+    seen = {QUEUE: [queue, queue_object("org")], SHARD: [shard_object(**shard)], POD_GROUP: [delayed]}
+    (gang,) = KaiAdapter().observe(A, seen).gangs
+    found = gang.protection
+    assert (None if found is None else (found.reclaim_s, found.preempt_s)) == wanted
+    assert gang.may_claim_ms == gang.created_ms + 300_000
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("1h30m", 5400), ("0", 0), ("500ms", 0.5), (".5s", 0.5), ("5", None), ("-1s", None), ("1d", None), (None, None),
+    ("9" * 60 + "h", None), ("٣s", None),
+])  # fmt: skip
+def test_durations_of_the_kubernetes_api(text: object, seconds: float | None) -> None:
+    assert duration_s(text) == seconds

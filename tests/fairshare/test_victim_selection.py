@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy, PreemptionPolicy
 from fairshare.cli.decision_replay import recount
-from fairshare.core.queues_and_weights import Gang
+from fairshare.core.queues_and_weights import Gang, Protection
 from fairshare.preemption.claims_and_placement import MOST_CLAIMS, FreeGpus
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_cycle import PreemptionReport, VictimStop, decisions
@@ -506,3 +506,22 @@ def test_limits_are_those_of_everything_that_was_stopped(past: list[PastPreempti
     if known == 0:
         fresh = other.refusal("Gang/ns/new", "x", 1.0)
         assert fresh.reason.startswith("0.0 GPU-hours")
+
+
+def test_what_its_scheduler_protects_is_not_preempted() -> None:
+    """a is protected for 2 h from reclaims that meet it below the root, and b's claim waits until its delay ends."""
+    kept = Protection(("root", "a"), (3600.0, 7200.0), 0.0)
+    near, far = (Protection(path, (0.0,) * len(path), 0.0) for path in (("root", "b"), ("other", "b")))
+    victim = gang("a0", "a", [("n0", 8)], hours=1.5, protection=kept)
+    for claimant, outcome in ((near, "denied"), (far, "preempts")):
+        verdict = _one(
+            TAKES, {"n0": 8.0}, [victim, gang("b0", "b", waiting=[4], protection=claimant)], {"a": 0, "b": 8}
+        )
+        assert verdict.outcome == outcome
+        if outcome == "denied":
+            assert _why(verdict, "a0").startswith("its scheduler protects it for 120 min")
+    longer = gang("a0", "a", [("n0", 8)], hours=2.1, protection=kept)
+    claim = gang("b0", "b", waiting=[4], protection=near)
+    assert _one(TAKES, {"n0": 8.0}, [longer, claim], {"a": 0, "b": 8}).outcome == "preempts"
+    delayed = gang("b0", "b", waiting=[4], may_claim_ms=NOW_MS + 1)
+    assert decide(TAKES, situation(TAKES, {"n0": 8.0}, [longer, delayed], {"a": 0, "b": 8})) == ()
