@@ -31,7 +31,7 @@ from fairshare.controller.weight_writer import (
     with_ownership_verdict,
     write_weights,
 )
-from fairshare.core.queues_and_weights import Condition, Pod, Value, own_window
+from fairshare.core.queues_and_weights import Condition, Pod, SchedulerHistory, Value, own_window
 from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
@@ -346,8 +346,12 @@ class Controller:
                 return _degraded(report, "NoCapacity", str(error)), []
             gpus = capacity.gpus
             report = replace(report, pools=capacity.pools, devices=capacity.devices)
+            try:
+                policy, window = self._counted_by(observation.history, window)
+            except AccountantUnavailable as error:
+                return _degraded(report, "AccountantUnavailable", str(error)), []
             inputs = WeightInputs(
-                self._policy, window, standings, gpus, now_ms, memory, exhausted, capacity.devices, capacity.pools
+                policy, window, standings, gpus, now_ms, memory, exhausted, capacity.devices, capacity.pools
             )
             result = calculate_weights(inputs)
             self._memory[adapter.name] = result.memory
@@ -379,6 +383,16 @@ class Controller:
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
         events += self._recorder.changes(report, observation, now_ms)
         return report, [*events, *self._recorder.failures(adapter.name, observation, outcomes, now_ms)]
+
+    def _counted_by(self, history: SchedulerHistory | None, window: UsageWindow) -> tuple[Policy, UsageWindow]:
+        """Return the policy and the usage by which a target divides: its scheduler's own k and window if it counts past
+        use itself. Raises AccountantUnavailable."""
+        if history is None:
+            return self._policy, window
+        policy = self._policy.model_copy(update={"k": history.k, "window": history.window, "law": "kai"})
+        if (policy.window, "allocated") != (self._policy.window, self._policy.measure):
+            window = self._accountant.window(policy.window, "allocated", window.end_ms, policy.min_coverage)
+        return policy, window
 
     def _finish_preemptions(self, target: str, now_ms: int, leading: Callable[[], bool]) -> FinishedPreemptions:
         enforces = mode_of(self._policy, target) == "enforce"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow
+from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from gputally.kubernetes.objects import Kind
 
 UNLIMITED: Final = -1.0
@@ -434,6 +434,14 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerHistory:
+    """How a scheduler counts past use by itself: the k of its division, and the window of the usage that it reads."""
+
+    k: float
+    window: WindowSpec
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """The state of a target as its adapter reads it from the cluster.
 
@@ -446,6 +454,7 @@ class Observation:
     quotas: the target's own quotas by name, if it admits work by quota; empty if it counts only nodes.
     capacity: GPUs that the target can give to these queues by its quotas; None for no limit.
     shards: parts that are divided separately; empty if the cluster is one.
+    history: how the scheduler itself counts past use; None if it does not, or if its parts differ.
     unreadable: objects that were left out because they cannot be read, each as "kind namespace/name: reason"."""
 
     queues: Mapping[str, TargetQueue]
@@ -458,6 +467,7 @@ class Observation:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
     shards: tuple[Shard, ...] = ()
+    history: SchedulerHistory | None = None
     unreadable: tuple[str, ...] = ()
 
 

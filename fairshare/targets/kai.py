@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import fsum, isfinite
 from typing import Any
 
-from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from fairshare.core.gpu_demand import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
 from fairshare.core.queues_and_weights import (
     Condition,
@@ -29,6 +29,7 @@ from fairshare.core.queues_and_weights import (
     Pod,
     PolicyTree,
     Protection,
+    SchedulerHistory,
     Shard,
     Standing,
     TargetQueue,
@@ -71,6 +72,8 @@ _NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
 """The kValue that KAI uses if none is set."""
 PREFIX = "kai"
+_HIERARCHY = "full-hierarchy-fairness"
+"""The scheduler's argument with which it ignores the queues above the lowest ones."""
 CLAIMED = "gpu.nvidia.com"
 """The DeviceClass of NVIDIA's driver for whole GPUs; KAI counts the GPUs of ResourceClaims under this name."""
 _FIRST_NOT_PREEMPTIBLE = 100
@@ -154,6 +157,7 @@ class KaiAdapter(Adapter):
             gangs=gangs,
             evictions=evictions,
             shards=divided,
+            history=None if self.publishes(policy) else _history(shards),
             unreadable=unreadable,
         )
 
@@ -193,6 +197,8 @@ def effective(shards: Sequence[Object]) -> Condition:
     A shard without a usage database keeps no history, whatever its kValue is."""
     faults: list[str] = []
     commands: list[str] = []
+    if undivided := _undivided(shards):
+        return undivided
     for shard in shards:
         stated = _stated_k(shard)
         if (k := _k(stated)) != 0 and (shard.get("spec") or {}).get("usageDBConfig"):
@@ -207,6 +213,58 @@ def effective(shards: Sequence[Object]) -> Condition:
     return Condition("Effective", "True", "WeightsOnly", "KAI divides by the controller's weights alone")
 
 
+def _undivided(shards: Sequence[Object]) -> Condition | None:
+    """Return the condition `Effective` if a shard does not divide by the queues' quotas and weights; None if all do."""
+    off = [shard for shard in shards if value_at(shard, ("spec", "plugins", "proportion", "enabled")) is False]
+    if off:
+        names = ", ".join(shard["metadata"]["name"] for shard in off)
+        text = f"the plugin proportion is off in SchedulingShard {names}: KAI divides nothing by quota, weight or usage"
+        remedy = "; ".join(_patch_command(shard, {"plugins": {"proportion": {"enabled": None}}}) for shard in off)
+        return Condition("Effective", "False", "ProportionOff", text, remedy)
+    flat = [shard for shard in shards if str(value_at(shard, ("spec", "args", _HIERARCHY))).lower() == "false"]
+    if flat:
+        names = ", ".join(shard["metadata"]["name"] for shard in flat)
+        text = f"SchedulingShard {names} has {_HIERARCHY}: false, so KAI divides among the lowest queues alone"
+        remedy = "; ".join(_patch_command(shard, {"args": {_HIERARCHY: None}}) for shard in flat)
+        return Condition("Effective", "False", "HierarchyIgnored", text, remedy)
+    return None
+
+
+def _history(shards: Sequence[Object]) -> SchedulerHistory | None:
+    """Return the k and the window of usage with which KAI divides; None if no shard counts usage, or if shards differ.
+
+    Source: KAI pkg/scheduler/cache/usagedb/api/defaults.go."""
+    found = set()
+    for shard in shards:
+        database = value_at(shard, ("spec", "usageDBConfig"))
+        if not database:
+            return None
+        params = database.get("usageParams") or {}
+        size_s = _window_s(params.get("windowSize"))
+        half_life_s = duration_s(params.get("halfLifePeriod")) or None
+        if params.get("windowType", "sliding") != "sliding" or size_s is None:
+            return None
+        found.add((_k(_stated_k(shard)), round(size_s), None if half_life_s is None else round(half_life_s)))
+    if len(found) != 1:
+        return None
+    k, size, half_life = found.pop()
+    if not isfinite(k) or size <= 0 or half_life == 0:
+        return None
+    return SchedulerHistory(k, WindowSpec(size=size, half_life=half_life))
+
+
+def _window_s(text: object) -> float | None:
+    """Parse a duration of Prometheus ("1w", "1d12h") as seconds; a week if there is none."""
+    if text is None:
+        return 7.0 * 86_400
+    days = re.fullmatch(r"(?:(\d{1,4})y)?(?:(\d{1,4})w)?(?:(\d{1,4})d)?(.*)", str(text), re.ASCII)
+    if days is None or not str(text):
+        return None
+    years, weeks, whole = (int(part or 0) for part in days.groups()[:3])
+    rest = duration_s(days[4]) if days[4] else 0.0
+    return None if rest is None else (years * 365 + weeks * 7 + whole) * 86_400.0 + rest
+
+
 def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Object | None = None) -> Condition:
     """Return the condition `Effective` of mode `usage`: True if KAI reads usage from the accountant.
 
@@ -215,6 +273,8 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
     faults: list[str] = []
     doubts: list[str] = []
     remedies: list[str] = []
+    if undivided := _undivided(shards):
+        return undivided
     for shard in shards:
         name = f"SchedulingShard {shard['metadata']['name']}"
         database = (shard.get("spec") or {}).get("usageDBConfig") or {}
@@ -237,6 +297,16 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
         if params.get("windowType", "sliding") != "sliding":
             faults.append(f"windowType of {name} is {params['windowType']}: only sliding works")
             remedies.append(_patch_command(shard, {"usageDBConfig": {"usageParams": {"windowType": "sliding"}}}))
+        fetch_s, stale_s = (
+            parsed if (parsed := duration_s(params.get(key))) is not None else default
+            for key, default in (("fetchInterval", 60.0), ("stalenessPeriod", 300.0))
+        )
+        if stale_s < fetch_s:
+            faults.append(
+                f"{name} fetches usage every {fetch_s:g} s and counts it as stale after {stale_s:g} s: it has none in"
+                " between"
+            )
+            remedies.append(_patch_command(shard, {"usageDBConfig": {"usageParams": {"stalenessPeriod": None}}}))
         address, note = _usage_address(database, config)
         if address is None:
             doubts.append(f"{name}: {note}")

@@ -659,3 +659,31 @@ def test_the_runtimes_that_kai_protects(shard: dict[str, Any], own: dict[str, st
 ])  # fmt: skip
 def test_durations_of_the_kubernetes_api(text: object, seconds: float | None) -> None:
     assert duration_s(text) == seconds
+
+
+def test_shares_in_mode_usage_follow_the_shards_own_k_and_window(accountant: Any, controller_of: Make) -> None:
+    """Two queues of weight 1 on 16 GPUs; a used 13/16 of the window, so its part is 0.5 + 1 x (0.5 - 0.8125)."""
+    queues = [{"name": name, "refs": [f"kai:{name}"]} for name in "ab"]
+    policy = policy_of(queues, k=0, targets={"kai": {"mode": "usage", "apply": "enforce"}})
+    params = {"windowSize": "1d12h", "halfLifePeriod": "12h"}
+    database = {"clientType": "prometheus", "connectionString": "http://usage", "usageParams": params}
+    shard = shard_object(kValue=1, usageDBConfig=database)
+    windows: list[WindowSpec] = []
+    answer = accountant.window
+    accountant.window = lambda spec, *more: (windows.append(spec), answer(spec, *more))[1]
+    accountant.spend(a=13 / 16, b=3 / 16)
+    cluster = cluster_of([queue_object("a"), queue_object("b"), shard, node_object(gpus=16)])
+    (target,) = controller_of(policy, cluster).cycle().targets
+    assert [each.gpus for each in target.entitlements] == [3, 13]
+    assert windows[-1] == WindowSpec(size=129_600, half_life=43_200)
+    cluster.load([shard_object(kValue=0, usageDBConfig=database)])
+    (target,) = controller_of(policy, cluster).cycle().targets
+    assert [each.gpus for each in target.entitlements] == [8, 8]
+
+
+def test_usage_that_is_stale_before_it_is_fetched_again_is_named() -> None:
+    params = {"fetchInterval": "10m", "stalenessPeriod": "5m"}
+    database = {"clientType": "prometheus", "connectionString": "http://usage", "usageParams": params}
+    found = usage_read([shard_object(usageDBConfig=database)], "http://usage")
+    assert (found.status, found.reason) == ("False", "UsageNotRead")
+    assert "stalenessPeriod" in found.remedy
