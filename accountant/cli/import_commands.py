@@ -69,6 +69,7 @@ def from_prometheus(
     from accountant.history_import.import_run import Destination
     from accountant.history_import.prometheus_source import History, PrometheusFailed
     from gputally.base.prometheus_api import Prometheus
+    from gputally.base.terminal import Terminal
 
     now = SystemClock().wall_ms()
     end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
@@ -87,6 +88,11 @@ def from_prometheus(
     with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
         summaries = [(to, _import(to, history.read, span, length, 0))]
+    for name in sorted(history.unknown):
+        Terminal(stderr=True).print(
+            f"{server.origin}: pods request {name}, and nothing says whether it is a GPU: it is not imported",
+            soft_wrap=True,
+        )
     _finish(summaries, output, 0, partial=partial)
 
 

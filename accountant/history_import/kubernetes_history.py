@@ -16,12 +16,14 @@ that fits the listing, this instant is used. Otherwise the middle of the possibl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
 
 from accountant.core.claim_overlap import Span, intersect, subtract, union
 from accountant.history_import.gpu_assignment import Demand, GpuLayout, Slot, SlotHold, place, runs
 from accountant.history_import.prometheus_series import (
+    MIG_RESOURCE,
     Container,
     Device,
     Labels,
@@ -37,7 +39,9 @@ from accountant.history_import.prometheus_series import (
     pod_of,
 )
 from accountant.inventory import pod_facts
+from accountant.prices.gpu_model_names import parse_gpu_model
 from agent.wire import Holder, Owner, PodFacts
+from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
 from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.units import MS_PER_SECOND
 
@@ -89,7 +93,7 @@ class _PodTables:
         self, node: str, uid: str, pod: PodName, requests: Mapping[str, int], seen: Observed, scheduler: str
     ) -> PodFacts:
         written = self._of(self._labels, pod, uid)
-        labels = {key: written[name] for name, key in self._names.items() if written.get(name)}
+        labels = {key: of(written, name) for name, key in self._names.items() if written.get(name)}
         chain = self._chain(pod, uid)
         placed_by = of(self._of(self._schedulers, pod, uid), "name") or scheduler
         started = _instant_of(self._starts, pod, uid)
@@ -256,7 +260,7 @@ def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str]
     for node in nodes:
         own = [device for device in found if device.node == node]
         made.append(_node(node, own, asked, seen, (scheduler, team_labels)))
-    return [one for one in made if one.gpus]
+    return [one for one in made if one.gpus or one.unplaced_us]
 
 
 def _node(
@@ -266,15 +270,26 @@ def _node(
     whole = (grid.start_ms, grid.end_ms)
     containers = [one for one in asked.containers if one.node == node]
     offered = asked.offered.get(node, {})
+    labels = asked.node_labels.get(node, {})
+    limited = any(one.limits for one in containers)
     if not own:
-        own = assumed_devices(node, offered, containers, asked.node_labels.get(node, {}))
+        # HAMi offers each GPU several times, so what the node offers says nothing about its GPUs.
+        listed = labels.get("label_nvidia_com_gpu_count", "")
+        own_count = {WHOLE: int(listed)} if listed.isascii() and listed.isdigit() else {}
+        own = assumed_devices(node, own_count if limited else offered, [] if limited else containers, labels)
+    parts, clear = 1, True
     if asked.deaf:
-        wanted = of_labels(own, asked, seen)
+        wanted = placeable = of_labels(own, asked, seen)
         slots, pools = _labelled(own)
     else:
-        wanted = of_requests(containers, own, seen)
+        wanted = placeable = of_requests(containers, own, seen)
         slots, pools = _pools(own, offered, wanted)
-    placed = place(wanted, pools, 2 * seen.window_ms)
+        if limited:
+            sizes = _sizes(containers, own, labels)
+            clear = None not in sizes.values()
+            parts, placeable = _in_parts(wanted, sizes)
+            slots, pools = _whole_in_parts(own, parts)
+    placed = place(placeable, pools, 2 * seen.window_ms)
     layouts, blind = [], {}
     for device in own:
         sampled = grid.spans(device.sampled)
@@ -284,6 +299,8 @@ def _node(
             there = union([*grid.spans(asked.listed.get(node, ())), *sampled])
             known = tuple(intersect(there, grid.spans(asked.heard)))
             unseen = subtract(whole, union(grid.spans(asked.heard)))
+        if not clear:  # some part of each GPU of the node is held, and nobody knows which
+            known, unseen = (), [whole]
         lost = grid.spans(asked.unready.get(node, ()))
         layouts.append(device.layout(slots[device.uuid], known, lost))
         blind[device.uuid] = tuple(unseen)
@@ -291,7 +308,55 @@ def _node(
     for hold in placed.holds:
         holds.setdefault(hold.gpu, []).append(hold)
     facts = facts_of(node, wanted, asked, seen, *naming)
-    return NodeHistory(node, tuple(layouts), holds, facts, blind, placed.unplaced_us)
+    return NodeHistory(node, tuple(layouts), holds, facts, blind, placed.unplaced_us // parts)
+
+
+_LISTED_PARTS = 1_000
+"""Parts of a GPU, to which HAMi's limits are rounded."""
+
+
+def _sizes(
+    containers: Sequence[Container], own: Sequence[Device], labels: Mapping[str, str]
+) -> dict[tuple[str, str], int | None]:
+    """The part of a GPU, in thousandths, that HAMi's limits allow a container, by uid and container; None if a limit is
+    a size and the GPUs' memory is unknown.
+
+    As in the agent, the part is the larger of the parts of cores and memory, because no other pod can use it, and a
+    container without a memory limit has all memory."""
+    listed = labels.get("label_nvidia_com_gpu_memory", "")
+    model = next((device.model for device in own if device.model), "")
+    memory_gb = parse_gpu_model(model).memory_gb or usual_memory_gb(model)
+    memory_mib = int(listed) if listed.isascii() and listed.isdigit() else memory_gb and memory_gb * 1024
+    found: dict[tuple[str, str], int | None] = {}
+    for one in containers:
+        cores, size, percent = (one.limits.get(name, 0) for name in ("cores", "memory", "memory percent"))
+        if size and not memory_mib:
+            found[one.uid, one.name] = None
+            continue
+        memory = size / memory_mib if size and memory_mib else percent / 100 if percent else 1.0
+        found[one.uid, one.name] = max(1, round(min(1.0, max(memory, cores / 100)) * _LISTED_PARTS))
+    return found
+
+
+def _in_parts(wanted: Sequence[Demand], sizes: Mapping[tuple[str, str], int | None]) -> tuple[int, list[Demand]]:
+    """The demands in parts of a GPU, and into how many parts each GPU is divided. A demand of unknown size has a pool
+    that does not exist, so that it is counted and held on no GPU."""
+    each = [sizes[demand.holder.uid, demand.holder.container] for demand in wanted]
+    unit = gcd(_LISTED_PARTS, *(size for size in each if size is not None))
+    made = []
+    for demand, size in zip(wanted, each, strict=True):
+        if size is None:
+            made.append(replace(demand, pool="", count=demand.count * _LISTED_PARTS // unit))
+        else:
+            made.append(replace(demand, count=demand.count * size // unit))
+    return _LISTED_PARTS // unit, made
+
+
+def _whole_in_parts(own: Sequence[Device], parts: int) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
+    """The GPUs of a node, each divided into equal parts; GPU by GPU, so that a pod is on one GPU if it fits."""
+    slots = {device.uuid: [parts] * max(1, len(device.slices)) for device in own}
+    in_order = [(uuid, part) for uuid, counts in slots.items() for part in range(len(counts))]
+    return slots, {WHOLE: [(uuid, part, slot) for uuid, part in in_order for slot in range(parts)]}
 
 
 def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
@@ -318,8 +383,7 @@ def _pools(
         if not device.slices:
             plain.append(device)
         for number, one in enumerate(device.slices):
-            named = f"nvidia.com/mig-{one.profile.replace('+', '.')}"
-            parts.setdefault(named if named in names or WHOLE not in names else WHOLE, []).append((device.uuid, number))
+            parts.setdefault(_mig_pool(one.profile, names), []).append((device.uuid, number))
     for name, devices in _divided(plain, sorted(n for n in names if "/mig-" not in n), offered, wanted).items():
         parts.setdefault(name, []).extend((device.uuid, 0) for device in devices)
     slots = {device.uuid: [1] * max(1, len(device.slices)) for device in own}
@@ -331,6 +395,32 @@ def _pools(
         # One slot of each device in turn, so that the first pods get separate devices.
         pools[name] = [(uuid, part, slot) for slot in range(each) for uuid, part in places]
     return slots, pools
+
+
+_ROUNDING_GB = 2
+
+
+def _mig_pool(profile: str, names: Collection[str]) -> str:
+    """The resource under which Kubernetes offers the instances of a profile.
+
+    It has the profile's name, or that of instances with the same slices and nearly the same memory, because
+    dcgm-exporter rounds the memory in another way (1g.11gb for 1g.12gb). Otherwise the node offers its instances as
+    whole GPUs (MIG strategy single)."""
+    mig = parse_mig_profile(profile)
+    if mig is None:
+        return WHOLE
+    named = f"{MIG_RESOURCE}{mig.resource}"
+    if named in names:
+        return named
+    like = []
+    for name in names:
+        other = parse_mig_profile(name.removeprefix(MIG_RESOURCE)) if name.startswith(MIG_RESOURCE) else None
+        if other is not None and other.slices == mig.slices:
+            like.append((other.suffix != mig.suffix, abs(other.memory_gb - mig.memory_gb), name))
+    best = min((one for one in like if one[1] <= _ROUNDING_GB), default=None)
+    if best is not None:
+        return best[2]
+    return WHOLE if WHOLE in names else named
 
 
 def _divided(

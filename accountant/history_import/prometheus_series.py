@@ -10,7 +10,11 @@ used. Utilisation may be available both as time with a running kernel and as eng
 is used. A MIG instance has only the second, as a part of the instance. The node of a device is the name of a known node
 in the labels of its series. If no label has such a name, it is the node of most pods that the labels name.
 
-A pod that is listed before and after a missing scrape is taken to have existed in between."""
+A pod that is listed before and after a missing scrape is taken to have existed in between.
+
+Not every resource of NVIDIA is a GPU: HAMi's limits of a container (`nvidia.com/gpumem`) have a GPU's domain, and so do
+network devices. A name counts as GPUs if it says so (`gpu`, `gpu.shared`, `mig-…`, a GPU's model). Texts that become
+names in the ledger are escaped and cut where they are read."""
 
 from __future__ import annotations
 
@@ -33,7 +37,9 @@ from accountant.history_import.gpu_assignment import (
 )
 from accountant.inventory.pod_facts import JOB_LABELS
 from agent.wire import Slice
+from gputally.base.mig_profiles import parse_mig_profile
 from gputally.base.pod_queue_labels import QUEUE_KEYS
+from gputally.base.untrusted_text import as_name
 
 Labels = Mapping[str, str]
 PodName = tuple[str, str]
@@ -41,7 +47,21 @@ PodName = tuple[str, str]
 _EXPORTER = re.compile(r"dcgm-exporter")
 _OLD_NAMES: Final = {"pod": ("pod_name",), "namespace": ("pod_namespace",), "container": ("container_name",)}
 _RESOURCE = re.compile(r"nvidia[._]com[/_](.+)")
-_MIG = re.compile(r"mig[-_]((?:\d+c[._])?\d+g[._]\d+gb)(?:([._+])(\w+(?:[._]\w+)*))?")
+_MIG = re.compile(r"mig[-_](.+)")
+_WORDS = re.compile(r"[-._/]+")
+_GPU_WORD = re.compile(
+    r"gpu.*|[pv]gpu|grid|tesla|quadro|geforce|rtx.*|g[abdhkmpv]\d{3}.*|tu\d{3}.*|ad\d{3}.*|"
+    r"k80|m60|p4|p40|p100|v100s?|t4g?|a2|a10g?|a16|a30|a40|a[18]00|l4|l20|l40s?|h20|h[128]00|b[123]00"
+)
+"""A word of a GPU's name in a resource: itself, its chip (as KubeVirt names it) or its model."""
+_OTHER_WORD = re.compile(
+    r"gpumem.*|gpucores?|mem|memory|cores?|percentage|priority|hostdev|imex|channels?|rdma|sriov|roce|hcas?|ib|ipoib|"
+    r"[vp]fs?|nics?|net|netdev|macvlan|switchdev|ovs|mlnx.*|mlx.*|connectx.*|cx\d.*|bf\d.*|resib.*"
+)
+"""A word that says that a resource is no GPU, even if another word says so: a limit, a network device, a channel."""
+_LIMITS: Final = {"gpumem": "memory", "gpumem.percentage": "memory percent", "gpucores": "cores"}
+_LONGEST: Final = 400
+"""Characters of one name: two of them, with a kind in front, are a name in the ledger."""
 _KEPT = QUEUE_KEYS | JOB_LABELS
 
 
@@ -101,7 +121,7 @@ def of(labels: Labels, name: str) -> str:
     """A label by its own name, an older name, or with the prefix `exported_`."""
     for known in (name, *_OLD_NAMES.get(name, ())):
         if value := labels.get(f"exported_{known}") or labels.get(known):
-            return value
+            return as_name(value, _LONGEST)
     return ""
 
 
@@ -115,7 +135,8 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
     instance = labels.get("GPU_I_ID", "")
     if not uuid:
         return None
-    return uuid, int(instance) if instance.isascii() and instance.isdigit() and len(instance) <= 4 else None
+    known = instance.isascii() and instance.isdigit() and len(instance) <= 4
+    return as_name(uuid, _LONGEST), int(instance) if known else None
 
 
 def labelled_pod(labels: Labels) -> PodName | None:
@@ -133,11 +154,26 @@ def resource(text: str) -> str:
     match = _RESOURCE.fullmatch(text)
     if match is None:
         return ""
-    mig = _MIG.fullmatch(match[1])
-    if mig is None:
-        return f"nvidia.com/{match[1].replace('_', '.')}"
-    tail = "" if mig[3] is None else f".{mig[3].replace('_', '.')}"
-    return f"nvidia.com/mig-{mig[1].replace('_', '.')}{tail}"
+    instance = _MIG.fullmatch(match[1])
+    mig = parse_mig_profile(instance[1]) if instance is not None else None
+    if mig is not None:
+        return f"{MIG_RESOURCE}{mig.resource}"
+    words = _WORDS.split(match[1].lower())
+    if any(_OTHER_WORD.fullmatch(word) for word in words) or not any(_GPU_WORD.fullmatch(word) for word in words):
+        return ""
+    return f"nvidia.com/{match[1].replace('_', '.')}"
+
+
+def unknown_resource(text: str) -> bool:
+    """Whether this is a resource of NVIDIA of which nothing says whether it is a GPU."""
+    match = _RESOURCE.fullmatch(text)
+    return match is not None and not resource(text) and not any(map(_OTHER_WORD.fullmatch, _WORDS.split(match[1])))
+
+
+def limit_of(text: str) -> str:
+    """What HAMi limits with this resource: `memory`, `memory percent` or `cores`; "" if it is no limit of HAMi."""
+    match = _RESOURCE.fullmatch(text)
+    return "" if match is None else _LIMITS.get(match[1].replace("_", ".").replace("-", "."), "")
 
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
@@ -150,7 +186,8 @@ class Container:
     """A container that requested `count` of a resource.
 
     runs: (first, last) cells in which it did.
-    over: cells in which its pod was reported as ended."""
+    over: cells in which its pod was reported as ended.
+    limits: HAMi's limits of one of its GPUs."""
 
     pod: PodName
     uid: str
@@ -160,6 +197,7 @@ class Container:
     count: int
     runs: tuple[tuple[int, int], ...]
     over: frozenset[int] = frozenset()
+    limits: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +247,7 @@ def asked_for(seen: Observed) -> PodSeries:
     unready = {node: frozenset(cells) for node, cells in _by_node(seen.unready, seen).items()}
     silent = set(range(seen.grid.count)) - heard
     return PodSeries(
-        containers=_containers(requests, seen, pods, silent),
+        containers=_containers(requests, seen, pods, silent, _limits(seen)),
         pods=pods,
         heard=frozenset(heard),
         listed={node: frozenset(cells) for node, cells in nodes.items()},
@@ -227,8 +265,24 @@ def _by_node(table: Iterable[Series], seen: Observed) -> dict[str, set[int]]:
     return found
 
 
+def _limits(seen: Observed) -> dict[tuple[PodName, str], dict[str, float]]:
+    """HAMi's limits by pod and container: the largest value of each."""
+    found: dict[tuple[PodName, str], dict[str, float]] = {}
+    for one in seen.requests:
+        limit = limit_of(of(one.labels, "resource"))
+        values = one.cells(seen.grid) if limit else {}
+        if values:
+            limits = found.setdefault((pod_of(one.labels), of(one.labels, "container")), {})
+            limits[limit] = max(*values.values(), limits.get(limit, 0.0))
+    return found
+
+
 def _containers(
-    requests: Iterable[Series], seen: Observed, pods: Mapping[PodName, PodInfo], silent: set[int]
+    requests: Iterable[Series],
+    seen: Observed,
+    pods: Mapping[PodName, PodInfo],
+    silent: set[int],
+    limits: Mapping[tuple[PodName, str], Mapping[str, float]],
 ) -> tuple[Container, ...]:
     over: dict[tuple[PodName, str], set[int]] = {}
     for one in seen.over:
@@ -250,7 +304,8 @@ def _containers(
     for (pod, uid, own_uid, name, node, kind, count), cells in sorted(present.items()):
         runs_of = tuple(runs(bridge_gaps(cells, silent)))
         at = frozenset(over.get((pod, own_uid), ()))
-        made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at))
+        of_one = limits.get((pod, name), {})
+        made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at, of_one))
     return tuple(made)
 
 
@@ -264,7 +319,7 @@ _MILLION, _MILLI = 1_000_000, 1_000
 _MOST_RATIO, _MOST_MIB, _MOST_WATTS = 1.0, 2**24, 100_000
 MAKESHIFT = "imported:"
 """Prefix of the name of a GPU that was never listed."""
-_MIG_RESOURCE = "nvidia.com/mig-"
+MIG_RESOURCE = "nvidia.com/mig-"
 Place = tuple[str, int | None]
 
 
@@ -330,7 +385,7 @@ def _device(
     grid: TimeGrid,
     node: str,
 ) -> Device:
-    model = next((labels["modelName"] for labels in about if labels.get("modelName")), "")
+    model = as_name(next((labels["modelName"] for labels in about if labels.get("modelName")), ""), _LONGEST)
     profiles = {place[1]: labels.get("GPU_I_PROFILE", "") for labels in about if (place := device_of(labels))}
     slices = [
         made
@@ -404,7 +459,10 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
             if pod in nodes_of:
                 votes[nodes_of[pod]] += 1
     carried = [
-        labels[key].rpartition(":")[0] or labels[key] for labels in about for key in _NODE_LABELS if key in labels
+        as_name(labels[key].rpartition(":")[0] or labels[key], _LONGEST)
+        for labels in about
+        for key in _NODE_LABELS
+        if key in labels
     ]
     known = next((name for name in carried if name in listed), "")
     if known:
@@ -419,19 +477,19 @@ def assumed_devices(
 ) -> list[Device]:
     """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
     node's."""
-    model = labels.get("label_nvidia_com_gpu_product", "")
+    model = as_name(labels.get("label_nvidia_com_gpu_product", ""), _LONGEST)
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
     each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1
     needed = {one.resource: 0 for one in containers}
     for one in containers:
         needed[one.resource] = max(needed[one.resource], one.count)
     counts = {**needed, **offered}
-    whole = sum(-(-count // each) for name, count in counts.items() if not name.startswith(_MIG_RESOURCE))
+    whole = sum(-(-count // each) for name, count in counts.items() if not name.startswith(MIG_RESOURCE))
     made = [Device(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
     instances = [
-        name.removeprefix(_MIG_RESOURCE)
+        name.removeprefix(MIG_RESOURCE)
         for name, count in sorted(counts.items())
-        if name.startswith(_MIG_RESOURCE)
+        if name.startswith(MIG_RESOURCE)
         for _ in range(count)
     ]
     return [*made, *_partitioned(node, model, instances, whole)]

@@ -14,7 +14,15 @@ from typing import Final
 from accountant.history_import.gpu_assignment import TimeGrid
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import NodeHistory, histories
-from accountant.history_import.prometheus_series import Labels, Observed, Series, device_of
+from accountant.history_import.prometheus_series import (
+    Labels,
+    Observed,
+    Series,
+    device_of,
+    of,
+    resource,
+    unknown_resource,
+)
 from gputally.base.errors import AccountantError
 from gputally.base.prometheus_api import Prometheus, number
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
@@ -49,6 +57,8 @@ class History:
         self._match = match.strip().strip(",")
         self._scheduler = scheduler
         self._team_labels = tuple(team_labels)
+        self.unknown: set[str] = set()
+        """Resources that pods requested, and of which nothing says whether they are GPUs; they are not imported."""
 
     @property
     def origin(self) -> str:
@@ -61,8 +71,11 @@ class History:
             f"count(last_over_time({self._of(name)}[1d]))" for name in (*_UTIL, *_ENGINE, *_MEMORY)
         )
         asked = read_values(self._server, f"max({alternatives})", at_ms)
-        requests = read_values(self._server, f"sum(last_over_time({self._of(_REQUESTS, _GPU)}[1d]))", at_ms)
-        count = max([int(value) for _, value in (*asked, *requests) if value == value], default=0)
+        by_resource = f"sum by (resource, exported_resource) (last_over_time({self._of(_REQUESTS, _GPU)}[1d]))"
+        requests = read_values(self._server, by_resource, at_ms)
+        gpus = sum(value for labels, value in requests if resource(of(labels, "resource")) and value == value)
+        count = max([int(value) for _, value in asked if value == value], default=0)
+        count = max(count, int(gpus))
         if not count:
             raise PrometheusFailed(
                 f"{self.origin}: no GPU series of dcgm-exporter or kube-state-metrics was scraped in the day before "
@@ -73,7 +86,9 @@ class History:
 
     def read(self, chunk: Chunk) -> list[NodeHistory]:
         """The history of one chunk, by node."""
-        return histories(self.observe(chunk), scheduler=self._scheduler, team_labels=self._team_labels)
+        seen = self.observe(chunk)
+        self.unknown |= {name for one in seen.requests if unknown_resource(name := of(one.labels, "resource"))}
+        return histories(seen, scheduler=self._scheduler, team_labels=self._team_labels)
 
     def observe(self, chunk: Chunk) -> Observed:
         """The query results of one chunk."""

@@ -72,6 +72,11 @@ class MigProfile:
     suffix: str = ""
 
     @property
+    def slices(self) -> tuple[int, int]:
+        """The compute slices of the GPU instance and of the compute instance."""
+        return self.gpu_instance, self.compute_instance
+
+    @property
     def size(self) -> str:
         """The name without the suffix and without the compute instance: `3g.40gb`."""
         return f"{self.gpu_instance}g.{self.memory_gb}gb"

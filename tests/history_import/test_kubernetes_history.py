@@ -10,6 +10,8 @@ from accountant.history_import.gpu_assignment import TimeGrid, rows
 from accountant.history_import.kubernetes_history import histories
 from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
 from accountant.history_import.prometheus_source import selector
+from accountant.storage.write.batch_admission import fact_fault
+from gputally.base.untrusted_text import is_name
 
 MINUTE = 60_000
 START = 1_790_812_800_000
@@ -75,7 +77,32 @@ def test_labels_of_every_generation():
         ("nvidia_com_mig_1g_10gb", "nvidia.com/mig-1g.10gb"),
         ("nvidia_com_mig_1g_10gb_me", "nvidia.com/mig-1g.10gb.me"),
         ("nvidia_com_mig_1c_3g_40gb", "nvidia.com/mig-1c.3g.40gb"),
+        ("nvidia.com/mig-1g.24gb-me", "nvidia.com/mig-1g.24gb.me"),
+        ("nvidia_com_mig_1g_24gb_me_all", "nvidia.com/mig-1g.24gb.me.all"),
+        ("nvidia_com_a100", "nvidia.com/a100"),
+        ("nvidia_com_GA102GL_A10", "nvidia.com/GA102GL.A10"),
+        ("nvidia_com_pgpu", "nvidia.com/pgpu"),
         ("cpu", ""),
+        *(
+            (f"nvidia{sep}{name}", "")
+            for sep in ("_com_", ".com/")
+            for name in (
+                "gpumem",
+                "gpumem_percentage",
+                "gpucores",
+                "gpu_memory",
+                "priority",
+                "hostdev",
+                "imex_channel",
+                "rdma_shared_device_a",
+                "sriov_rdma_vf",
+                "mlnx_sriov_rdma",
+                "bf3_p0_vfs",
+                "resibs2f0",
+                "cx6_pool",
+                "foo",
+            )
+        ),
     ],
 )
 def test_resources(text, name):
@@ -198,3 +225,88 @@ def test_selectors():
     assert selector("up", "", "") == "up"
     assert selector("up", 'a="b"', 'cluster="prod"') == 'up{a="b",cluster="prod"}'
     assert selector("", 'a="b"', "") == '{a="b"}'
+
+
+OFFERED = {"node": "n1", "resource": "nvidia_com_gpu"}
+A100 = {"modelName": "NVIDIA A100-SXM4-80GB"}
+
+
+def limits(pod, **amounts):
+    """Build the series of HAMi's limits of a pod."""
+    return tuple(request(pod, kind=f"nvidia_com_{name}", count=count) for name, count in amounts.items())
+
+
+def test_not_every_resource_of_nvidia_is_a_gpu():
+    """Two HAMi pods have half a GPU each. What the node offers is the number of HAMi's virtual devices."""
+    asked = [one for pod in "ab" for one in (request(pod), *limits(pod, gpumem=40_960, gpucores=50))]
+    network = [request("c", kind=f"nvidia_com_{name}", count=8) for name in ("hostdev", "rdma_shared", "imex_channel")]
+    observed = seen(requests=(*asked, *network), allocatable=((OFFERED, 10.0),), busy=(gpu(0, **A100),))
+    assert held(observed) == ({("a", "GPU-0"): 30, ("b", "GPU-0"): 30}, 60)
+    (node,) = histories(observed)
+    assert (node.unplaced_us, [fact.requests for fact in node.facts]) == (0, [{"nvidia.com/gpu": "1"}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "count", "minutes"),
+    [
+        ({"gpumem_percentage": 25}, 1, 15),
+        ({"gpumem": 8_192, "gpucores": 30}, 1, 18),
+        ({"gpumem": 8_192}, 2, 12),
+        ({"gpucores": 30}, 1, 60),
+        ({"gpumem": 12_345}, 1, 9.06),
+    ],
+)
+def test_the_part_of_a_hami_pod_is_that_of_the_agent(amounts, count, minutes):
+    """The larger of memory and cores, and all memory without a limit of it."""
+    observed = seen(requests=(request("a", count=count), *limits("a", **amounts)), busy=(gpu(0, **A100),))
+    assert sum(held(observed)[0].values()) == pytest.approx(minutes)
+
+
+def test_hami_pods_without_a_known_memory_or_number_of_gpus_are_counted_and_on_no_gpu():
+    asked = (request("a"), *limits("a", gpumem=8_192))
+    observed = seen(requests=asked, busy=(gpu(0, modelName="NVIDIA Unknown"),))
+    (node,) = histories(observed)
+    assert (held(observed), node.unplaced_us, node.blind) == (({}, 0), 3_600_000_000, {"GPU-0": (SPAN,)})
+    (node,) = histories(seen(requests=asked, allocatable=((OFFERED, 10.0),)))
+    assert (node.gpus, node.unplaced_us) == ((), 3_600_000_000)
+    labels = {"node": "n1", "label_nvidia_com_gpu_product": PRODUCT, "label_nvidia_com_gpu_count": "2"}
+    observed = seen(requests=asked, allocatable=((OFFERED, 20.0),), node_labels=(labels,))
+    assert held(observed) == ({("a", "imported:n1/0"): 6}, 120)
+
+
+def test_four_instances_of_an_rtx_pro_6000_are_a_quarter_each():
+    model = "NVIDIA RTX PRO 6000 Blackwell Server Edition"
+    profiles = ("1g.24gb", "1g.24gb+gfx", "1g.24gb-me", "1g.24gb+me.all")
+    busy = tuple(
+        gpu(0, modelName=model, GPU_I_ID=str(number), GPU_I_PROFILE=name) for number, name in enumerate(profiles, 3)
+    )
+    kinds = ("mig_1g_24gb", "mig_1g_24gb_gfx", "mig_1g_24gb_me", "mig_1g_24gb_me_all")
+    asked = tuple(request(f"p{number}", kind=f"nvidia_com_{kind}") for number, kind in enumerate(kinds))
+    assert held(seen(requests=asked, busy=busy)) == ({(f"p{number}", "GPU-0"): 15 for number in range(4)}, 60)
+
+
+def test_an_instance_whose_memory_the_exporter_rounds_in_another_way_is_found():
+    busy = (gpu(0, modelName="NVIDIA H100 NVL", GPU_I_ID="7", GPU_I_PROFILE="1g.11gb"),)
+    whole = (gpu(1, modelName="NVIDIA A100 80GB PCIe", GPU_I_ID="0", GPU_I_PROFILE="7g.79gb"),)
+    asked = (request("a", kind="nvidia_com_mig_1g_12gb"), request("b", kind="nvidia_com_mig_7g_80gb"))
+    minutes, _ = held(seen(requests=asked, busy=busy + whole))
+    assert minutes == {("a", "GPU-0"): pytest.approx(60 / 7), ("b", "GPU-1"): 60}
+
+
+ODD = "a\x1b[2J\n" + "x" * 2_000
+
+
+def test_no_name_in_a_label_costs_anybody_hours():
+    mine = {"namespace": ODD, "pod": ODD, "uid": ODD, "container": ODD}
+    about = ({**mine, "node": "n1", "created_by_kind": ODD, "created_by_name": ODD},)
+    labels = ({**mine, "label_team": ODD, "label_kai_scheduler_queue": ODD},)
+    observed = seen(
+        requests=(series({**mine, "node": "n1", "resource": "nvidia_com_gpu"}), request("b")),
+        busy=(gpu(0), gpu(1, modelName=ODD)), pods=about, pod_labels=labels,
+    )  # fmt: skip
+    minutes, _ = held(observed, scheduler="kai-scheduler", team_labels=("team",))
+    assert sorted(minutes.values()) == [60, 60]
+    (node,) = histories(observed, scheduler="kai-scheduler", team_labels=("team",))
+    assert [fact_fault(fact, 2**60) for fact in node.facts] == [None, None]
+    assert all(is_name(text) for one in node.gpus for text in (one.uuid, one.model))
+    assert all(is_name(hold.holder.name) for holds in node.holds.values() for hold in holds)
