@@ -36,13 +36,27 @@ from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch
-from accountant.history_import.import_run import ImportedChunk, Source, imported_chunks, is_import, source_of
+from accountant.history_import.import_run import (
+    IMPORTING,
+    ImportedChunk,
+    Source,
+    imported_chunks,
+    is_import,
+    source_of,
+)
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import Facts, Receipt
+from accountant.ledger.protocols import Facts, ImportSpan, Receipt
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
-from accountant.wire.usage_cost_and_job_models import ChunkNote, DoneSpan, ImportMark, ImportState, MeteredSpan
+from accountant.wire.usage_cost_and_job_models import (
+    ChunkNote,
+    DoneSpan,
+    ImportMark,
+    ImportState,
+    MeteredSpan,
+    Withdrawal,
+)
 from gputally.base.units import MS_PER_SECOND, US_PER_HOUR
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.server.config_loading import Model
@@ -160,8 +174,10 @@ def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, princi
     node that agents metered."""
     _check_binding(principal, params.cluster)
     imports = deps.ledger.imports(params.cluster)
-    chunks = imported_chunks(deps.ledger.acts("imported", subject=_subject(params.cluster, params.source)))
+    acts = deps.ledger.acts(*IMPORTING, subject=_subject(params.cluster, params.source))
+    chunks = imported_chunks(acts)
     return ImportState(
+        generation=sum(act.kind == "withdrawn" for act in acts),
         done=tuple(DoneSpan.from_object(span) for span in chunks),
         marks=tuple(
             ImportMark(node=node, epoch=epoch, durable_seq=seq)
@@ -209,7 +225,7 @@ def record_chunk(
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} does not belong to an import from {chunk.source}")
     subject = _subject(chunk.cluster, chunk.source)
-    if any(known.span == chunk.span for known in imported_chunks(deps.ledger.acts("imported", subject=subject))):
+    if any(known.span == chunk.span for known in imported_chunks(deps.ledger.acts(*IMPORTING, subject=subject))):
         return ChunkNote(new=False)
     act = NewAct(
         deps.clock.wall_ms(),
@@ -221,6 +237,27 @@ def record_chunk(
     )
     deps.ledger.observe(Facts(), act.at_ms, act=act)
     return ChunkNote(new=True)
+
+
+class WithdrawnImport(ImportSpan):
+    """The span of an import that is withdrawn, and the reason for the audit trail."""
+
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+@usage_router.post(
+    "/v1/imports/withdraw",
+    summary="Withdraw an import",
+    **with_body(WithdrawnImport, "books-refuse", "ledger-unavailable"),
+)
+def withdraw_import(
+    wanted: Annotated[WithdrawnImport, body(WithdrawnImport)], deps: AppDeps, principal: Admin
+) -> Withdrawal:
+    """Withdraws what imports from a source booked in a span, so that it can be imported again, and records it in the
+    audit trail. Closed months do not change; the difference waits as a proposal."""
+    span = ImportSpan(**wanted.model_dump(exclude={"reason"}))
+    rows = deps.ledger.withdraw_import(span, deps.clock.wall_ms(), principal.name, wanted.reason)
+    return Withdrawal(rows=rows)
 
 
 def _subject(cluster: str, source: Source) -> str:

@@ -36,6 +36,10 @@ _SHOWN = 20
 
 
 Partial = Annotated[bool, Option("--partial", help="Exit 0 although records were left out.")]
+Replace = Annotated[
+    bool, Option("--replace", help="Withdraw what was imported of this time before, with an admin's token.")
+]
+Reason = Annotated[str, Option(help="Why the earlier import is withdrawn, for the audit trail.")]
 
 
 class CannotImport(AccountantError):
@@ -61,6 +65,8 @@ def from_prometheus(
     source_header: Annotated[list[str] | None, Option(help="HTTP header for URL, NAME: VALUE (repeatable).")] = None,
     output: Printed = "table",
     *,
+    replace: Replace = False,
+    reason: Reason = "imported again",
     partial: Partial = False,
     at: ZonedLedger,
 ) -> None:
@@ -87,7 +93,7 @@ def from_prometheus(
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
     with at.connection() as remote:
         to = Destination(remote, cluster, "prometheus", server.origin)
-        summaries = [(to, _import(to, history.read, span, length, 0))]
+        summaries = [(to, _import(to, history.read, span, length, 0, reason if replace else ""))]
     for name in sorted(history.unknown):
         Terminal(stderr=True).print(
             f"{server.origin}: pods request {name}, and nothing says whether it is a GPU: it is not imported",
@@ -109,6 +115,8 @@ def from_slurm(
     until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
     output: Printed = "table",
     *,
+    replace: Replace = False,
+    reason: Reason = "imported again",
     partial: Partial = False,
     at: ZonedLedger,
 ) -> None:
@@ -153,17 +161,20 @@ def from_slurm(
                 continue
             first = _instant("--since", since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
+            if replace and until is not None:
+                last = end  # the earlier import may have gone on for longer
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
+            why = reason if replace else ""
             faulty = len(faults) + len(reading.faults) + len(history.faults)
-            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY, faulty)))
+            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY, faulty, why)))
     _finish(summaries, output, left_out, partial=partial)
 
 
-def _import(to: Destination, read: Read, span: Span, chunk_ms: int, left_out: int) -> Summary:
+def _import(to: Destination, read: Read, span: Span, chunk_ms: int, left_out: int, replace: str) -> Summary:
     from accountant.history_import.import_run import run
 
     with _bar(f"{to.source} → {to.cluster}") as progress:
-        return run(to, read, span, chunk_ms, progress, left_out=left_out)
+        return run(to, read, span, chunk_ms, progress, left_out=left_out, replace=replace)
 
 
 def _finish(summaries: Sequence[tuple[Destination, Summary]], output: Output, left_out: int, *, partial: bool) -> None:

@@ -3,6 +3,9 @@
 An interrupted import continues where it stopped, without local state. Finished chunks are recorded in the ledger. In
 the unfinished chunk, the acknowledged number of each node says how far it was imported.
 
+An import can be withdrawn, so that it can be made again. Its marks stay, so the next import has a new *generation* of
+epochs.
+
 An import has one outbox per node, and its sequence numbers represent times. The records of a chunk that begins at T are
 numbered from `first_seq(T)` on, and equal chunks give equal records. The acknowledged number of a node therefore says
 up to which instant it is imported. After a crash the chunk is rebuilt, and only records above that number are sent.
@@ -29,9 +32,10 @@ from pydantic import AfterValidator, Field, model_validator
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.history_import.gpu_assignment import imported_time, rows
 from accountant.history_import.kubernetes_history import NodeHistory
-from accountant.ledger.journal import Act
+from accountant.ledger.journal import Act, ActKind
+from accountant.ledger.protocols import ImportSpan
 from accountant.wire.typed_accountant_client import AccountantClient
-from accountant.wire.usage_cost_and_job_models import ChunkNote, ImportState
+from accountant.wire.usage_cost_and_job_models import ChunkNote, ImportState, Withdrawal
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.apportionment import prorate
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
@@ -44,9 +48,20 @@ _PER_MINUTE = 1_000_000
 """Numbers per minute of a chunk; more than any node's GPUs need."""
 
 
-def epoch(source: Source, first_ms: int) -> str:
-    """The epoch of the outboxes of a run of chunks that began at `first_ms`."""
-    return f"{_PREFIX}{source}:{first_ms:014d}"
+def import_prefix(source: Source) -> str:
+    """The beginning of every epoch of imports from a source."""
+    return f"{_PREFIX}{source}:"
+
+
+def epoch(source: Source, first_ms: int, generation: int = 0) -> str:
+    """The epoch of the outboxes of a run of chunks that began at `first_ms`. generation: how often an import from this
+    source was withdrawn before."""
+    return f"{import_prefix(source)}{first_ms:014d}" + (f":{generation}" if generation else "")
+
+
+def _generation(epoch_of: str) -> int:
+    parts = epoch_of.split(":")
+    return int(parts[3]) if len(parts) > 3 and parts[3].isdigit() else 0
 
 
 def is_import(epoch_of: str) -> bool:
@@ -72,20 +87,23 @@ class Chunk:
     end_ms: int
 
 
-def chunks(wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, length_ms: int) -> list[Chunk]:
+def chunks(
+    wanted: Span, done: Mapping[str, Sequence[Span]], source: Source, length_ms: int, generation: int = 0
+) -> list[Chunk]:
     """The parts of `wanted` that are not done, oldest first, split at multiples of `length_ms` since 1970.
 
-    done: the recorded spans, by epoch. A span that begins where an epoch ends continues that epoch, since its numbers
-    ascend; any other gets a new epoch. `wanted` begins and ends at whole hours."""
+    done: the recorded spans, by epoch. A span that begins where an epoch of the same generation ends continues that
+    epoch, since its numbers ascend; any other gets a new epoch. `wanted` begins and ends at whole hours."""
     start, end = wanted
     if start % MS_PER_HOUR or end % MS_PER_HOUR or length_ms % MS_PER_HOUR:
         raise ValueError("an import must begin and end at whole hours, and its chunks must last whole hours")
     if start >= end:
         return []
-    ends = {max(stop for _, stop in spans): name for name, spans in sorted(done.items()) if spans}
+    own = [name for name in sorted(done) if done[name] and _generation(name) == generation]
+    ends = {max(stop for _, stop in done[name]): name for name in own}
     found = []
     for begin, stop in subtract(wanted, union(span for spans in done.values() for span in spans)):
-        name = ends.get(begin) or epoch(source, begin)
+        name = ends.get(begin) or epoch(source, begin, generation)
         edges = range(begin - begin % length_ms + length_ms, stop, length_ms)
         found += [Chunk(name, low, high) for low, high in cut((begin, stop), edges)]
     return found
@@ -179,10 +197,37 @@ class ImportRow:
         return KNOWN_LIMITS[self.source]
 
 
+IMPORTING: Final[tuple[ActKind, ...]] = ("imported", "withdrawn")
+"""The kinds of acts that say what is imported."""
+
+
 def imported_chunks(acts: Iterable[Act]) -> list[ImportedChunk]:
-    """The chunks recorded in the acts, in the order of the acts, each once."""
-    noted = [ImportedChunk.model_validate_json(act.content) for act in acts if act.kind == "imported"]
-    return list({(one.cluster, one.source, one.span): one for one in noted}.values())
+    """The chunks recorded in the acts (of the kinds in `IMPORTING`), in the order of the acts, each once, without what
+    was withdrawn later. Amounts of a chunk of which a part was withdrawn are prorated."""
+    found: dict[tuple[str, Source, Span], ImportedChunk] = {}
+    for act in acts:
+        if act.kind == "imported":
+            one = ImportedChunk.model_validate_json(act.content)
+            found[one.cluster, one.source, one.span] = one
+        elif act.kind == "withdrawn":
+            gone = ImportSpan.model_validate_json(act.content)
+            left = [part for one in found.values() for part in _left_of(one, gone)]
+            found = {(one.cluster, one.source, one.span): one for one in left}
+    return list(found.values())
+
+
+def _left_of(chunk: ImportedChunk, gone: ImportSpan) -> Iterator[ImportedChunk]:
+    """The parts of a chunk outside a withdrawn span."""
+    if (chunk.cluster, chunk.source) != (gone.cluster, gone.source):
+        yield chunk
+        return
+    for start, end in subtract(chunk.span, [(gone.start_ms, gone.end_ms)]):
+        inside = start - chunk.start_ms, end - chunk.start_ms
+        amounts = {name: prorate(getattr(chunk, name), chunk.end_ms - chunk.start_ms, *inside) for name in _AMOUNTS}
+        yield chunk.model_copy(update={"start_ms": start, "end_ms": end, **amounts})
+
+
+_AMOUNTS: Final = ("sent_us", "held_us", "unknown_us", "metered_us", "missing_us", "unplaced_us")
 
 
 def import_rows(noted: Iterable[ImportedChunk], start_ms: int, end_ms: int) -> tuple[ImportRow, ...]:
@@ -282,17 +327,22 @@ def run(
     progress: Callable[[int, int], None],
     *,
     left_out: int = 0,
+    replace: str = "",
 ) -> Summary:
     """Imports the span `wanted`, which begins and ends at whole hours.
 
     read: returns the histories of the nodes in a chunk.
     progress: called with (chunks done, chunks in all).
-    left_out: records of the source that are left out."""
+    left_out: records of the source that are left out.
+    replace: why earlier imports of the span are withdrawn first; "" if they stay."""
+    if replace and wanted[0] < wanted[1]:
+        span = ImportSpan(cluster=to.cluster, source=to.source, start_ms=wanted[0], end_ms=wanted[1])
+        to.remote.act(Withdrawal, "/v1/imports/withdraw", {**span.model_dump(), "reason": replace})
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:
         done.setdefault(one.epoch, []).append((one.start_ms, one.end_ms))
-    left = chunks(wanted, done, to.source, chunk_ms)
+    left = chunks(wanted, done, to.source, chunk_ms, state.generation)
     covered = sum(end - start for spans in done.values() for start, end in intersect(union(spans), [wanted]))
     summary = Summary(before=-(-covered // chunk_ms), left_out=left_out)
     total = summary.before + len(left)

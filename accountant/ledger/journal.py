@@ -20,7 +20,7 @@ from gputally.base.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
-    "pods", "delivery", "imported", "retired", "redated", "moved",
+    "pods", "delivery", "imported", "withdrawn", "retired", "redated", "moved",
 ]  # fmt: skip
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
+
+from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import parse_instant, zone
@@ -24,6 +26,8 @@ from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch, PodFacts
+from gputally.base.units import MS_PER_HOUR
+from gputally.base.untrusted_text import known_name
 from gputally.server.config_loading import Model
 
 EPOCH_KEY: Final = "gputally.dev/epoch"
@@ -250,6 +254,21 @@ class GpuOwnership(Model):
 MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", "acts"]
 
 
+class ImportSpan(Model):
+    """A span of the import from one source into one cluster, in whole hours."""
+
+    cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
+    source: Literal["prometheus", "slurm"]
+    start_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
+    end_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
+
+    @model_validator(mode="after")
+    def _span(self) -> ImportSpan:
+        if self.start_ms >= self.end_ms:
+            raise ValueError("the span ends at or before its start")
+        return self
+
+
 class MisdatedRecords(Model):
     """Stored items of one kind whose dates lie in the future.
 
@@ -435,6 +454,11 @@ class Ledger(Questions, Protocol):
         """Ends the capacity of these GPUs at `at_ms`, until they report again, and records an act of `who`. Returns the
         GPUs, sorted by node and UUID. closed_ms: capacity before this instant does not change. Raises
         accountant.core.errors.CannotRetire."""
+        ...
+
+    def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
+        """Withdraws what an import booked in the span, records an act of `who`, and returns the number of rows. Nothing
+        of it counts afterwards, and the span can be imported again under a new epoch."""
         ...
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:

@@ -40,7 +40,7 @@ from accountant.billing.usage_pricing import Charge, charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
-from accountant.history_import.import_run import ImportRow, import_rows, imported_chunks
+from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
@@ -360,7 +360,7 @@ class MonthBooks:
     ) -> MonthBooks:
         """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
         only the imports are read."""
-        imports = import_rows(imported_chunks(ledger.acts("imported")), start_ms, end_ms)
+        imports = import_rows(imported_chunks(ledger.acts(*IMPORTING)), start_ms, end_ms)
         if month is None:
             return cls(imports=imports)
         return cls(

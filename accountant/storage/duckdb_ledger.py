@@ -34,6 +34,7 @@ from accountant.ledger.protocols import (
     GpuOwnership,
     IdlePhases,
     Imports,
+    ImportSpan,
     JobKey,
     LentTime,
     MisdatedKind,
@@ -52,15 +53,15 @@ from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
-from accountant.storage.ledger_state import Mark
+from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
-from accountant.storage.write import rollups as daily
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
+from accountant.storage.write.import_withdrawal import Withdrawn, resum, withdraw, withdrawal_act
 from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.inventory_and_journal_tables import read_acts, write_acts, write_epochs
 from accountant.storage.write.record_columns import Stream, add
@@ -113,14 +114,14 @@ def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
             cursor.run(part, {"now": now_ms, **limit})
 
 
-def redatings_in(cursor: Cursor, acts_file: str) -> list[int]:
-    """Return the instants of the corrections whose acts are in an archive part but not in this ledger, in order."""
-    rows = cursor.run(
-        "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "
+def corrections_in(cursor: Cursor, acts_file: str) -> list[tuple[str, int, str]]:
+    """Return (kind, at_ms, content) of the acts in an archive part, but not in this ledger, that change records, in
+    order."""
+    return cursor.run(
+        "SELECT p.kind, p.at_ms, p.content FROM read_parquet(?) p WHERE p.kind IN ('redated', 'withdrawn') "
         "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
         [acts_file],
     )
-    return [at_ms for (at_ms,) in rows]
 
 
 def misdating_act(misdated: Sequence[MisdatedRecords], now_ms: int, who: str, reason: str) -> NewAct:
@@ -137,16 +138,7 @@ def _quarantine(cursor: Cursor, now_ms: int, days: DailySums) -> None:
         return
     for part in statement("quarantine_misdated").split(";"):
         cursor.run(part, {"now": now_ms, **limit} if "$now" in part else limit)
-    incoming = record_columns.column_table(record_columns.HOUR, [(hour,) for hour in sorted(hours)])
-    cursor.rows("drop_sums", incoming=incoming)
-    daily.drop(cursor, days.touching(hours))
-    cursor.run("DELETE FROM unfolded WHERE at_ms IN (SELECT unnest($hours))", {"hours": sorted(hours)})
-    # The rest of these hours, with records up to now, is summed from the rows.
-    cursor.run(
-        "INSERT INTO unfolded SELECT DISTINCT start_ms - start_ms % $hour AS hour_ms FROM present "
-        "WHERE start_ms - start_ms % $hour IN (SELECT unnest($hours))",
-        {"hours": sorted(hours), "hour": MS_PER_HOUR},
-    )
+    resum(cursor, hours, days)  # the rest of these hours, with records up to now
 
 
 def _redate_policies(cursor: Cursor, now_ms: int) -> None:
@@ -266,15 +258,30 @@ class Offsite(Transactions):
         self._reread()
 
     def _heal(self, archive: Archive, part: ArchivePart) -> None:
-        """Repeat the corrections of misdated records that the part's acts record, before the part is replayed."""
+        """Repeat the corrections of misdated records and the withdrawals of imports that the part's acts record, before
+        the part is replayed."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
-            healings = redatings_in(reading, acts)
-        for at_ms in healings:
+            corrections = corrections_in(reading, acts)
+        for kind, at_ms, content in corrections:
             with self._transaction() as cursor:
-                redate_records(cursor, at_ms, self._state.days)
-                self._commit(cursor, self._state)
+                after = self._state
+                if kind == "withdrawn":
+                    after, _ = self._withdraw(cursor, ImportSpan.model_validate_json(content))
+                else:
+                    redate_records(cursor, at_ms, self._state.days)
+                self._commit(cursor, after)
+            self._names.forget()
             self._reread()
+
+    def _withdraw(self, cursor: Cursor, span: ImportSpan) -> tuple[State, Withdrawn]:
+        """Withdraw an import in the current transaction, and return the state after it."""
+        state = self._state
+        hours = {hour for hour in state.frozen if span.start_ms <= hour < span.end_ms}
+        if hours:
+            retention.thaw(cursor, self._archive, hours)
+        frozen = state.frozen - hours
+        return replace(state, frozen=frozen), withdraw(cursor, span, state.days, frozen)
 
     def _enter(self, cursor: Cursor, part: ArchivePart, marks: dict[Stream, int]) -> None:
         """Record the part in the ledger. `marks` are the numbers up to which each outbox is archived."""
@@ -468,6 +475,18 @@ class DuckLedger(Offsite):
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         with self._snapshot() as (cursor, state):
             return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
+
+    def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
+        with self._acting(now_ms):
+            self._require_clock()
+            with self._transaction() as cursor:
+                state, found = self._withdraw(cursor, span)
+                act = withdrawal_act(span, found, now_ms, who, reason)
+                acts = write_acts(cursor, [act], state.acts)[-1].number
+                self._commit(cursor, replace(state, acts=acts))
+            self._names.forget()
+            self._reread()
+            return found.rows
 
     def newest_end_ms(self) -> int:
         """Return the end of the newest booked record; 0 if there is none."""

@@ -251,7 +251,9 @@ class Fleet:
     def newest_by_cluster(self) -> Mapping[str, int]:
         """End of the newest booked record of each cluster that agents report from and that has a GPU in service."""
         in_service = {
-            gpu.cluster for id_, gpu in self.gpus.items() if id_ not in self.retired and self.own.get(id_, True)
+            gpu.cluster
+            for id_, gpu in self.gpus.items()
+            if id_ in self.tenures and id_ not in self.retired and self.own.get(id_, True)
         }
         newest: dict[str, int] = {}
         for (cluster, _), end_ms in self._newest.items():

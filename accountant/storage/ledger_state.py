@@ -254,6 +254,11 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
             imported.add(gpu)
         else:
             agents.setdefault(gpu, {})[node] = tenure
+    # A device keeps its number when all records of its GPU were withdrawn or quarantined.
+    for gpu, cluster, uuid, model in cursor.run(
+        "SELECT g.id, g.cluster, g.gpu_uuid, max(d.gpu_model) FROM device d JOIN gpu g ON g.id = d.gpu GROUP BY ALL"
+    ):
+        gpus.setdefault(gpu, Gpu(cluster, uuid, model))
     known, placed = read_nodes(cursor)
     namespaces, charged = read_namespaces(cursor)
     retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))

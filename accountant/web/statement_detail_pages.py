@@ -222,6 +222,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "adjusted": "A credit or charge was booked",
     "invoiced": "An invoice was stored", "policy": "A policy came into force", "pods": "Facts about pods were reported",
     "delivery": "A delivery was recorded", "imported": "History was imported",
+    "withdrawn": "An import was withdrawn",
     "retired": "GPUs were retired",
     "moved": "GPUs moved to another node",
     "redated": "Dates in the future were corrected",

@@ -260,11 +260,19 @@ class ImportMark(Model):
 
 
 class ImportState(Model):
-    """The progress of an import, and the spans that it leaves out."""
+    """The progress of an import, and the spans that it leaves out. generation: how often an import from this source was
+    withdrawn; it is a part of the epochs of the next one."""
 
     done: tuple[DoneSpan, ...]
     marks: tuple[ImportMark, ...]
     metered: tuple[MeteredSpan, ...]
+    generation: int = 0
+
+
+class Withdrawal(Model):
+    """The answer to the withdrawal of an import. rows: intervals that count no more."""
+
+    rows: int
 
 
 class ChunkNote(Model):

@@ -18,6 +18,7 @@ from accountant.ledger.protocols import (
     Facts,
     GpuOwnership,
     Imports,
+    ImportSpan,
     JobKey,
     MisdatedRecords,
     NodeFacts,
@@ -247,6 +248,9 @@ class MemoryLedger(FromLines, MemoryJournal):
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         return ()
+
+    def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
+        raise NotImplementedError
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         return ()

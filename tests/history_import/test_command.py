@@ -6,18 +6,19 @@ import json
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 import trustme
 
 from accountant.__main__ import main
 from accountant.history_import import import_run
-from accountant.history_import.import_run import Destination, import_rows, imported_chunks
+from accountant.history_import.import_run import IMPORTING, Destination, import_rows, imported_chunks
 from accountant.history_import.prometheus_source import PrometheusFailed, read_series
 from accountant.history_import.slurm_history import Job, SlurmHistory
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
-from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from tests.fakes.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS, Cut
 
@@ -100,6 +101,44 @@ def test_what_was_left_out_is_said_lowers_the_coverage_and_fails_unless_told_oth
     (row,) = import_rows([noted], START_MS, NOW_MS)
     assert (row.coverage, row.left_out) == (0.5, 2)
     assert main(["import", "slurm", str(file), "--nodes", str(nodes), "--partial", *books.options]) == 0
+
+
+def test_an_import_that_was_wrong_is_replaced_as_an_act_of_the_books(books, tmp_path, capsys):
+    """Fewer GPUs, other accounts, one job less, on a node that agents metered later; before and after it other time."""
+    wrong = [
+        line("default", 1, "visoin", 0, 36_000, "n[1-2]", 16), line("default", 2, "nlp", 0, 36_000, "n3", 4),
+        line("default", 3, "ops", 90_000, 93_600, "n1", 8), line("default", 4, "ops", 40_000, 43_600, "n4", 1),
+    ]  # fmt: skip
+    right = [line("default", 1, "vision", 0, 36_000, "n[1-2]", 4), wrong[2], wrong[3]]
+    file = tmp_path / "jobs.txt"
+    command = ["import", "slurm", str(file)]
+    file.write_text("\n".join([HEADING, *wrong]) + "\n")
+    assert main([*command, *books.options]) == 0
+    file.write_text("\n".join([HEADING, *right]) + "\n")
+    assert main([*command, *books.options]) == 0
+    assert "--replace" in capsys.readouterr().out
+    assert main([*command, "--replace", *books.options]) == 1
+    assert "403" in capsys.readouterr().err
+    day = START_MS // MS_PER_DAY * MS_PER_DAY + MS_PER_DAY
+    since = ["--until", f"{datetime.fromtimestamp(day / 1000, UTC):%Y-%m-%dT%H:%MZ}", "--reason", "wrong accounts"]
+    assert main([*command, "--replace", *since, *books.by_admin.options]) == 0
+    expected = {"vision": 40 * US_PER_HOUR, "ops": 9 * US_PER_HOUR}
+    ledger = books.ledger
+    assert books.held(START_MS, NOW_MS, "default") == expected
+    assert ledger.imbalance(START_MS, NOW_MS) == 0
+    assert (ledger.quarantined(), ledger.holes()) == ([], [])
+    first = ledger.usage(START_MS, START_MS + 10 * MS_PER_HOUR, ("node",))
+    assert {line.key["node"]: sum(line.accounts_gpu_us.model_dump().values()) for line in first} == {
+        "n1": 20 * US_PER_HOUR, "n2": 20 * US_PER_HOUR,
+    }  # fmt: skip
+    (act,) = ledger.acts("withdrawn")
+    assert (act.subject, act.who, act.reason[:14]) == ("slurm/default", "admin", "wrong accounts")
+    (row,) = import_rows(imported_chunks(ledger.acts(*IMPORTING)), START_MS, NOW_MS)
+    assert row.held_us == 49 * US_PER_HOUR
+    assert main([*command, *books.options]) == 0
+    assert main([*command, "--replace", *books.by_admin.options]) == 0
+    assert books.held(START_MS, NOW_MS, "default") == expected
+    assert ledger.imbalance(START_MS, NOW_MS) == 0
 
 
 @pytest.mark.parametrize(

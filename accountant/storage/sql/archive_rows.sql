@@ -12,5 +12,5 @@ JOIN gpu g ON g.id = r.gpu
 JOIN device d ON d.id = r.device
 LEFT JOIN holder h ON h.id = r.holder
 LEFT JOIN archive_mark a ON a.stream = r.stream
-WHERE r.seq > coalesce(a.seq, 0)
+WHERE r.seq > coalesce(a.seq, 0) AND r.method != 'withdrawn'
 ORDER BY r.start_ms, g.gpu_uuid, r.seq

@@ -8,7 +8,7 @@ FROM (
     UNION ALL
     SELECT r.gpu, s.node, min(r.start_ms), max(r.end_ms), starts_with(s.epoch, 'import:') AS imported
     FROM received r JOIN stream s ON s.id = r.stream
-    WHERE r.start_ms >= $low AND r.start_ms < $high
+    WHERE r.start_ms >= $low AND r.start_ms < $high AND r.method != 'withdrawn'
     GROUP BY ALL
 ) t JOIN gpu g ON g.id = t.gpu
 GROUP BY ALL
