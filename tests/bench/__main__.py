@@ -1,10 +1,13 @@
 """`make bench`: measures each part beside a named baseline in the same run.
 
-Prints figures and ratios, and asserts nothing, because machines differ. `make bench ARGS=division` runs one part."""
+Prints figures and ratios, and asserts nothing, because machines differ. `make bench ARGS=division` runs one part, and
+`make bench ARGS="cycle --against REV"` also measures it at another commit, in the same run."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import json
 import os
 import platform
 import sys
@@ -12,32 +15,61 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench import comparison
 from tests.bench.figure import Figure
 
 PARTS = (
     "division", "simulate", "tick", "windows", "ingest", "fleet", "serving", "month", "prometheus", "cycle",
-    "preemption", "idle", "pages", "opencost", "fleet-lake",
+    "preemption", "idle", "pages", "opencost", "fleet-lake", "paths",
 )  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
-    unknown = [name for name in argv if name not in PARTS]
+    parser = argparse.ArgumentParser(prog="make bench ARGS=…", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--against", metavar="REV", help="also measure this commit, in alternation")
+    parser.add_argument("--json", action="store_true", help="print name, value and unit of each figure as JSON")
+    options = parser.parse_args(argv)
+    parts: list[str] = options.parts or list(PARTS)
+    unknown = [name for name in parts if name not in PARTS]
     if unknown:
-        print(f"no part {unknown[0]!r}; one of {', '.join(PARTS)}", file=sys.stderr)
-        return 2
+        parser.error(f"no part {unknown[0]!r}; one of {', '.join(PARTS)}")
+    if options.json:
+        print(json.dumps([(figure.name, figure.value, figure.unit) for name in parts for figure in _measure(name)]))
+        return 0
     console = Console()
+    if options.against is not None:
+        return _compare(options.against, parts, console)
     console.print(f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores, medians\n")
     table = Table("part", "figure", title_justify="left", pad_edge=False, box=None)
     for heading in ("measured", "beside it", "ratio", "goal", "memory"):
         table.add_column(heading, justify="right")
     table.add_column("what stands beside it")
-    for name in argv or PARTS:
+    for name in parts:
         with console.status(f"measuring {name}"):
-            figures: list[Figure] = importlib.import_module(f"tests.bench.{name.replace('-', '_')}").measure()
+            figures = _measure(name)
         for i, figure in enumerate(figures):
             table.add_row(name if i == 0 else "", figure.name, *figure.cells(), figure.baseline_name)
         table.add_section()
     console.print(table)
+    return 0
+
+
+def _measure(part: str) -> list[Figure]:
+    figures: list[Figure] = importlib.import_module(f"tests.bench.{part.replace('-', '_')}").measure()
+    return figures
+
+
+def _compare(revision: str, parts: list[str], console: Console) -> int:
+    try:
+        with console.status(f"measuring {', '.join(parts)} beside {revision}"):
+            table, slower = comparison.compare(revision, parts)
+    except comparison.NoSuchCommit as error:
+        print(error, file=sys.stderr)
+        return 2
+    console.print(table)
+    most = f"by more than {comparison.SLOWER - 1:.0%}"
+    console.print(f"\nSlower {most}: {'; '.join(slower)}" if slower else f"\nNothing is slower {most}.")
     return 0
 
 

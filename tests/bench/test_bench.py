@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.bench import comparison, paths
+from tests.bench.__main__ import main
 from tests.bench.figure import Figure, Goal
 
 
@@ -33,3 +37,27 @@ def test_a_goal_says_in_words_whether_it_is_met() -> None:
     quick = Figure("answer", 2, "ms", "peer", 2_000, ratio_goal=Goal(500, least=True))
     assert quick.cells() == ("2 ms", "2,000 ms", "1 / 1,000", "1 / 500 met", "")
     assert Figure("time", 3, "ms", goal=Goal(3)).cells()[3] == "≤ 3 met"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("group", paths.GROUPS)
+def test_this_commit_can_measure_every_group(group: Callable[[], Iterator[Figure]]) -> None:
+    assert all(figure.value > 0 for figure in group())
+
+
+def test_what_became_slower_than_another_commit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(tree: Path, part: str, cache: Path) -> comparison.Measured:
+        assert (tree / "tests/bench/comparison.py").is_file(), "both commits run the benchmarks of this one"
+        now = tree == comparison.ROOT
+        figures = {"steady": (1.0, "s"), "slow": (1.2 if now else 1.0, "s"), "fast": (0.5 if now else 1.0, "s")}
+        return figures | ({"new": (1.0, "s")} if now else {})
+
+    monkeypatch.setattr(comparison, "measured", measured)
+    table, slower = comparison.compare("HEAD", ["cycle"])
+    assert slower == ["cycle: slow: × 1.20"]
+    assert table.row_count == 4
+
+
+def test_a_commit_that_does_not_exist_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["division", "--against", "no-such-commit"]) == 2
+    assert "no-such-commit" in capsys.readouterr().err
