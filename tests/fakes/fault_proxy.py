@@ -60,6 +60,12 @@ class FaultProxy:
         self.heal()
         assert len(self.spoilt) > before, f"no request matches {request}"
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a fault waits for a request that matches."""
+        with self._lock:
+            return bool(self._rules)
+
     def heal(self) -> None:
         """Apply no faults from now on."""
         with self._lock:

@@ -3,8 +3,10 @@ server that goes away."""
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -31,7 +33,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import ClusterError, Refused
 from gputally.kubernetes.api_client import KubernetesCluster, connect_for_election
-from gputally.kubernetes.leader_election import Election, LeaseTimes
+from gputally.kubernetes.leader_election import Election, LeaseTimes, Term
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
 from tests.deadlines import until
@@ -41,7 +43,8 @@ from tests.fairshare.fixed_answers_server import serving, window_of
 from tests.fairshare.observations import results_of
 from tests.fairshare.real.chart_roles import add_queues, weights_of
 from tests.fairshare.real.conftest import Request
-from tests.real.controlplane import ApiServer, frozen, killed
+from tests.fakes.fault_proxy import Fault, fault_proxy
+from tests.real.controlplane import ADMIN_TOKEN, ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real
 STATUS = StatusObject("gputally", "gputally-fairshare")
@@ -270,9 +273,11 @@ QUICK = LeaseTimes(lease_s=3, renew_s=2, retry_s=1)
 class Replica:
     """A leader election in a thread."""
 
-    def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
+    def __init__(
+        self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None, times: LeaseTimes = QUICK
+    ) -> None:
         connect = partial(connect_for_election, kubeconfig or server.kubeconfig)
-        self.election = Election(lease, "gputally", identity, SystemClock(), connect, QUICK)
+        self.election = Election(lease, "gputally", identity, SystemClock(), connect, times)
         self.stop = threading.Event()
         tasks = BackgroundTasks(SystemClock())
         self.thread = tasks.start("lease", self.election.run, self.stop, list[Exception]().append)
@@ -358,3 +363,26 @@ def test_the_program_takes_and_gives_back_the_lease(
         until(lambda: holder() == "program", "it does not take the Lease")
     assert not holder()
     assert '"event": "stopping"' in (tmp_path / "log").read_text()
+
+
+def test_a_dropped_connection_ends_no_term_and_leaves_nothing_behind_that_ends_the_next(server: ApiServer) -> None:
+    """Not even when the garbage collector finds it."""
+    with fault_proxy(server.url, ssl.create_default_context(cafile=server.ca_file)) as proxy:
+        way = server.kubeconfig_for(ADMIN_TOKEN, server.folder, proxy.url)
+        calm = LeaseTimes(lease_s=15, renew_s=10, retry_s=1)
+        one, two = (Replica(server, name, "dropped", way, calm) for name in ("one", "two"))
+
+        def leading() -> list[Term]:
+            return [term for replica in (one, two) if (term := replica.election.term()) is not None]
+
+        (first,) = until(leading, "nobody leads")
+        for fault in (Fault.CUT, Fault.ANSWER_LOST, Fault.FAILED, Fault.CUT):
+            for request in ("GET .*/dropped", "P.* .*/dropped"):
+                with proxy.spoiling(request, fault):
+                    until(lambda: not proxy.waiting, "no request comes")
+                renewals = len(proxy.seen)
+                until(lambda renewals=renewals: len(proxy.seen) > renewals + 6, "no request comes")
+                gc.collect()
+                assert leading() == [first]
+        for replica in (one, two):
+            replica.end()
