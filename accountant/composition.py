@@ -238,6 +238,7 @@ class Service:
             fence=fence,
             acts_at_once=own_volume,
             gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
+            quotas=settings.quotas,
         )
         self._cluster: ClusterInventory | None = None
         try:

@@ -290,6 +290,15 @@ LEDGER = Group(
             "They contradict other records, or lie in the future. Their time is unmetered.",
         ),
         Alert(
+            "GputallyOverQuota",
+            "sum by (cluster, quota) (increase(gputally_ingest_over_quota_records_total[1h])) > 0",
+            "0m",
+            "warning",
+            "{{ $value | humanize }} records exceeded the quota {{ $labels.quota }} of a sender in the last hour",
+            "A node, or an import, leaves more in the ledger than it may. The surplus is not booked and its time is "
+            "unmetered. Either the node is broken or hostile, or it is busier than the quotas allow.",
+        ),
+        Alert(
             "GputallyGpusUnpriced",
             "sum by (cluster, gpu_model, pool) (gputally_unpriced_gpus) > 0.5"
             " and on (cluster) gputally_burn_rate_per_hour",

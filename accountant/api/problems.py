@@ -35,6 +35,7 @@ from accountant.core.errors import (
     LakeUnavailable,
     LedgerFailed,
     LedgerUnavailable,
+    OverQuota,
     SequenceGap,
     UnsupportedQuestion,
 )
@@ -43,6 +44,7 @@ from agent.wire import PROBLEM, Ack, Batch
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = 5
+_QUOTA_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,8 @@ def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None
         return error
     if isinstance(error, SequenceGap):
         return Refusal("sequence-gap", str(error), ack=error.ack)
+    if isinstance(error, OverQuota):
+        return retry_later("too-many-requests", str(error), _QUOTA_SECONDS)
     if isinstance(error, (LedgerUnavailable, LakeUnavailable)):
         return retry_later("ledger-unavailable", str(error))
     if isinstance(error, LedgerFailed):
@@ -184,7 +188,15 @@ def install(
 
         return handler
 
-    for kind in (Refusal, SequenceGap, LedgerUnavailable, LakeUnavailable, LedgerFailed, *_DETAIL_FROM_MESSAGE):
+    for kind in (
+        Refusal,
+        SequenceGap,
+        OverQuota,
+        LedgerUnavailable,
+        LakeUnavailable,
+        LedgerFailed,
+        *_DETAIL_FROM_MESSAGE,
+    ):
         app.add_exception_handler(kind, handle(known))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:

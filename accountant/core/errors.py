@@ -61,6 +61,10 @@ class BadBatch(AccountantError):
         self.detail = detail
 
 
+class OverQuota(AccountantError):
+    """The sender has begun too much that is kept for ever. Nothing was stored; the same request may succeed later."""
+
+
 class UnsupportedQuestion(AccountantError):
     """The ledger cannot answer this query, and repeating it does not help; the message has the reason."""
 

@@ -106,6 +106,29 @@ def _parse_list(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+class Quotas(Model):
+    """What one sender may leave in the ledger for ever. An honest node stays far below: one with 16 GPUs of 7 MIG
+    instances each and a thousand pods a day needs 16 GPUs, 112 parts, 4,000 holders and 80 MiB a day.
+
+    Except `parts`, each allowance fills again evenly within a day. A record beyond one is quarantined as `over-quota`
+    and never counts. An import has 400 times the allowance of a node, for each node that it names."""
+
+    gpus: int = Field(default=64, ge=1)
+    """GPUs that a node may report for the first time within a day. Cloud nodes that return under the same name with
+    other GPUs need more than a node can hold at one time."""
+    parts: int = Field(default=512, ge=1)
+    """Parts (models and MIG instances) that one GPU may have had in all time."""
+    holders: int = Field(default=24_000, ge=1)
+    """Pods, Slurm steps, containers and processes that a node may name for the first time within a day."""
+    bytes: int = Field(default=1024 * MIB, ge=MIB)
+    """Bytes of records that a node may leave within a day, as the ledger keeps them. Above it, records are lost: not
+    even the quarantine keeps their content."""
+    outboxes: int = Field(default=100, ge=1)
+    """Outboxes (spools) that a node may begin within a day; above it 429 with Retry-After, and the agent waits."""
+    import_nodes: int = Field(default=10_000, ge=1)
+    """Nodes that the imports of a cluster may name for the first time within a day; above it 429."""
+
+
 class KaiUsage(Model):
     """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a separate port.
 
@@ -368,6 +391,7 @@ class Settings(Model):
     """The issuer and the billing account in FOCUS exports."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
+    quotas: Quotas = Quotas()
     archive: Archive | None = None
     """Off by default: after a loss of the ledger's volume, agents send records again from their spools, as far as they
     still have them."""

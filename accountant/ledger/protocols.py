@@ -352,12 +352,16 @@ class LentTime:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of one batch after the commit: the acknowledgement, and its numbers of intervals by outcome."""
+    """The result of one batch after the commit: the acknowledgement, and its numbers of intervals by outcome.
+
+    over_quota: the number of intervals and facts that were set aside because the sender had used up a quota, by
+        quota."""
 
     ack: Ack
     stored: int
     duplicates: int
     quarantined: int
+    over_quota: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

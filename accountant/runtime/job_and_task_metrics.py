@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
 
 NAMELESS = frozenset(
     {
-        "account", "capacity_type", "code", "gpu_model", "kind", "le", "node", "outcome", "pool", "reason", "region",
+        "account", "capacity_type", "code", "gpu_model", "kind", "le", "node", "outcome", "pool", "quota", "reason", "region",
         "result", "task", "version",
     }
 )  # fmt: skip
@@ -68,6 +68,12 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self._over_quota = Counter(
+            "gputally_ingest_over_quota_records",
+            "Records that were set aside, because their sender had used up a quota, by quota.",
+            ["quota"],
+            registry=self.registry,
+        )
         self._batches = Counter(
             "gputally_ingest_batches", "Batches by HTTP status of the answer.", ["code"], registry=self.registry
         )
@@ -79,6 +85,8 @@ class Metrics:
         )
         for result in ("stored", "duplicate", "quarantined"):
             self._rows.labels(result)
+        for quota in ("gpus", "parts", "holders", "bytes"):
+            self._over_quota.labels(quota)
         self._batches.labels("200")
         self.registry.register(FunctionCollector(build_metrics))
 
@@ -87,6 +95,8 @@ class Metrics:
         self._rows.labels("stored").inc(receipt.stored)
         self._rows.labels("duplicate").inc(receipt.duplicates)
         self._rows.labels("quarantined").inc(receipt.quarantined)
+        for quota, records in receipt.over_quota.items():
+            self._over_quota.labels(quota).inc(records)
         self._commit.observe(seconds)
 
     def rows(self) -> dict[str, int]:

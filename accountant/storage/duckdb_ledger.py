@@ -23,8 +23,9 @@ from pathlib import Path
 from msgspec import structs
 
 from accountant.billing.queue_waits import KnownPod
-from accountant.core.errors import BadBatch, CannotRedate, LedgerDamaged, LedgerUnavailable, SequenceGap
+from accountant.core.errors import BadBatch, CannotRedate, LedgerDamaged, LedgerUnavailable, OverQuota, SequenceGap
 from accountant.core.periods import utc
+from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
@@ -334,8 +335,9 @@ class DuckLedger(Offsite):
                     "right, list the records with a wrong date with: gputally accountant clock show"
                 )
             self._require_space()
-            claims = self._owners.claims(now_ms), PodClaims(self._pod_nodes)
-            group = GroupCommit(before.marks, self._stored, now_ms, *claims)
+            quotas = self._use.claims(now_ms, self._parts_of)
+            claims = self._owners.claims(now_ms, quotas), PodClaims(self._pod_nodes)
+            group = GroupCommit(before.marks, self._stored, now_ms, *claims, quotas, self._new_names)
             tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
             if group.changes:
@@ -351,7 +353,7 @@ class DuckLedger(Offsite):
             return SequenceGap(ack)
         if isinstance(tally, Exception):
             return tally
-        return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
+        return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined, tally.over_quota)
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         with self._acting(now_ms) if act is not None else self._writing:
@@ -462,7 +464,7 @@ class DuckLedger(Offsite):
             nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
             chosen = owners.movable_gpus(known, nodes, move, now_ms)
             before = {gpu: known[gpu] for gpu in chosen}
-            claims = self._owners.claims(now_ms)
+            claims = self._owners.claims(now_ms, self._use.claims(now_ms, self._parts_of))
             after = {gpu: claims.move(gpu, move.node, who, move.from_ms or 0) for gpu in chosen}
             with self._transaction() as cursor:
                 act = owners.owner_act(before, after, now_ms, who, reason)
@@ -693,7 +695,7 @@ class DuckLedger(Offsite):
 def _take(group: GroupCommit, batch: Batch) -> IntervalCounts | Exception:
     try:
         return group.take(batch)
-    except (SequenceGap, BadBatch) as refusal:
+    except (SequenceGap, BadBatch, OverQuota) as refusal:
         return refusal
 
 
@@ -707,6 +709,7 @@ def open_ledger(
     fence: Callable[[], str] = lambda: "",
     acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
+    quotas: Quotas | None = None,
 ) -> DuckLedger:
     """Open or create the ledger, and replay the archive parts that it lacks.
 
@@ -721,6 +724,7 @@ def open_ledger(
         fence=fence,
         acts_at_once=acts_at_once,
         gpu_move_after_ms=gpu_move_after_ms,
+        quotas=quotas,
     )
     try:
         ledger.adopt(clock.wall_ms())

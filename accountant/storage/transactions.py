@@ -14,6 +14,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from accountant.core.errors import LedgerUnavailable
+from accountant.core.settings import Quotas
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database
 from accountant.storage.folder_or_object_store import FileStore
@@ -21,12 +22,13 @@ from accountant.storage.gpu_lifetimes import read_owners
 from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.query.window_query import Windows
 from accountant.storage.record_archive import Archive
-from accountant.storage.write.batch_admission import GroupCommit, stored_digests
+from accountant.storage.write.batch_admission import SET_ASIDE, GroupCommit, over_quota_numbers, stored_digests
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.interval_writer import BookedChanges, book
-from accountant.storage.write.name_ids import Dictionaries, PodKey
-from accountant.storage.write.record_columns import Stream
+from accountant.storage.write.name_ids import Dictionaries, PodKey, new_names
+from accountant.storage.write.record_columns import GpuName, Incoming, Stream, Truth
 from accountant.storage.write.rollups import compact
+from accountant.storage.write.sender_quotas import SenderUse
 from agent.wire import Ack
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
@@ -45,7 +47,8 @@ class Transactions:
         (accountant.runtime.clock_step_guard).
     fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
     acts_at_once: acknowledge an act only when it is archived.
-    gpu_move_after_ms: silence about a GPU after which another node may report it."""
+    gpu_move_after_ms: silence about a GPU after which another node may report it.
+    quotas: what one sender may leave in the ledger; None: the default quotas."""
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Transactions:
         fence: Callable[[], str] = lambda: "",
         acts_at_once: bool = False,
         gpu_move_after_ms: int = MOVE_AFTER_MS,
+        quotas: Quotas | None = None,
     ) -> None:
         self._clock = clock
         self._doubt = doubt
@@ -79,6 +83,7 @@ class Transactions:
             self._owners = GpuOwners(gpu_move_after_ms)
             self._owners.load(read_owners(cursor, self._state.fleet))
         self._pod_nodes = PodNodes(self._database.cursor)
+        self._use = SenderUse(quotas or Quotas())
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
@@ -170,6 +175,8 @@ class Transactions:
                 group.gpus.commit()
             if group.pods is not None:
                 group.pods.commit()
+            if group.quotas is not None:
+                group.quotas.commit()
 
     def _commit(
         self,
@@ -219,12 +226,27 @@ class Transactions:
         """Return the digests stored under these numbers, in the file or in the archive."""
         with self._database.cursor() as cursor:
             found = dict(stored_digests(cursor, stream, seqs))
+            found |= dict.fromkeys(over_quota_numbers(cursor, stream, set(seqs) - found.keys()), SET_ASIDE)
             archived = self._state.archived.get(stream, 0)
             missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
             if missing:
                 for seq, digest in retention.frozen_digests(cursor, self._archive, stream, missing):
                     found[seq] = found.get(seq, frozenset()) | {digest}
             return found
+
+    def _new_names(self, incoming: Incoming) -> tuple[Truth, Truth]:
+        """Return which of the distinct devices and which of the distinct holders of the rows the ledger does not know
+        yet. For the writer."""
+        return new_names(self._database.cursor, self._names, incoming)
+
+    def _parts_of(self, gpu: GpuName) -> int:
+        """Return the number of parts that a GPU has had."""
+        if not self._names.gpu.known(self._database.cursor, [gpu]):
+            return 0
+        sql = "SELECT count(*) FROM device d JOIN gpu g ON g.id = d.gpu WHERE g.cluster = ? AND g.gpu_uuid = ?"
+        with self._database.cursor() as cursor:
+            count: int = cursor.run(sql, gpu)[0][0]
+            return count
 
     def _ack(self, stream: Stream) -> Ack:
         return Ack(

@@ -33,6 +33,7 @@ GOLDEN = {
     "gputally_queue_info": ("gauge", set()),
     "gputally_month_namespace_gpu_seconds": ("gauge", {"team", "namespace"}),
     "gputally_ingest_rows": ("counter", {"result"}),
+    "gputally_ingest_over_quota_records": ("counter", {"quota"}),
     "gputally_ingest_batches": ("counter", {"code"}),
     "gputally_ingest_commit_seconds": ("histogram", {"le"}),
     "gputally_ledger_up": ("gauge", set()),

@@ -100,6 +100,7 @@ CASES = {
     "GputallyLedgerDiskFull": level("gputally_ledger_room_bytes", 5e8, 5e9),
     "GputallyLedgerDiskFilling": level("gputally_ledger_room_bytes", "9e9-2e6", "9e9-2e4", "9h"),
     "GputallyQuarantine": level(QUARANTINED, "0+1", 9, "1h"),
+    "GputallyOverQuota": level('gputally_ingest_over_quota_records_total{quota="gpus"}', "0+1", 9, "1h", quota="gpus"),
     "GputallyGpusUnpriced": level(UNPRICED, 2, 0, series={BURN_RATE: f"0{HOURS}"}, gpu_model="T4", pool="old"),
     "GputallyBudgetNearlySpent": level(BUDGET, 0.85, 0.7, budget="b", team="nlp"),
     "GputallyBudgetSpent": level(BUDGET, 1.01, 0.99, budget="b", team="nlp"),

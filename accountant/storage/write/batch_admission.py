@@ -20,8 +20,9 @@ GPU with missing or double time. Nearly all sets are valid, and `beyond_doubt` c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import TypeGuard
 
@@ -35,6 +36,7 @@ from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.gpu_and_pod_ownership import GpuClaims, PodClaims
+from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     Fault,
@@ -45,6 +47,14 @@ from accountant.storage.write.record_columns import (
     Truth,
     content,
     digest,
+)
+from accountant.storage.write.sender_quotas import (
+    GAP_BYTES,
+    HOLE_BYTES,
+    OVER_QUOTA,
+    ROW_BYTES,
+    QuotaClaims,
+    sender_of,
 )
 from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
@@ -134,6 +144,22 @@ def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mappi
     for seq, mark in cursor.rows("stored_digests", {"low": min(seqs), "high": max(seqs)}, incoming=incoming):
         found[seq].add(mark)
     return {seq: frozenset(digests) for seq, digests in found.items()}
+
+
+SET_ASIDE: frozenset[int] = frozenset({-1})
+"""Stands for the digests of a record of which nothing was kept, because its sender had used up its bytes."""
+
+
+def over_quota_numbers(cursor: Cursor, stream: Stream, seqs: Collection[int]) -> set[int]:
+    """Return those numbers of which nothing was kept because of the quota of bytes."""
+    if not seqs:
+        return set()
+    holes = cursor.run(
+        "SELECT h.first_seq, h.last_seq FROM hole h JOIN stream s ON s.id = h.stream WHERE s.cluster = ? AND s.node = ? "
+        "AND s.epoch = ? AND h.reason = ? AND h.last_seq >= ? AND h.first_seq <= ?",
+        [*stream, OVER_QUOTA, min(seqs), max(seqs)],
+    )
+    return {seq for seq in seqs if any(first <= seq <= last for first, last in holes)}
 
 
 SKEW_MS = 5 * MS_PER_MINUTE
@@ -310,15 +336,33 @@ class Rejected:
 
 @dataclass(slots=True)
 class IntervalCounts:
-    """The numbers of intervals of one batch by outcome. They are final after `sort_out`."""
+    """The numbers of intervals of one batch by outcome, and of its records beyond each quota. They are final after
+    `sort_out`."""
 
     stored: int
     duplicates: int
     quarantined: int
+    over_quota: dict[str, int] = field(default_factory=dict)
+
+    def beyond(self, quota: str, records: int = 1) -> None:
+        self.over_quota[quota] = self.over_quota.get(quota, 0) + records
 
 
 _Numbered = list[tuple[int, Section]]
 """Sections, each with its index in the group."""
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The sections that are not rejected so far, and their rows as columns."""
+
+    sections: _Numbered
+
+    @cached_property
+    def incoming(self) -> Incoming:
+        return Incoming([section for _, section in self.sections])
+
+
 _FaultySet = tuple[int, Sequence[UsageInterval], Fault]
 """The index of its section, its rows and their fault."""
 
@@ -336,6 +380,10 @@ class GroupCommit:
     pods: PodClaims | None = None
     """Checks which GPUs and pods a node may report. None for records that were accepted before and are not checked
     again."""
+    quotas: QuotaClaims | None = None
+    """Checks how much a sender may leave; None as above."""
+    new_names: Callable[[Incoming], tuple[Truth, Truth]] | None = None
+    """Returns which distinct devices and holders of rows the ledger does not know yet; None as above."""
     sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
     incoming: Incoming | None = None
@@ -345,6 +393,8 @@ class GroupCommit:
     advanced: dict[Stream, int] = field(default_factory=dict)
     _tallies: list[IntervalCounts] = field(default_factory=list)
     """Counts of the batches behind `sections`."""
+    _fact_tallies: list[IntervalCounts] = field(default_factory=list)
+    """Counts of the batches behind `facts`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
     """Digests that were looked up, and those of the group itself up to `_indexed`. They are needed only for replays,
     which most groups do not contain."""
@@ -361,56 +411,96 @@ class GroupCommit:
         return moved or bool(self.rejected)
 
     def take(self, batch: Batch) -> IntervalCounts:
-        """Add a batch. If this raises SequenceGap or BadBatch, the group is unchanged."""
+        """Add a batch. If this raises SequenceGap, BadBatch or OverQuota, the group is unchanged."""
         stream = (batch.cluster, batch.node, batch.epoch)
         records = admit(batch, self.durable(stream))
         if records is None:
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
+        if self.quotas is not None and stream not in self.marks and stream not in self.advanced:
+            self.quotas.open_outbox(stream, self.marks)
         duplicates, contradicting = self._replays(stream, records.replayed)
+        tally = IntervalCounts(len(records.fresh_intervals), duplicates, contradicting)
         if records.lost is not None and not is_import(
             batch.epoch
         ):  # numbers of an import are times, so gaps are normal
             self.holes.append((stream, *records.lost, "lost"))
+        self.advanced[stream] = records.durable_seq
+        if not self._has_room(stream, records):
+            self._set_aside(stream, records, tally)
+            return tally
         self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in records.fresh_skipped]
         for fact in records.fresh_facts:
-            self._take_fact(stream, fact)
-        self.advanced[stream] = records.durable_seq
-        tally = IntervalCounts(len(records.fresh_intervals), duplicates, contradicting)
+            self._take_fact(stream, fact, tally)
         if records.fresh_intervals:
             self.sections.append(Section(stream, records.fresh_intervals))
             self._tallies.append(tally)
         return tally
 
+    def _has_room(self, stream: Stream, records: BatchRecords) -> bool:
+        """Return whether the sender may leave the bytes of the new records, which are then counted."""
+        rows, facts, skipped = records.fresh_intervals, records.fresh_facts, records.fresh_skipped
+        if self.quotas is None or not (rows or facts or skipped):
+            return True
+        size = ROW_BYTES * len(rows) + GAP_BYTES * sum(len(row.gaps) for row in rows)
+        size += sum(len(content(fact)) for fact in facts)
+        size += sum(HOLE_BYTES + len(skip.reason) for skip in skipped)
+        return self.quotas.take(sender_of(stream), "bytes", size)
+
+    def _set_aside(self, stream: Stream, records: BatchRecords, tally: IntervalCounts) -> None:
+        """Record the numbers of the new records as a hole, and keep nothing else of them."""
+        fresh: list[UsageInterval | PodFacts | Skipped] = [
+            *records.fresh_intervals, *records.fresh_facts, *records.fresh_skipped
+        ]  # fmt: skip
+        seqs = [record.seq for record in fresh]
+        self.holes.append((stream, min(seqs), max(seqs), OVER_QUOTA))
+        tally.beyond("bytes", len(seqs))
+        tally.stored = 0
+        tally.quarantined += len(records.fresh_intervals)
+
+    def _reject(self, stream: Stream, record: UsageInterval | PodFacts, mark: int, fault: Fault) -> None:
+        """Quarantine a record. Its text counts as bytes that the sender leaves."""
+        text = content(record)
+        if self.quotas is not None:
+            self.quotas.charge(sender_of(stream), "bytes", len(text))
+        self.rejected.append(Rejected(stream, record.seq, mark, fault, text))
+
     def sort_out(self) -> None:
-        """Reject invalid sets, and then sets and facts that their node may not report. Sets `incoming`."""
-        left = list(enumerate(self.sections))
-        if left:
-            left = self._without(left, self._invalid_sets(Incoming(self.sections)))
-        if left and self.gpus is not None:
+        """Reject invalid sets, then sets and facts that their node may not report, then those beyond a quota. Sets
+        `incoming`."""
+        left = _Left(list(enumerate(self.sections)))
+        if left.sections:
+            left = self._without(left, self._invalid_sets(left.incoming))
+        if left.sections and self.gpus is not None:
             left = self._without(left, self._sets_of_foreign_gpus(self.gpus, left))
         if self.pods is not None:
-            self._name_pods(self.pods, left)
-            left = self._without(left, self._sets_of_foreign_pods(self.pods, left))
+            self._name_pods(self.pods, left.sections)
+            left = self._without(left, self._sets_of_foreign_pods(self.pods, left.sections))
             left = self._with_booked_holders(self.pods, left)
+        if left.sections and self.quotas is not None and self.new_names is not None:
+            kept = self._without(left, self._sets_over_quota(self.quotas, left, self.new_names))
+            if kept is not left and self.pods is not None:
+                self.pods.keep_only(_named_in(kept.sections))
+            left = kept
+        self.incoming = left.incoming if left.sections else None
+        if self.pods is not None:
             self.facts = list(self._facts_of_own_pods(self.pods))
-        self.incoming = Incoming([section for _, section in left]) if left else None
 
-    def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
+    def _without(self, left: _Left, faulty: Iterable[_FaultySet]) -> _Left:
         """Return the sections without the faulty sets, which are recorded as rejected."""
         refused: set[tuple[int, int]] = set()
         for number, rows, fault in faulty:
             stream, tally = self.sections[number].stream, self._tallies[number]
-            self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
+            for row in rows:
+                self._reject(stream, row, digest(row), fault)
+            if fault.quota:
+                tally.beyond(fault.quota, len(rows))
             tally.stored -= len(rows)
             tally.quarantined += len(rows)
             refused |= {(number, row.seq) for row in rows}
         if not refused:
-            return sections
-        kept = (
-            (number, Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused]))
-            for number, section in sections
-        )
-        return [(number, section) for number, section in kept if section.rows]
+            return left
+        kept = ((number, _with_rows(section, number, refused)) for number, section in left.sections)
+        return _Left([(number, section) for number, section in kept if section.rows])
 
     def _invalid_sets(self, incoming: Incoming) -> Iterator[_FaultySet]:
         for number, rows in _uncertain_sets(incoming, self.now_ms):
@@ -418,12 +508,11 @@ class GroupCommit:
             if fault is not None:
                 yield number, rows, fault
 
-    def _sets_of_foreign_gpus(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+    def _sets_of_foreign_gpus(self, gpus: GpuClaims, left: _Left) -> Iterator[_FaultySet]:
         """Yield sets of GPUs that belong to another node, each GPU's in order of time."""
-        incoming = Incoming([section for _, section in sections])
-        sets, records = incoming.sets, incoming.records
+        sets, records = left.incoming.sets, left.incoming.records
         for place, section in enumerate(sets.section.tolist()):
-            number, (stream, *_) = sections[section]
+            number, (stream, *_) = left.sections[section]
             members = sets.members(place)
             first = records[members[0]]
             fault = gpus.fault((stream[0], first.gpu_uuid), stream, first.start_ms, first.end_ms)
@@ -450,12 +539,12 @@ class GroupCommit:
                 if found is not None:
                     yield number, members, found
 
-    def _with_booked_holders(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
+    def _with_booked_holders(self, pods: PodClaims, left: _Left) -> _Left:
         """Return the sections with the holders under which they are booked. The digests remain those of the records as
         sent."""
         changed = False
         found: _Numbered = []
-        for number, (stream, rows, _) in sections:
+        for number, (stream, rows, _) in left.sections:
             holders = {
                 one: pods.holder(stream, one) for one in dict.fromkeys(row.holder for row in rows) if _is_named(one)
             }
@@ -467,28 +556,73 @@ class GroupCommit:
                 ]
             found.append((number, Section(stream, booked)))
         if not changed:
-            return sections
-        return [
-            (number, after._replace(digests=[digest(row) for row in before.rows]))
-            for (number, before), (_, after) in zip(sections, found, strict=True)
-        ]
+            return left
+        return _Left(
+            [
+                (number, after._replace(digests=[digest(row) for row in before.rows]))
+                for (number, before), (_, after) in zip(left.sections, found, strict=True)
+            ]
+        )
+
+    def _sets_over_quota(
+        self,
+        quotas: QuotaClaims,
+        left: _Left,
+        new_names: Callable[[Incoming], tuple[Truth, Truth]],
+    ) -> Iterator[_FaultySet]:
+        """Yield sets that name more new holders than their sender may leave, or more parts than a GPU can have. The
+        sets are counted in the order of `incoming.sets`."""
+        incoming = left.incoming
+        new_devices, new_holders = new_names(incoming)
+        if not (new_devices.any() or new_holders.any()):
+            return
+        sets, records = incoming.sets, incoming.records
+        devices, holders = incoming.device, incoming.holder
+        named = (new_devices[devices.of_row] | new_holders[holders.of_row])[sets.places]
+        counted_devices: set[int] = set()
+        counted_holders: set[int] = set()
+        for place in np.flatnonzero(np.logical_or.reduceat(named, sets.first)).tolist():
+            number, (stream, *_) = left.sections[int(sets.section[place])]
+            sender, members = sender_of(stream), sets.members(place)
+            parts = {int(devices.of_row[member]) for member in members} - counted_devices
+            parts = {part for part in parts if new_devices[part]}
+            names = {int(holders.of_row[member]) for member in members} - counted_holders
+            names = {name for name in names if new_holders[name]}
+            gpu = (stream[0], records[members[0]].gpu_uuid)
+            if parts and not quotas.take_parts(gpu, len(parts)):
+                fault = quotas.fault(sender, "parts", f"{len(parts)} parts of GPU {gpu[1]}")
+            elif names and not quotas.take(sender, "holders", len(names)):
+                fault = quotas.fault(sender, "holders", f"{len(names)} holders of GPU {gpu[1]}")
+            else:
+                counted_devices |= parts
+                counted_holders |= names
+                continue
+            sent = {row.seq: row for row in self.sections[number].rows}
+            yield number, [sent[records[member].seq] for member in members], fault
 
     def _facts_of_own_pods(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
-        """Yield the facts from the node of their pod. Others are rejected."""
-        for stream, fact, mark in self.facts:
-            checked = pods.fact(stream, fact)
+        """Yield the facts from the node of their pod, as far as the node may name new pods. Others are rejected."""
+        for (stream, fact, mark), tally in zip(self.facts, self._fact_tallies, strict=True):
+            sender = sender_of(stream)
+            checked: PodFacts | Fault
+            if self.quotas is not None and pods.is_new(stream, fact) and not self.quotas.take(sender, "holders", 1):
+                checked = self.quotas.fault(sender, "holders", f"pod {fact.uid}")
+                tally.beyond("holders")
+            else:
+                checked = pods.fact(stream, fact)
             if isinstance(checked, Fault):
-                self.rejected.append(Rejected(stream, fact.seq, mark, checked, content(fact)))
+                self._reject(stream, fact, mark, checked)
             else:
                 yield stream, checked, mark
 
-    def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
+    def _take_fact(self, stream: Stream, fact: PodFacts, tally: IntervalCounts) -> None:
         mark = digest(fact)
         fault = fact_fault(fact, self.now_ms)
         if fault is None:
             self.facts.append((stream, fact, mark))
+            self._fact_tallies.append(tally)
         else:
-            self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
+            self._reject(stream, fact, mark, fault)
 
     def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
         """Return the number of intervals that are already stored, and the number of those that contradict the stored
@@ -504,7 +638,7 @@ class GroupCommit:
             mark = digest(record)
             known = self._digests.setdefault((stream, record.seq), set())
             interval = isinstance(record, UsageInterval)
-            if mark in known:
+            if mark in known or known >= SET_ASIDE or self._was_set_aside(stream, record.seq):
                 duplicates += interval
                 continue
             fault = Fault(
@@ -513,9 +647,14 @@ class GroupCommit:
                 "before",
             )
             known.add(mark)
-            self.rejected.append(Rejected(stream, record.seq, mark, fault, content(record)))
             contradicting += interval
+            if self.quotas is None or self.quotas.left(sender_of(stream), "bytes") > 0:  # else nothing of it is kept
+                self._reject(stream, record, mark, fault)
         return duplicates, contradicting
+
+    def _was_set_aside(self, stream: Stream, seq: int) -> bool:
+        """Return whether this group has recorded the number as a hole because of a quota."""
+        return any(hole[0] == stream and hole[1] <= seq <= hole[2] for hole in self.holes if hole[3] == OVER_QUOTA)
 
     def _index(self) -> None:
         """Add the digests of newly taken records, to find replays within the group."""
@@ -528,6 +667,20 @@ class GroupCommit:
         for refused in self.rejected[rejected:]:
             self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
         self._indexed = (len(self.sections), len(self.facts), len(self.rejected))
+
+
+def _with_rows(section: Section, number: int, refused: Collection[tuple[int, int]]) -> Section:
+    """Return the section with this index without the refused rows, given as (index, sequence number)."""
+    places = [place for place, row in enumerate(section.rows) if (number, row.seq) not in refused]
+    digests = None if section.digests is None else [section.digests[place] for place in places]
+    return Section(section.stream, [section.rows[place] for place in places], digests)
+
+
+def _named_in(sections: _Numbered) -> set[PodKey]:
+    """Return the holders of rows, as (cluster, uid)."""
+    return {
+        (section.stream[0], row.holder.uid) for _, section in sections for row in section.rows if row.holder is not None
+    }
 
 
 def _is_named(holder: Holder | None) -> TypeGuard[Holder]:

@@ -30,6 +30,7 @@ from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import Fault, GpuName, Stream
+from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
 from agent.wire import Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR
 
@@ -95,11 +96,11 @@ class GpuOwners:
             loaded[gpu] = owned._replace(heard_ms=heard_ms) if node == owned.owner.node else owned
         self.known = loaded
 
-    def claims(self, now_ms: int) -> GpuClaims:
+    def claims(self, now_ms: int, quotas: QuotaClaims) -> GpuClaims:
         """Return the checks for one transaction."""
         if self.listening_ms is None:
             self.listening_ms = now_ms
-        return GpuClaims(self, now_ms)
+        return GpuClaims(self, now_ms, quotas)
 
 
 class OwnershipRow(NamedTuple):
@@ -120,6 +121,7 @@ class GpuClaims:
 
     register: GpuOwners
     now_ms: int
+    quotas: QuotaClaims
 
     def __post_init__(self) -> None:
         self._changed: dict[GpuName, OwnedGpu] = {}
@@ -136,6 +138,8 @@ class GpuClaims:
         imported = is_import(epoch)
         owned = self._changed.get(gpu) or self.register.known.get(gpu)
         if owned is None:
+            if (over := self._over_quota(gpu, stream)) is not None:
+                return over
             owned = OwnedGpu((), start_ms, end_ms, None, imported)
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
         elif not owns_span(owned.owners, node, start_ms, end_ms):
@@ -144,6 +148,8 @@ class GpuClaims:
             free_ms = self._free_ms(owned)
             if node == owned.owner.node or start_ms < free_ms or self._silent_until_ms(owned) > self.now_ms:
                 return _foreign_gpu(gpu[1], owned, node, start_ms, end_ms, self.register.move_after_ms)
+            if (over := self._over_quota(gpu, stream)) is not None:
+                return over
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms), imported=imported)
         owned = self._changed.get(gpu, owned)
         if owned.owner.node == node and end_ms > owned.owner.from_ms:
@@ -154,6 +160,13 @@ class GpuClaims:
                 imported=owned.imported and imported,
             )
         return None
+
+    def _over_quota(self, gpu: GpuName, stream: Stream) -> Fault | None:
+        """Return why the node may have no further GPU; None if it may, which is then counted."""
+        sender = sender_of(stream)
+        if self.quotas.take(sender, "gpus", 1):
+            return None
+        return self.quotas.fault(sender, "gpus", f"GPU {gpu[1]}")
 
     def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
         """Assign the GPU to the node from `from_ms` on, but not before the end of its present owner's newest record.
@@ -294,6 +307,16 @@ class PodClaims:
         keys = {(stream[0], uid) for stream, uid in named}
         keys |= {(stream[0], _own(uid, stream[1])) for stream, uid in named}
         self._register.fetch(keys)
+
+    def is_new(self, stream: Stream, fact: PodFacts) -> bool:
+        """Return whether neither a record nor the API server has named the pod."""
+        key = (stream[0], fact.uid)
+        own = (stream[0], _own(fact.uid, stream[1]))
+        return self._who(key) is None and self._who(own) is None and not self._register.bound.get(key)
+
+    def keep_only(self, named: Collection[PodKey]) -> None:
+        """Drop the new entries of other pods, whose records are rejected after all."""
+        self._named = {key: node for key, node in self._named.items() if key in named}
 
     def fault(self, stream: Stream, holder: Holder) -> Fault | None:
         """Return why the node may not name the holder; None if it may.

@@ -10,7 +10,8 @@ queue, it reads the pod's queue from the tables again. Only the writer uses thes
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
@@ -20,13 +21,23 @@ import pyarrow as pa
 
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
-from accountant.storage.write.record_columns import DistinctColumn, GpuName, Incoming, Stream, Whole, add, distinct
+from accountant.storage.write.record_columns import (
+    DistinctColumn,
+    GpuName,
+    Incoming,
+    Stream,
+    Truth,
+    Whole,
+    add,
+    distinct,
+)
 from agent.wire import Holder, PodFacts, Slice
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
 """The columns of a table after its `id`, in order."""
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+OpenCursor = Callable[[], AbstractContextManager[Cursor]]
 PodKey = tuple[str, str]
 """(cluster, uid)."""
 KEEP = 200_000
@@ -83,6 +94,18 @@ class Dictionary(_WriterCache[Name, int]):
             self._staged |= found
             ids |= found
         return ids
+
+    def known(self, opened: OpenCursor, names: Iterable[Name]) -> dict[Name, int]:
+        """Return the ids of those names that have one. opened: opens a cursor, which is seldom needed."""
+        if self._next is None:
+            with opened() as cursor:
+                self._open(cursor)
+        found = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
+        missing = [name for name, number in found.items() if not number]
+        if missing and not self._complete:
+            with opened() as cursor:
+                found |= self._find(cursor, missing)
+        return {name: number for name, number in found.items() if number}
 
     def _open(self, cursor: Cursor) -> None:
         count, highest = cursor.run(f"SELECT count(*), coalesce(max(id), 0) FROM {self._table}")[0]  # noqa: S608
@@ -253,6 +276,21 @@ class HolderColumns:
         refs = distinct(["" if pod is None else queues[pod] for pod in pods])
         self.queue = DistinctColumn(refs.values, refs.of_row[of_row])
         """The queue reference of each row's pod."""
+
+
+def new_names(opened: OpenCursor, names: Dictionaries, incoming: Incoming) -> tuple[Truth, Truth]:
+    """Return which distinct devices and which distinct holders of the rows have no id yet. opened: opens a cursor."""
+    gpus = names.gpu.known(opened, incoming.gpu.values)
+    devices = [
+        _device(gpus[gpu], node, *sort) if gpu in gpus else None for ((_, node), gpu), sort in incoming.device.values
+    ]
+    holders = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
+    known_devices = names.device.known(opened, [device for device in devices if device is not None])
+    known_holders = names.holder.known(opened, [holder for holder in holders if holder is not None])
+    return (
+        np.array([device not in known_devices for device in devices], np.bool_),
+        np.array([holder is not None and holder not in known_holders for holder in holders], np.bool_),
+    )
 
 
 N = TypeVar("N", bound=tuple[str | int, ...])

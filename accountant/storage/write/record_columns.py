@@ -72,10 +72,13 @@ def content(record: UsageInterval | PodFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason for which a record is rejected, as a stable identifier (`reason`) and as a message (`detail`)."""
+    """The reason for which a record is rejected, as a stable identifier (`reason`) and as a message (`detail`).
+
+    quota: the quota that the record exceeds; "" if it is rejected for another reason."""
 
     reason: str
     detail: str
+    quota: str = ""
 
 
 Stream = tuple[str, str, str]

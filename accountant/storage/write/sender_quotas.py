@@ -1,0 +1,163 @@
+"""Limits what one sender leaves in the ledger for ever.
+
+A request is limited while it is under way, but its names and rows stay: every name of a pod, a process or a MIG
+instance, and every row, is kept and read again. A node that invents names would fill the memory of every later query.
+So each sender has an allowance of each `Kind`, which fills again within a day, and a GPU has a number of parts that it
+can have in its life. A record beyond the allowance is quarantined as `over-quota`, and if the allowance of bytes is
+used up, not even its content is kept: its numbers are recorded as a hole. Neither is booked, so it is in no capacity,
+no coverage and no window. The node's numbers still advance.
+
+For example, a node with 24,000 new holders a day (`Quotas.holders`) may name 24,000 at once, and then a thousand an
+hour. A record whose names are known costs bytes alone. An import tells the past at once, so it has the allowance of
+`IMPORT_DAYS` days, for each node.
+
+The use is kept in memory: a restart of the accountant makes it zero. Records that are resent after it are checked
+again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from accountant.core.errors import OverQuota
+from accountant.core.settings import Quotas
+from accountant.history_import.import_run import is_import
+from accountant.storage.write.record_columns import Fault, GpuName, NodeName, Stream
+from gputally.base.units import MS_PER_DAY
+
+OVER_QUOTA: Final = "over-quota"
+"""The reason of a quarantined record or a hole."""
+IMPORT_DAYS: Final = 400
+"""An import may leave as much as a node within this number of days, because it tells a year at once."""
+ROW_BYTES: Final = 256
+"""What a row takes in the ledger, about; its names are counted as holders."""
+GAP_BYTES: Final = 64
+HOLE_BYTES: Final = 64
+
+Kind = Literal["gpus", "holders", "bytes", "outboxes", "import_nodes"]
+QuotaName = Literal["gpus", "parts", "holders", "bytes"]
+"""The quotas by which records are set aside."""
+
+
+class Sender(NamedTuple):
+    """A node of a cluster, as itself or as an import tells it."""
+
+    cluster: str
+    node: str
+    imported: bool
+
+
+def sender_of(stream: Stream) -> Sender:
+    cluster, node, epoch = stream
+    return Sender(cluster, node, is_import(epoch))
+
+
+class _Use(NamedTuple):
+    """What of an allowance was in use at an instant. It becomes free evenly within a day."""
+
+    amount: int
+    at_ms: int
+
+
+class SenderUse:
+    """What every sender has used of its allowances. Only the writer uses it."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self.quotas = quotas
+        self.used: dict[tuple[Sender, Kind], _Use] = {}
+        self.nodes: set[NodeName] = set()
+        """Every node with an outbox. Empty until an import opens one, because only imports need it."""
+
+    def claims(self, now_ms: int, parts_of: Callable[[GpuName], int]) -> QuotaClaims:
+        """Return the claims of one transaction. parts_of: returns the number of parts that a GPU has had."""
+        return QuotaClaims(self, now_ms, parts_of)
+
+
+@dataclass
+class QuotaClaims:
+    """Checks and uses allowances for one transaction. Without `commit` the use is dropped."""
+
+    _use: SenderUse
+    now_ms: int
+    _parts_of: Callable[[GpuName], int]
+    _changed: dict[tuple[Sender, Kind], _Use] = field(default_factory=dict)
+    _parts: dict[GpuName, int] = field(default_factory=dict)
+    _nodes: set[NodeName] = field(default_factory=set)
+
+    def commit(self) -> None:
+        self._use.used |= self._changed
+        self._use.nodes |= self._nodes
+
+    def allowance(self, sender: Sender, kind: Kind) -> int:
+        """Return what the sender may leave within a day; at once, if it left nothing in the day before."""
+        days = IMPORT_DAYS if sender.imported and kind != "import_nodes" else 1
+        allowed: int = getattr(self._use.quotas, kind)
+        return days * allowed
+
+    def left(self, sender: Sender, kind: Kind) -> int:
+        return self.allowance(sender, kind) - self._used(sender, kind)
+
+    def take(self, sender: Sender, kind: Kind, amount: int) -> bool:
+        """Use the amount, if so much is left, and return whether it was."""
+        if amount > self.left(sender, kind):
+            return False
+        self.charge(sender, kind, amount)
+        return True
+
+    def charge(self, sender: Sender, kind: Kind, amount: int) -> None:
+        """Use the amount, even if less is left."""
+        self._changed[sender, kind] = _Use(self._used(sender, kind) + amount, self.now_ms)
+
+    def open_outbox(self, stream: Stream, known: Collection[Stream]) -> None:
+        """Count an outbox that is not among the known ones. Raises OverQuota."""
+        sender = sender_of(stream)
+        if sender.imported:
+            self._name_node(stream[:2], known)
+        if not self.take(sender, "outboxes", 1):
+            raise self._too_many(f"node {sender.node!r} has begun", sender, "outboxes", "outboxes")
+
+    def _name_node(self, node: NodeName, known: Collection[Stream]) -> None:
+        """Count a node that an import is the first to name."""
+        if not self._use.nodes:
+            self._use.nodes = {stream[:2] for stream in known}
+        source = Sender(node[0], "", imported=True)
+        if node not in self._use.nodes and node not in self._nodes and not self.take(source, "import_nodes", 1):
+            raise self._too_many(f"imports of cluster {node[0]!r} have named", source, "import_nodes", "new nodes")
+        self._nodes.add(node)
+
+    def _too_many(self, who: str, sender: Sender, kind: Kind, what: str) -> OverQuota:
+        allowed = self.allowance(sender, kind)
+        return OverQuota(
+            f"{who} more than {allowed} {what} within a day: wait, or raise quotas.{kind} in the accountant's settings"
+        )
+
+    def take_parts(self, gpu: GpuName, new: int) -> bool:
+        """Count new parts of a GPU, if it can have so many, and return whether it can."""
+        had = self._parts[gpu] if gpu in self._parts else self._parts_of(gpu)
+        if had + new > self._use.quotas.parts:
+            self._parts[gpu] = had
+            return False
+        self._parts[gpu] = had + new
+        return True
+
+    def fault(self, sender: Sender, quota: QuotaName, what: str) -> Fault:
+        """Return why a record is set aside. what: the name that is too many."""
+        allowed = self._use.quotas.parts if quota == "parts" else self.allowance(sender, quota)
+        limits: Mapping[QuotaName, str] = {
+            "gpus": "new GPUs a day",
+            "parts": "parts of a GPU",
+            "holders": "new holders a day",
+            "bytes": "bytes a day",
+        }
+        return Fault(
+            OVER_QUOTA,
+            f"{what}: node {sender.node!r} has used its {allowed} {limits[quota]} (quotas.{quota} in the settings)",
+            quota,
+        )
+
+    def _used(self, sender: Sender, kind: Kind) -> int:
+        use = self._changed.get((sender, kind)) or self._use.used.get((sender, kind))
+        if use is None:
+            return 0
+        return max(0, use.amount - self.allowance(sender, kind) * max(0, self.now_ms - use.at_ms) // MS_PER_DAY)

@@ -1,0 +1,194 @@
+"""What a sender leaves in the ledger is limited: the surplus is set aside by name and never counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accountant.core.errors import OverQuota
+from accountant.core.settings import MIB, Quotas
+from accountant.storage.duckdb_ledger import DuckLedger
+from agent.wire import Holder, Slice, UsageInterval
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.empty_ledger import fresh
+from tests.ledger.conftest import MINUTE, START_MS, Opener, booked
+
+SMALL = Quotas(gpus=2, parts=3, holders=4, outboxes=3, import_nodes=2)
+IMPORT: dict[str, Any] = {"epoch": "import:slurm:00000000000000"}
+
+
+@pytest.fixture
+def ledger(opened: Opener, path) -> DuckLedger:
+    return opened(fresh(path), quotas=SMALL)
+
+
+def pod(number: int) -> Holder:
+    return Holder(kind="pod", uid=f"pod-{number}", namespace="vision", name=f"train-{number}")
+
+
+def reasons(ledger: DuckLedger) -> list[str]:
+    return [one.reason for one in ledger.quarantined()]
+
+
+def test_invented_gpus_count_in_no_capacity_and_no_window(send, ledger, hand, accounts):
+    receipt = send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 51)))
+    assert (receipt.stored, receipt.quarantined, receipt.over_quota) == (2, 48, {"gpus": 48})
+    assert receipt.ack.durable_seq == 50, "the node goes on"
+    assert set(reasons(ledger)) == {"over-quota"}
+    assert {one.gpu_uuid for one in ledger.gpu_owners()} == {"gpu-1", "gpu-2"}
+    assert ledger.gpu_hours(START_MS, START_MS + MS_PER_HOUR) <= 2
+    assert ledger.coverage(START_MS, START_MS + MINUTE) == 1
+    assert sum(accounts(0, 1).values()) == 2 * MINUTE * 1000
+    again = send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 51)))
+    assert (again.stored, again.duplicates, again.quarantined) == (0, 50, 0), "the same records have the same outcome"
+    assert len(reasons(ledger)) == 48
+
+
+def test_another_nodes_gpus_are_not_affected(send, hand):
+    send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 11)))
+    assert send(hand.row(1, gpu="gpu-other"), node="n2").stored == 1
+
+
+def test_an_allowance_fills_again_within_a_day(send, hand):
+    send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 4)))
+    later = hand.now_ms + MS_PER_DAY // 2
+    new = [hand.row(seq, 65, 66, gpu=f"gpu-{seq}") for seq in (4, 5)]
+    assert send(*new, now_ms=later).stored == 1
+    known = hand.row(6, 66, 67, gpu="gpu-1")
+    assert send(known, now_ms=later).stored == 1, "what is known costs nothing"
+
+
+def test_holders_beyond_the_allowance_are_set_aside_with_their_names(send, ledger, hand, accounts):
+    rows = [hand.row(seq, seq, seq + 1, holder=pod(seq)) for seq in range(1, 10)]
+    receipt = send(*rows)
+    assert (receipt.stored, receipt.over_quota) == (4, {"holders": 5})
+    assert "train-9" in ledger.quarantined()[0].content
+    assert len(ledger.pods(START_MS, START_MS + MS_PER_HOUR)) == 0
+    assert send(hand.row(10, 20, 21, holder=pod(4))).stored == 1
+    assert accounts(5, 10) == {"unmetered": 5 * MINUTE * 1000}
+    facts = [hand.fact(seq, f"new-{seq}") for seq in (11, 12)]
+    assert send(*facts).over_quota == {"holders": 2}
+    assert send(hand.fact(13, "pod-4", queue_ref="kai:red")).over_quota == {}, "a fact about a known pod"
+
+
+def test_one_pod_named_by_row_and_fact_costs_one_name(send, hand):
+    records: list[Any] = []
+    for number in range(4):
+        records += [
+            hand.row(2 * number + 1, number, number + 1, holder=pod(number)),
+            hand.fact(2 * number + 2, f"pod-{number}"),
+        ]
+    assert send(*records).over_quota == {}
+
+
+def test_a_refused_pod_leaves_no_name_behind(send, ledger, hand):
+    send(*(hand.row(seq, seq, seq + 1, holder=pod(seq)) for seq in range(1, 6)))
+    assert send(hand.row(1, gpu="gpu-2", holder=pod(5)), node="n2").stored == 1
+    told = hand.fact(2, "pod-5", node="n2", queue_ref="kai:red")
+    assert send(told, node="n2").quarantined == 0
+    assert "foreign-pod" not in reasons(ledger), "the pod is its first booked node's"
+
+
+def test_records_that_remain_keep_the_digests_of_what_was_sent(send, ledger, hand):
+    send(hand.row(1, holder=pod(1)))
+    rows = [hand.row(seq, seq, seq + 1, gpu="gpu-2", holder=pod(seq)) for seq in range(1, 8)]
+    receipt = send(*rows, node="n2")
+    assert (receipt.stored, receipt.over_quota) == (4, {"holders": 3})
+    again = send(*rows, node="n2")
+    assert (again.duplicates, again.quarantined) == (7, 0)
+
+
+def part(number: int) -> Slice:
+    return Slice(profile="1g.10gb", gi=number, ci=0, compute=1, compute_of=7, memory_mib=9728, memory_of_mib=81559)
+
+
+def test_a_gpu_has_a_limited_number_of_parts_in_its_life(send, ledger, hand):
+    rows = [hand.row(seq, seq, seq + 1, slice=part(seq)) for seq in range(1, 7)]
+    assert send(*rows).over_quota == {"parts": 3}
+    later = hand.now_ms + 30 * MS_PER_DAY
+    assert send(hand.row(7, 70, 71, slice=part(9)), now_ms=later).over_quota == {"parts": 1}
+    assert send(hand.row(8, 71, 72, slice=part(3)), now_ms=later).stored == 1
+
+
+@pytest.fixture
+def narrow(opened: Opener, path) -> DuckLedger:
+    return opened(fresh(path), quotas=Quotas(bytes=MIB))
+
+
+def minutes(hand, first: int, count: int) -> list[UsageInterval]:
+    second = 1 / 60
+    return [hand.row(seq, seq * second, (seq + 1) * second) for seq in range(first, first + count)]
+
+
+def test_beyond_its_bytes_a_sender_leaves_no_content_and_its_numbers_advance(narrow, hand):
+    most = MIB // 256
+    receipt = booked(narrow, hand.now_ms, hand.batch(*minutes(hand, 1, 3000)))
+    assert receipt.stored == 3000
+    surplus = minutes(hand, 3001, 2000)
+    receipt = booked(narrow, hand.now_ms, hand.batch(*surplus))
+    assert (receipt.stored, receipt.over_quota, receipt.ack.durable_seq) == (0, {"bytes": 2000}, 5000)
+    assert most < 3000 + 2000
+    assert narrow.quarantined() == []
+    assert [(one.first_seq, one.last_seq, one.reason) for one in narrow.holes()] == [(3001, 5000, "over-quota")]
+    again = booked(narrow, hand.now_ms, hand.batch(*surplus))
+    assert (again.duplicates, again.quarantined) == (2000, 0), "the same records have the same outcome"
+    assert len(narrow.holes()) == 1
+    assert booked(narrow, hand.now_ms + MS_PER_DAY, hand.batch(*minutes(hand, 5001, 10))).stored == 10
+
+
+def test_contradictions_beyond_the_bytes_are_counted_and_not_kept(narrow, hand):
+    booked(narrow, hand.now_ms, hand.batch(*minutes(hand, 1, 3000)))
+    for number in range(3):
+        changed = [
+            hand.row(row.seq, row.seq / 60, (row.seq + 1) / 60, busy_us=number) for row in minutes(hand, 1, 3000)
+        ]
+        assert booked(narrow, hand.now_ms, hand.batch(*changed)).quarantined == 3000
+    kept = len(narrow.quarantined(10_000))
+    assert 0 < kept < 1000, "about as many as the bytes that are left"
+
+
+def test_new_outboxes_are_limited_and_nothing_of_the_refused_one_is_stored(ledger, hand):
+    for number in range(3):
+        booked(ledger, hand.now_ms, hand.batch(hand.row(1, number, number + 1), epoch=f"0192-{number}"))
+    before = ledger.acks("n1", "prod")
+    (refused,) = ledger.append([hand.batch(hand.row(1, 9, 10), epoch="0192-z")], hand.now_ms)
+    assert isinstance(refused, OverQuota)
+    assert ledger.acks("n1", "prod") == before
+    assert booked(ledger, hand.now_ms, hand.batch(hand.row(2, 4, 5), epoch="0192-1")).stored == 1
+    (answer,) = ledger.append([hand.batch(hand.row(1, 9, 10), epoch="0192-z")], hand.now_ms + MS_PER_DAY // 3 + 1)
+    assert not isinstance(answer, Exception)
+
+
+def test_an_import_tells_a_year_at_once_but_of_few_invented_nodes(ledger, hand):
+    rows = [hand.row(seq, seq, seq + 1, holder=pod(seq), method="imported") for seq in range(1, 50)]
+    assert booked(ledger, hand.now_ms, hand.batch(*rows, **IMPORT)).over_quota == {}
+    for number, accepted in ((2, True), (3, False), (2, True)):
+        epoch = {"epoch": f"import:slurm:0000000000000{number}"}
+        batch = hand.batch(hand.row(1, gpu=f"gpu-{number}", method="imported"), node=f"n{number}", **epoch)
+        (answer,) = ledger.append([batch], hand.now_ms)
+        assert isinstance(answer, OverQuota) != accepted
+
+
+def test_a_busy_node_stays_far_below_the_default_quotas(opened, path, hand):
+    """A day of 1,000 pods on 16 GPUs of 7 parts, each with a name, a container and three facts."""
+    ledger = opened(fresh(path))
+    seq, over = 1, {}
+    for hour in range(24):
+        records: list[Any] = []
+        for number in range(hour * 42, hour * 42 + 42):
+            place = number % 112
+            start = hour * 60 - 24 * 60 + number % 42
+            whole = MINUTE * 1000
+            held = hand.row(
+                seq, start, start + 1, gpu=f"gpu-{place // 7}", slice=part(place % 7), holder=pod(number),
+                capacity_us=whole // 7, allocated_us=whole // 7, busy_us=0,
+            )  # fmt: skip
+            rest = hand.row(
+                seq + 1, start, start + 1, gpu=f"gpu-{place // 7}", holder=None, capacity_us=whole - whole // 7,
+            )  # fmt: skip
+            records += [held, rest]
+            records += [hand.fact(seq + 2 + at, f"pod-{number}", observed_ms=START_MS + at) for at in range(3)]
+            seq += 5
+        over |= booked(ledger, hand.now_ms, hand.batch(*records)).over_quota
+    assert over == {}
