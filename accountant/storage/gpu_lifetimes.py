@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from accountant.core.claim_overlap import Span, intersect, union
@@ -46,7 +47,7 @@ from accountant.ledger.protocols import (
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.span_splitting import TaggedSpan
-from accountant.storage.write.gpu_and_pod_ownership import OwnedGpu, Ownership
+from accountant.storage.write.gpu_and_pod_ownership import OwnedGpu, Ownership, with_owner
 from accountant.storage.write.record_columns import GpuName
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 
@@ -561,25 +562,26 @@ def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
     Ledgers of earlier releases, and ledgers rebuilt from an archive, can lack rows. These are derived from the records:
     a node that reported a GPU after all records of its owner took it over."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
-    rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY from_ms, at_ms")
+    rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY at_ms, from_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:
         stored[cluster, uuid].append(Ownership(node, from_ms, at_ms, who))
     found: dict[GpuName, OwnedGpu] = {}
     for gpu, tenures in fleet.tenures.items():
         name = (fleet.gpus[gpu].cluster, fleet.gpus[gpu].uuid)
-        owners = stored.pop(name, [])
+        measured = fleet.own.get(gpu, tenures)
+        owners: list[Ownership] = []
+        for step in stored.pop(name, []):
+            owners = [*with_owner(owners, step._replace(imported=step.node not in measured and not step.who))]
+        owners.sort(key=attrgetter("from_ms"))
         in_table = len(owners)
         last = tenures[owners[-1].node].last_ms if owners and owners[-1].node in tenures else 0
         for node, tenure in sorted(tenures.items(), key=lambda one: (one[1].first_ms, one[0])):
             known = any(one.node == node for one in owners)
             if not owners or (not known and tenure.first_ms >= max(last, owners[-1].from_ms)):
-                owners.append(Ownership(node, tenure.first_ms, tenure.first_ms))
+                owners.append(Ownership(node, tenure.first_ms, tenure.first_ms, imported=node not in measured))
                 last = tenure.last_ms
-        owner = owners[-1]
         first = min(tenure.first_ms for tenure in tenures.values())
-        imported = gpu in fleet.own and owner.node not in fleet.own[gpu] and not owner.who
-        newest = max(last, owner.from_ms)
-        found[name] = OwnedGpu(tuple(owners), first, newest, imported=imported, stored=in_table)
+        found[name] = OwnedGpu(tuple(owners), first, max(last, owners[-1].from_ms), stored=in_table)
     return found
 
 

@@ -15,6 +15,7 @@ from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder
+from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, Hand, booked
 
 OLDEST = "00000000-0000-7000-8000-000000000000"
@@ -95,15 +96,43 @@ def test_an_owner_that_reports_other_gpus_alone_is_without_this_one(send, hand):
     assert send(hand.row(1, 62, 63), node="n2", now_ms=hand.start_ms + 63 * MINUTE).stored == 1
 
 
-def test_an_import_displaces_no_node_and_no_node_displaces_an_import(send, ledger, hand, accounts):
-    imported: dict[str, Any] = {"epoch": "import:slurm:00000000000000"}
-    send(hand.row(1, 0, 1, method="imported"), node="n2", **imported)
-    send(hand.row(1, 0, 1), hand.row(2, 10, 11))
-    assert _reasons(ledger) == {("n1", "foreign-gpu")}
-    assert accounts(0, 1, node="n2")
-    # n1 has it from minute 10 on: an import of n2 has no part in that, nor in what lies behind it.
-    more = [hand.row(seq, start, start + 1, method="imported") for seq, start in ((2, 10), (3, 12))]
-    assert send(*more, node="n2", **imported).quarantined == 2
+HALVES = ((1, range(30, 60)), (31, range(30)))
+"""The first sequence number and the minutes of two batches."""
+IMPORTED: dict[str, Any] = {"node": "n2", "epoch": "import:slurm:00000000000000"}
+
+
+@pytest.mark.parametrize("reopened", [False, True], ids=["same process", "restarted"])
+@pytest.mark.parametrize("first", ["import", "agent"])
+def test_an_agents_measurement_takes_precedence_over_an_import_in_every_order(opened, path, hand, first, reopened):
+    """An import names an agent's GPU on another node, for the hour before and the hour in which the agent measures."""
+    told = [hand.row(seq, start, start + 60, method="imported") for seq, start in ((1, -60), (2, 0))]
+    late, early = ([hand.row(seq, at, at + 1) for seq, at in enumerate(span, first)] for first, span in HALVES)
+    steps = [hand.batch(*told, **IMPORTED), hand.batch(*late), hand.batch(*early)]
+    ledger = opened(fresh(path))
+    for step in steps if first == "import" else steps[1:] + steps[:1]:
+        booked(ledger, hand.now_ms, step)
+        if reopened:
+            ledger.close()
+            ledger = opened()
+    assert ("n1", "foreign-gpu") not in _reasons(ledger)
+    (line,) = ledger.usage(hand.start_ms, hand.now_ms, (), {"node": {"n1"}})
+    assert line.accounts_gpu_us.busy == 30 * MINUTE * 1000
+    assert ledger.usage(hand.start_ms, hand.now_ms, (), {"node": {"n2"}}) == []
+    assert ledger.examine(hand.start_ms - 60 * MINUTE, hand.now_ms).total_us == 0
+    (shown,) = ledger.gpu_owners()
+    assert shown.owners[-1].node == "n1"
+    more = hand.row(3, 61, 62, method="imported")
+    assert booked(ledger, hand.now_ms + 2 * MINUTE, hand.batch(more, **IMPORTED)).quarantined == 1
+
+
+def test_an_import_frees_no_agents_gpu_for_another_node(send, hand):
+    """What an import tells after a node fell silent does not make the node's earlier time another node's."""
+    send(hand.row(1, 0, 1), now_ms=hand.start_ms + MINUTE)
+    later = hand.start_ms + 180 * MINUTE
+    assert send(hand.row(1, 150, 151, method="imported"), **IMPORTED, now_ms=later).stored == 1
+    foreign = [hand.row(1, 0, 1), hand.row(2, 100, 101), hand.row(3, 151, 152)]
+    assert send(*foreign, node="n3", now_ms=later).quarantined == 2
+    assert send(hand.row(2, 20, 21), now_ms=later).stored == 1, "the first node's own time stays its own"
 
 
 def move(ledger: DuckLedger, asked: GpuMove, now_ms: int) -> Any:

@@ -1,8 +1,9 @@
 """Keeps a register of the node to which each GPU and each pod belongs, and checks records against it before booking.
 
 A GPU belongs to the node that first reported it. Another node takes the GPU over if the owner has been silent about it
-for `move_after_ms`, or if an administrator confirms the move. An owner known only from an import need not be silent.
-Earlier time stays with the former owner.
+for `move_after_ms`, or if an administrator confirms the move. Earlier time stays with the former owner. An import binds
+no agent: an agent that measures a GPU takes it over from a node that only an import names, also for time that the
+import has told. Of the records of both, the agent's count (`claim_overlap`).
 
 The node of a pod is the first of these that is known:
 
@@ -15,7 +16,7 @@ Neither node can then change which team pays for the other's rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,12 +43,14 @@ class Ownership(NamedTuple):
     """A GPU belongs to a node from `from_ms` until its next Ownership begins.
 
     at_ms: when the register learned it, by the accountant's clock.
-    who: the administrator who confirmed the move; "" if it was derived from records."""
+    who: the administrator who confirmed the move; "" if it was derived from records.
+    imported: whether only imports, and no agent, have reported the GPU on this node."""
 
     node: str
     from_ms: int
     at_ms: int
     who: str = ""
+    imported: bool = False
 
 
 class OwnedGpu(NamedTuple):
@@ -57,14 +60,12 @@ class OwnedGpu(NamedTuple):
     last_ms: the newest booked end of the present owner.
     heard_ms: when the accountant last booked an agent's record from the owner; None if it did not since the process
         started.
-    imported: whether the present owner is known only from an import.
     stored: how many of `owners` are in the table. The others, always the last ones, were derived from records."""
 
     owners: tuple[Ownership, ...]
     first_ms: int
     last_ms: int
     heard_ms: int | None = None
-    imported: bool = False
     stored: int = 0
 
     @property
@@ -72,10 +73,14 @@ class OwnedGpu(NamedTuple):
         """The present owner."""
         return self.owners[-1]
 
-    def moved(self, to: Ownership, *, imported: bool = False) -> OwnedGpu:
+    def moved(self, to: Ownership) -> OwnedGpu:
         """Return a copy with a new present owner, which has reported nothing yet."""
-        owners = (*self.owners, to)
-        return OwnedGpu(owners, self.first_ms, to.from_ms, None, imported, len(owners))
+        owners = with_owner(self.owners, to)
+        return OwnedGpu(owners, self.first_ms, to.from_ms, None, len(owners))
+
+    def confirmed(self) -> OwnedGpu:
+        """Return a copy whose present owner an agent has reported."""
+        return self._replace(owners=(*self.owners[:-1], self.owner._replace(imported=False)))
 
 
 class GpuOwners:
@@ -140,9 +145,13 @@ class GpuClaims:
         if owned is None:
             if (over := self._over_quota(gpu, stream)) is not None:
                 return over
-            owned = OwnedGpu((), start_ms, end_ms, None, imported)
+            owned = OwnedGpu((), start_ms, end_ms)
+            self._change(gpu, owned, Ownership(node, start_ms, self.now_ms, imported=imported))
+        elif not imported and self._yields(owned, node, start_ms, end_ms):
+            if (over := self._over_quota(gpu, stream)) is not None:
+                return over
             self._change(gpu, owned, Ownership(node, start_ms, self.now_ms))
-        elif not owns_span(owned.owners, node, start_ms, end_ms):
+        elif not owns_span(_binding(owned.owners, node, imported=imported), node, start_ms, end_ms):
             if imported and end_ms <= owned.first_ms:
                 return None  # time before the first record of the GPU does not change the owner
             free_ms = self._free_ms(owned)
@@ -150,14 +159,14 @@ class GpuClaims:
                 return _foreign_gpu(gpu[1], owned, node, start_ms, end_ms, self.register.move_after_ms)
             if (over := self._over_quota(gpu, stream)) is not None:
                 return over
-            self._change(gpu, owned, Ownership(node, start_ms, self.now_ms), imported=imported)
+            self._change(gpu, owned, Ownership(node, start_ms, self.now_ms, imported=imported))
         owned = self._changed.get(gpu, owned)
         if owned.owner.node == node and end_ms > owned.owner.from_ms:
-            self._changed[gpu] = owned._replace(
+            known = owned if imported or not owned.owner.imported else owned.confirmed()
+            self._changed[gpu] = known._replace(
                 first_ms=min(owned.first_ms, start_ms),
                 last_ms=max(owned.last_ms, end_ms),
                 heard_ms=owned.heard_ms if imported else self.now_ms,
-                imported=owned.imported and imported,
             )
         return None
 
@@ -177,24 +186,44 @@ class GpuClaims:
         self._changed[gpu] = self._changed[gpu]._replace(heard_ms=self.now_ms)
         return self._changed[gpu]
 
-    def _change(self, gpu: GpuName, owned: OwnedGpu, to: Ownership, *, imported: bool = False) -> None:
-        moved = owned.moved(to, imported=imported or (owned.imported and not owned.owners))
+    def _yields(self, owned: OwnedGpu, node: str, start_ms: int, end_ms: int) -> bool:
+        """Return whether the GPU's present owner gives way to an agent of another node, because only an import names
+        it. The agent must not claim time of a third node that an agent reported."""
+        if not owned.owner.imported or owned.owner.node == node:
+            return False
+        agents = _binding(owned.owners, node, imported=False)
+        return not agents or start_ms >= owned.owner.from_ms or owns_span(agents, node, start_ms, end_ms)
+
+    def _change(self, gpu: GpuName, owned: OwnedGpu, to: Ownership) -> None:
+        moved = owned.moved(to)
         self._changed[gpu] = moved
-        for one in moved.owners[owned.stored :]:
+        stored = set(owned.owners[: owned.stored])
+        for one in (step for step in moved.owners if step not in stored):
             self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
 
     def _silent_until_ms(self, owned: OwnedGpu) -> int:
         """Return the time until which the owner must stay silent before another node may take over."""
-        if owned.imported:
+        if owned.owner.imported:
             return 0
         last_report_ms = owned.heard_ms if owned.heard_ms is not None else self.register.listening_ms
         return (last_report_ms or 0) + self.register.move_after_ms
 
     def _free_ms(self, owned: OwnedGpu) -> int:
         """Return the time from which another node may own the GPU. Late records of the owner still lie before it."""
-        if owned.imported:
+        if owned.owner.imported:
             return owned.last_ms
         return max(owned.last_ms + self.register.move_after_ms, self._silent_until_ms(owned))
+
+
+def with_owner(owners: Sequence[Ownership], to: Ownership) -> tuple[Ownership, ...]:
+    """Return the ownerships with a new one. An agent's displaces those of imports that do not begin before it."""
+    return (*(one for one in owners if to.imported or not one.imported or one.from_ms < to.from_ms), to)
+
+
+def _binding(owners: Sequence[Ownership], node: str, *, imported: bool) -> Sequence[Ownership]:
+    """Return the ownerships that bind a sender of this node: an agent is not bound by what imports tell of other
+    nodes."""
+    return owners if imported else [one for one in owners if not one.imported or one.node == node]
 
 
 def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int) -> bool:
