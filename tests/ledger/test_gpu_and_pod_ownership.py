@@ -350,3 +350,32 @@ def test_without_accounting_any_node_may_name_a_job(send, hand, books):
     send(hand.row(1, gpu="gpu-2", holder=job), **ATTACKER)
     assert {team for _, team in books()} & {"vision", "other"} == set()
     assert {node for node, _ in books()} == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["reported facts", "imported facts"])
+@pytest.mark.parametrize("first", ["pod", "container", "process", "fact"])
+def test_a_job_keeps_its_team_whoever_named_its_number_first(send, ledger, hand, first, imported):
+    """A job's number can be guessed. Only the batch system issues it, so no node can claim it as something else."""
+    queues = [{"name": team, "refs": [f"kai:{team}"], "team": team} for team in ("red", "blue")]
+    ledger.put_policy(Policy.model_validate({"queues": queues}), hand.start_ms - MINUTE)
+    if first == "fact":
+        send(hand.fact(1, "4711", node="n2", queue_ref="kai:blue"), **ATTACKER)
+    else:
+        claimed = Holder(kind=first, uid="4711", namespace="vision", name="guessed")
+        send(hand.row(1, gpu="gpu-2", holder=claimed), hand.fact(2, "4711", node="n2", queue_ref="kai:blue"), **ATTACKER)
+    send(hand.row(1, holder=Holder(kind="slurm", uid="4711", name="job 4711")))
+    told = hand.fact(1, "4711", node="n1", namespace="", queue_ref="kai:red", observed_ms=hand.start_ms)
+    if imported:
+        send(told, epoch="import:slurm:00000000000000")
+    else:
+        ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
+    lines = ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("team",), {"node": {"n1"}})
+    assert [line.key["team"] for line in lines] == ["red"]
+
+
+def test_processes_of_one_number_on_two_nodes_are_two_holders(send, ledger, hand):
+    process = Holder(kind="process", uid="812:77", namespace="ann", name="python")
+    send(hand.row(1, holder=process))
+    send(hand.row(1, gpu="gpu-2", holder=process), node="n2")
+    send(hand.fact(2, "812:77", node="n2", queue_ref="kai:blue"), node="n2")
+    assert ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("queue",), {"node": {"n1"}})[0].key["queue"] == "__unassigned__"

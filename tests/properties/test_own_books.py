@@ -35,10 +35,24 @@ TEAMS = ("red", "blue")
 QUEUES = [{"name": team, "refs": [f"kai:{team}"], "team": team} for team in TEAMS]
 EPOCHS = ("00000000-0000-7000-8000-000000000000", "0192-a", "ffffffff-ffff-7fff-bfff-ffffffffffff")
 
-_uids = st.sampled_from(("pod-n1", "pod-n2", "pod-a", "pod-n1@n1", "12"))
+KINDS = ("pod", "slurm", "container", "process")
+CONTAINER = "c" * 63
+UIDS = {
+    "pod": {"n1": "pod-n1", "n2": "pod-n2"},
+    "slurm": {"n1": "4711", "n2": "4712_3"},
+    "container": {"n1": f"{CONTAINER}1", "n2": f"{CONTAINER}2"},
+    "process": {"n1": "812:77", "n2": "812:77"},
+}
+"""The identifier of what holds each victim's GPU, by kind. Jobs and processes are numbered, so they can be guessed, and
+two nodes can have a process of the same number."""
+GUESSED = ("4711", "4712_3", "812:77", "pod-a", "12")
+"""What an attacker can name before a victim does."""
+KNOWN = ("pod-n1", "pod-n2", "pod-n1@n1", "812:77@n1", "4711@n1", f"{CONTAINER}1", f"{CONTAINER}2")
+"""What it can name once the victim has."""
+_uids = st.sampled_from((*GUESSED, *KNOWN))
 _holders = st.none() | st.builds(
     Holder,
-    kind=st.sampled_from(("pod", "pod", "slurm", "process", "container")),
+    kind=st.sampled_from(KINDS),
     uid=_uids,
     namespace=st.sampled_from(("", *TEAMS)),
     name=st.just("train-0"),
@@ -82,16 +96,30 @@ def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], fac
     return HAND.batch(*made, node="a", epoch=epoch, first_seq=first, oldest_seq=first)
 
 
-def _honest(minute: int, node: str) -> Batch:
-    """Build two minutes of the node's own GPU and pod; facts come with the first, and once more later."""
+def _honest(minute: int, node: str, kind: Any) -> Batch:
+    """Build two minutes of the node's own GPU and holder; facts about a pod come with the first, and once more later."""
     seq = 10 * minute + 11
     team = TEAMS[VICTIMS.index(node)]
-    pod = Holder(kind="pod", uid=f"pod-{node}", namespace=team, name="train-0")
-    records: list[Any] = [HAND.row(seq, minute, minute + 2, f"gpu-{node}", holder=pod)]
-    if minute in (0, 20):
+    held = Holder(kind=kind, uid=UIDS[kind][node], namespace="" if kind == "slurm" else team, name="train-0")
+    records: list[Any] = [HAND.row(seq, minute, minute + 2, f"gpu-{node}", holder=held)]
+    if kind == "pod" and minute in (0, 20):
         told = {"namespace": team, "node": node, "queue_ref": f"kai:{team}", "observed_ms": START_MS + minute * MINUTE}
         records.append(HAND.fact(seq + 1, f"pod-{node}", **told))
     return HAND.batch(*records, node=node, epoch=f"0192-{node}", first_seq=seq, oldest_seq=seq)
+
+
+def _tell_of_jobs(ledger: DuckLedger, now_ms: int, *, imported: bool) -> None:
+    """Report what Slurm's accounting says about the victims' jobs: their account, and with it their team."""
+    for node, team in zip(VICTIMS, TEAMS, strict=True):
+        told = HAND.fact(
+            1, UIDS["slurm"][node], node=node, namespace="", name="job", queue_ref=f"kai:{team}",
+            observed_ms=START_MS, scheduled_ms=START_MS,
+        )  # fmt: skip
+        if imported:
+            epoch = {"epoch": "import:slurm:00000000000000", "first_seq": 1, "oldest_seq": 1}
+            ledger.append([HAND.batch(told, node=node, **epoch)], now_ms)
+        else:
+            ledger.observe(Facts(pods=(("prod", told),)), now_ms)
 
 
 def _honest_past(node: str) -> Batch:
@@ -99,6 +127,13 @@ def _honest_past(node: str) -> Batch:
     pod = Holder(kind="pod", uid=f"old-{node}", namespace=TEAMS[VICTIMS.index(node)], name="train-0")
     row = HAND.row(1, -MONTH_MS / MINUTE, 30 - MONTH_MS / MINUTE, f"gpu-{node}", holder=pod)
     return HAND.batch(row, node=node, epoch=f"0192-{node}", first_seq=1, oldest_seq=1)
+
+
+def _can_come_first(batch: Batch) -> bool:
+    """Return whether an attacker can send the batch before the victims report anything."""
+    holders = [row.holder.uid for row in batch.intervals if row.holder is not None]
+    own_gpus = all(row.gpu_uuid == "gpu-a" for row in batch.intervals)
+    return own_gpus and {*holders, *(fact.uid for fact in batch.facts)} <= set(GUESSED)
 
 
 @dataclass(frozen=True)
@@ -142,11 +177,20 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
 @given(
     attacks=st.lists(st.tuples(st.integers(0, 29), _batches), max_size=8),
     by_api=st.booleans(),
+    kind=st.sampled_from(KINDS),
+    told_at=st.sampled_from((0, 15)),
+    imported=st.booleans(),
 )
 def test_a_nodes_batches_change_no_other_nodes_books(
-    attacks: list[tuple[int, tuple[str, int, list[dict[str, Any]], list[dict[str, Any]]]]], by_api: bool
+    attacks: list[tuple[int, tuple[str, int, list[dict[str, Any]], list[dict[str, Any]]]]],
+    by_api: bool,
+    kind: str,
+    told_at: int,
+    imported: bool,
 ) -> None:
-    """attacks: the honest batch after which each is sent. by_api: whether the accountant sees the API server."""
+    """attacks: the honest batch beside which each is sent, before it if its names can be guessed. by_api: whether the
+    accountant sees the API server. kind: what holds the victims' GPUs. told_at, imported: the batch after which Slurm's
+    accounting is reported, and whether an import or an admin reports it."""
     found = []
     for attacked in (False, True):
         with tempfile.TemporaryDirectory() as folder:
@@ -167,10 +211,16 @@ def test_a_nodes_batches_change_no_other_nodes_books(
                 keeper.close(CLOSED, "ada", "the month is over", ["coverage"])
                 for step in range(30):
                     now = START_MS + (2 * step + 2) * MINUTE
-                    ledger.append([_honest(2 * step, node) for node in VICTIMS], now)
                     sent = [_attack(number, *batch) for number, (at, batch) in enumerate(attacks) if at == step]
-                    if attacked and sent:
-                        ledger.append(sent, now)
+                    guessed = [batch for batch in sent if _can_come_first(batch)]
+                    if attacked and guessed:
+                        ledger.append(guessed, now)
+                    ledger.append([_honest(2 * step, node, kind) for node in VICTIMS], now)
+                    others = [batch for batch in sent if not _can_come_first(batch)]
+                    if attacked and others:
+                        ledger.append(others, now)
+                    if kind == "slurm" and step == told_at:
+                        _tell_of_jobs(ledger, now, imported=imported)
                 found.append(_found(ledger, keeper))
             finally:
                 ledger.close()

@@ -12,10 +12,16 @@ The node of a pod is the first of these that is known:
 - the node that first reported facts about it
 
 A report about the pod from another node is quarantined, or stored under an identifier that only that other node uses.
-Neither node can then change which team pays for the other's rows."""
+Neither node can then change which team pays for the other's rows.
+
+Whoever can guess an identifier could name it first. Identifiers therefore belong to the name space of the one that
+issues them. The number of a batch system's job (`is_job_number`) is never a pod's or a container's, and a node says
+nothing about it but that the job holds its GPUs. The number of a process is its node's own. The identifiers of pods and
+containers are random, so the first node that names one has it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -360,20 +366,22 @@ class PodClaims:
         If the pod belongs to another node, the holder gets an identifier that only this node uses."""
         cluster, node, _ = stream
         key = (cluster, holder.uid)
-        if holder.kind == "slurm" and not _is_listed(node, self._register.bound.get(key, "")):
-            holder = structs.replace(holder, uid=_own(holder.uid, node))
-            key = (cluster, holder.uid)
-        if holder.kind != "pod":
+        if holder.kind == "process":
+            return structs.replace(holder, uid=_own(holder.uid, node))
+        if holder.kind == "slurm":
+            if not _is_listed(node, self._register.bound.get(key, "")):
+                holder = structs.replace(holder, uid=_own(holder.uid, node))
+                key = (cluster, holder.uid)
             named = self._who(key)
             if named is None:
                 self._named[key] = PodNode(_NO_NODE, True)
-            elif named.node != _NO_NODE:  # a node reported facts about it as if it were a pod
+            elif named.node != _NO_NODE:  # a node named it as a pod, which no node can do with a job number
                 return structs.replace(holder, uid=holder.uid + _OWN + holder.kind)
             return holder
-        bound = self._register.bound_node(key)
+        bound = self._register.bound_node(key) if holder.kind == "pod" else ""
         uid = holder.uid
         named = self._who(key)
-        if _OWN in uid or (not bound and named is not None and named.node != node):
+        if _OWN in uid or is_job_number(uid) or (not bound and named is not None and named.node != node):
             uid = _own(uid, node)
             key = (cluster, uid)
             named = self._who(key)
@@ -386,8 +394,10 @@ class PodClaims:
         cluster, node, epoch = stream
         bound = self._register.bound_node((cluster, fact.uid))
         named = self._who((cluster, fact.uid))
+        if is_job_number(fact.uid):  # an import has it from the batch system; the job may run on several nodes
+            return fact if is_import(epoch) else _foreign_pod(fact.uid, "", node)
         if is_import(epoch) and named is not None and named.node == _NO_NODE:
-            return fact  # a workload manager's own record of a job that may run on several nodes
+            return fact
         if bound:
             return fact if bound == node else _foreign_pod(fact.uid, bound, node)
         if is_import(epoch) and named is None:
@@ -407,6 +417,15 @@ class PodClaims:
 
     def _who(self, key: PodKey) -> PodNode | None:
         return self._named.get(key) or self._register.named.get(key)
+
+
+def is_job_number(uid: str) -> bool:
+    """Return whether a batch system can have issued the identifier: it begins with a digit and is neither a UUID nor a
+    hash (of a static pod, or of a container). Examples: 4711, 4711_3, 1234.server."""
+    return uid[:1].isdigit() and _RANDOM.fullmatch(uid) is None
+
+
+_RANDOM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}|[0-9a-fA-F]{64}")
 
 
 def _one_node(nodes: str) -> str:
