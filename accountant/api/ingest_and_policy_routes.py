@@ -162,7 +162,7 @@ def _check_binding(principal: Principal, cluster: str, node: str | None = None) 
 
 
 class ImportParams(Params):
-    cluster: str = Field(min_length=1, max_length=1024, description="Name of the cluster in the ledger.")
+    cluster: str = Field(min_length=1, max_length=253, description="Name of the cluster in the ledger.")
     source: Source = Field(description="The source of the history.")
 
 

@@ -39,7 +39,7 @@ from accountant.wire.usage_cost_and_job_models import ChunkNote, ImportState, Wi
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.apportionment import prorate
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
-from gputally.base.untrusted_text import known_epoch, known_name
+from gputally.base.untrusted_text import known_epoch, known_name, known_reference
 from gputally.server.config_loading import Model
 
 Source = Literal["prometheus", "slurm"]
@@ -143,7 +143,7 @@ class ImportedChunk(Model):
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
-    origin: Annotated[str, AfterValidator(known_name)]
+    origin: Annotated[str, AfterValidator(known_reference)]
     epoch: Annotated[str, AfterValidator(known_epoch)]
     start_ms: int = Field(ge=0, le=2**53)
     end_ms: int = Field(ge=0, le=2**53)

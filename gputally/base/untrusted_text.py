@@ -26,7 +26,10 @@ UNDECODABLE: Final = (ValueError, RecursionError)
 UnicodeDecodeError are ValueErrors, and a deeply nested document gives a RecursionError. A handler names this constant,
 so that no kind of bad document passes it."""
 LONGEST_EPOCH: Final = 200
-LONGEST_NAME: Final = 1024
+LONGEST_NAME: Final = 253
+"""The longest name of an object of Kubernetes, in characters."""
+LONGEST_REFERENCE: Final = 1024
+"""The longest text that is composed of names, such as `Kind/name`, `kueue:NAMESPACE/NAME` or a list of nodes."""
 _END = r"$(?!\n)"
 """Matches the end of the text; `$` alone would allow a trailing line feed."""
 EPOCH: Final = rf"^[0-9A-Za-z][0-9A-Za-z._:-]*{_END}"
@@ -55,10 +58,10 @@ def is_epoch(text: str) -> bool:
     return len(text) <= LONGEST_EPOCH and _epoch.search(text) is not None
 
 
-def is_name(text: str) -> bool:
-    """Return True for one line without control characters that is not longer than `LONGEST_NAME`. An empty text is a
+def is_name(text: str, longest: int = LONGEST_NAME) -> bool:
+    """Return True for one line without control characters that is not longer than `longest`. An empty text is a
     name."""
-    if len(text) > LONGEST_NAME:
+    if len(text) > longest:
         return False
     return text.isprintable() or not any(unicodedata.category(character) in _CONTROL_CATEGORIES for character in text)
 
@@ -74,11 +77,16 @@ def as_name(text: str, most: int = LONGEST_NAME) -> str:
     return line[: most - 9] + "…" + hashlib.sha256(line.encode()).hexdigest()[:8]
 
 
-def known_name(text: str) -> str:
+def known_name(text: str, longest: int = LONGEST_NAME) -> str:
     """Return the text if it is a name. Raises ValueError if it is not."""
-    if not is_name(text):
-        raise ValueError(f"not one line of at most {LONGEST_NAME} characters without control characters: {text[:80]!r}")
+    if not is_name(text, longest):
+        raise ValueError(f"not one line of at most {longest} characters without control characters: {text[:80]!r}")
     return text
+
+
+def known_reference(text: str) -> str:
+    """Return the text if it is composed of names. Raises ValueError if it is not."""
+    return known_name(text, LONGEST_REFERENCE)
 
 
 def known_epoch(text: str) -> str:

@@ -362,7 +362,9 @@ def test_a_job_keeps_its_team_whoever_named_its_number_first(send, ledger, hand,
         send(hand.fact(1, "4711", node="n2", queue_ref="kai:blue"), **ATTACKER)
     else:
         claimed = Holder(kind=first, uid="4711", namespace="vision", name="guessed")
-        send(hand.row(1, gpu="gpu-2", holder=claimed), hand.fact(2, "4711", node="n2", queue_ref="kai:blue"), **ATTACKER)
+        send(
+            hand.row(1, gpu="gpu-2", holder=claimed), hand.fact(2, "4711", node="n2", queue_ref="kai:blue"), **ATTACKER
+        )
     send(hand.row(1, holder=Holder(kind="slurm", uid="4711", name="job 4711")))
     told = hand.fact(1, "4711", node="n1", namespace="", queue_ref="kai:red", observed_ms=hand.start_ms)
     if imported:
@@ -378,4 +380,7 @@ def test_processes_of_one_number_on_two_nodes_are_two_holders(send, ledger, hand
     send(hand.row(1, holder=process))
     send(hand.row(1, gpu="gpu-2", holder=process), node="n2")
     send(hand.fact(2, "812:77", node="n2", queue_ref="kai:blue"), node="n2")
-    assert ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("queue",), {"node": {"n1"}})[0].key["queue"] == "__unassigned__"
+    assert (
+        ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("queue",), {"node": {"n1"}})[0].key["queue"]
+        == "__unassigned__"
+    )

@@ -58,7 +58,7 @@ from accountant.storage.write.sender_quotas import (
 )
 from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
-from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name, unprintable
+from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, LONGEST_REFERENCE, is_epoch, is_name, unprintable
 
 LARGEST_SEQ = 2**53
 
@@ -232,7 +232,7 @@ def _names(holder: Holder) -> tuple[str, ...]:
 
 
 def _names_in(fact: PodFacts) -> Iterator[str]:
-    yield from (fact.uid, fact.namespace, fact.name, fact.node, fact.workload, fact.queue_ref)
+    yield from (fact.uid, fact.namespace, fact.name)
     for owner in fact.owners:
         yield from (owner.kind, owner.name, owner.uid)
 
@@ -308,7 +308,9 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
-    if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
+    references = (fact.node, fact.workload, fact.queue_ref)  # a job's node is a list of nodes
+    named = all(map(is_name, _names_in(fact))) and all(is_name(text, LONGEST_REFERENCE) for text in references)
+    if not named or unprintable([fact.labels, fact.requests]):
         return Fault("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
     if not in_range(fact):
         return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
