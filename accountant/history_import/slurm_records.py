@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 
 from agent.wire import PodFacts
 from gputally.base.units import MS_PER_SECOND
-from gputally.base.untrusted_text import UNDECODABLE, as_name
+from gputally.base.untrusted_text import LONGEST_REFERENCE, UNDECODABLE, as_name
 
 MOST_STEPS = 64
 """Maximum number of step names stored per job."""
@@ -108,10 +108,10 @@ class Reading:
 
 def facts(job: Job, observed_ms: int) -> PodFacts:
     """The facts in the ledger's form; `uid` is the number by which agents know the job."""
-    account, user = as_name(job.account, _LONGEST), as_name(job.user, _LONGEST)
-    labels = {"slurm/user": user, "slurm/partition": as_name(job.partition, _LONGEST)}
+    account, user = as_name(job.account), as_name(job.user)
+    labels = {"slurm/user": user, "slurm/partition": as_name(job.partition)}
     labels |= {
-        f"slurm/step.{as_name(step, _LONGEST_STEP)}": as_name(name, _LONGEST)
+        f"slurm/step.{as_name(step, _LONGEST_STEP)}": as_name(name)
         for step, name in list(job.steps.items())[:MOST_STEPS]
     }
     amounts = {"gres/gpu": job.gpus} | {f"gres/{kind}": count for kind, count in job.shares.items()}
@@ -119,8 +119,8 @@ def facts(job: Job, observed_ms: int) -> PodFacts:
         seq=0,
         uid=job.id,
         namespace=account,
-        name=as_name(job.name, _LONGEST),
-        node=job.nodes if as_name(job.nodes) == job.nodes else "",
+        name=as_name(job.name),
+        node=job.nodes if as_name(job.nodes, LONGEST_REFERENCE) == job.nodes else "",
         labels={key: value for key, value in labels.items() if value},
         workload=f"SlurmJob/{job.array or job.id}",
         queue_ref=f"slurm:{account}" if account else "",
@@ -134,8 +134,8 @@ def facts(job: Job, observed_ms: int) -> PodFacts:
     )
 
 
-_LONGEST, _LONGEST_STEP = 1000, 100
-"""Characters of a text that a user chose, and of a step's id."""
+_LONGEST_STEP = 100
+"""Characters of a step's id."""
 
 
 def read(raw: bytes, zone: ZoneInfo, needed: Sequence[str] = OF_JOBS) -> Reading:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
 
 NAMELESS = frozenset(
     {
-        "account", "capacity_type", "code", "gpu_model", "kind", "le", "node", "outcome", "pool", "quota", "reason", "region",
-        "result", "task", "version",
+        "account", "capacity_type", "code", "gpu_model", "kind", "le", "node", "outcome", "pool", "quota", "reason",
+        "region", "result", "task", "version",
     }
 )  # fmt: skip
 """Labels that never identify a team, user, namespace, queue or job."""

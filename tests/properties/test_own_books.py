@@ -97,7 +97,7 @@ def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], fac
 
 
 def _honest(minute: int, node: str, kind: Any) -> Batch:
-    """Build two minutes of the node's own GPU and holder; facts about a pod come with the first, and once more later."""
+    """Build two minutes of the node's own GPU and holder; facts of a pod come with the first, and once more later."""
     seq = 10 * minute + 11
     team = TEAMS[VICTIMS.index(node)]
     held = Holder(kind=kind, uid=UIDS[kind][node], namespace="" if kind == "slurm" else team, name="train-0")

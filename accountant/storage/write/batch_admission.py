@@ -155,8 +155,8 @@ def over_quota_numbers(cursor: Cursor, stream: Stream, seqs: Collection[int]) ->
     if not seqs:
         return set()
     holes = cursor.run(
-        "SELECT h.first_seq, h.last_seq FROM hole h JOIN stream s ON s.id = h.stream WHERE s.cluster = ? AND s.node = ? "
-        "AND s.epoch = ? AND h.reason = ? AND h.last_seq >= ? AND h.first_seq <= ?",
+        "SELECT h.first_seq, h.last_seq FROM hole h JOIN stream s ON s.id = h.stream "
+        "WHERE s.cluster = ? AND s.node = ? AND s.epoch = ? AND h.reason = ? AND h.last_seq >= ? AND h.first_seq <= ?",
         [*stream, OVER_QUOTA, min(seqs), max(seqs)],
     )
     return {seq for seq in seqs if any(first <= seq <= last for first, last in holes)}
