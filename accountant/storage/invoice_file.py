@@ -1,8 +1,10 @@
 """Reads a provider's invoice (FOCUS or AWS CUR, CSV or Parquet, also `.csv.gz`).
 
-A separate DuckDB database in memory, limited to 256 MB, reads the file. Amounts are exact decimals and never become
-floats. Rows are summed per kind of item, so a month of millions of lines becomes a few items. The columns of the file
-determine its format. Taxes are an item of their own, because they are not part of a GPU's price.
+A separate DuckDB database in memory, limited to 256 MB, sums the charges. Arrow reads CSV as a stream, and only the
+columns that count: users write into the others (tags, names, descriptions), and no text of theirs, such as a line end
+or a `#`, may change or lose a charge. Amounts are exact decimals and never become floats. Rows are summed per kind of
+item, so a month of millions of lines becomes a few items. The columns of the file determine its format. Taxes are an
+item of their own, because they are not part of a GPU's price.
 
 A charge belongs to the month that contains the middle of its charge period, because the provider's days and months are
 in UTC and the accountant's months may begin some hours earlier or later. A charge for more than a month (such as a year
@@ -14,13 +16,16 @@ PricingCategory, SkuId, SkuPriceDetails.InstanceType); AWS CUR data dictionary (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import pyarrow as pa
+import pyarrow.csv
 
 from accountant.storage.duckdb_engine import one_line
 from gputally.base.errors import AccountantError
@@ -46,7 +51,10 @@ class InvoiceItem:
 
 _FOCUS = {
     "tax": "{ChargeCategory}",
-    "instance": "coalesce(json_extract_string({SkuPriceDetails}, '$.InstanceType'), {SkuId}, {ServiceName})",
+    "instance": (
+        "coalesce(CASE WHEN json_valid({SkuPriceDetails}) "
+        "THEN json_extract_string({SkuPriceDetails}, '$.InstanceType') END, {SkuId}, {ServiceName})"
+    ),
     "region": "{RegionId}",
     "kind": "{PricingCategory}",
     "currency": "{BillingCurrency}",
@@ -74,24 +82,31 @@ _DAY_S: Final = 86_400
 _MONTH_S: Final = 32 * _DAY_S
 """No month is longer, even with a clock change."""
 _MODEST: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "256MB", "threads": 1}
-_CSV = "read_csv($path, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
-"""Set explicitly, because detection looks only at the first lines, and a comma or a quote may first appear in the last
-one."""
+_BLOCK_BYTES: Final = 8 * 2**20
+"""Part of a CSV file that is read at once; no line may be longer."""
 
 
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
     """Return the items of the charges that belong to [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
     if not path.is_file():
         raise InvoiceUnreadable(f"{path}: there is no such file")
-    source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV
+    bounds = {"start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}
     try:
         with duckdb.connect(config=_MODEST) as connection:
             connection.execute("SET TimeZone = 'UTC'")
             connection.execute("SET enable_progress_bar = false")  # DuckDB would print it into the command's output
-            described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
-            query = _query(path, {_plain(str(row[0])): str(row[0]) for row in described}, source)
-            bounds = {"path": str(path), "start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}
-            rows = connection.execute(query, bounds).fetchall()
+            if path.suffix == ".parquet":
+                source, given = "read_parquet($path)", {"path": str(path), **bounds}
+                described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
+                names = [str(row[0]) for row in described]
+            else:
+                source, given, names = "charges", dict(bounds), _csv(path).schema.names
+            query = _query(path, {_plain(name): name for name in names}, source)
+            if source == "charges":
+                connection.register(source, _csv(path, [name for name in names if _plain(name) in _COUNTED]))
+            rows = connection.execute(query, given).fetchall()
+    except pa.ArrowException as error:
+        raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
     except duckdb.Error as error:
         raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
     if any(not currency for _, _, _, currency, amount in rows if amount):
@@ -100,6 +115,21 @@ def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
         InvoiceItem(instance or "", region or "", _CAPACITY.get(kind or "", ""), currency or "", amount)
         for instance, region, kind, currency, amount in rows
     ]
+
+
+def _csv(path: Path, columns: Sequence[str] = ()) -> pa.RecordBatchReader:
+    """Open a CSV file with these columns, by default all, as texts. An empty text is null."""
+    return pyarrow.csv.open_csv(
+        str(path),
+        pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+        pyarrow.csv.ParseOptions(newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(
+            include_columns=columns,
+            column_types=dict.fromkeys(columns, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
 
 
 def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
@@ -140,3 +170,9 @@ def _filled(text: str, columns: Mapping[str, str]) -> str:
 def _plain(name: str) -> str:
     """Return the normal form of a column name: `lineItem/UnblendedCost` and `line_item_unblended_cost` are equal."""
     return "".join(char for char in name.lower() if char.isalnum())
+
+
+_COUNTED: Final = frozenset(
+    _plain(name) for fields in (_FOCUS, _CUR) for text in fields.values() for name in re.findall(r"{(\w+)}", text)
+)
+"""The columns that any query uses, in their normal form."""
