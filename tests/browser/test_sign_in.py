@@ -133,6 +133,31 @@ def test_a_person_comes_in_by_the_provider_and_leaves(site: PageContext) -> None
     assert len(site.login.asked) == 2
 
 
+def test_after_signing_out_the_back_button_shows_nothing(site: PageContext) -> None:
+    site.login.claims |= {"groups": ["platform"]}
+    page = site.open("/coverage")
+    page.goto(f"{site.url}/nodes", wait_until="networkidle")
+    site.login.refuse = True
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/signed-out")
+    for _ in range(2):
+        page.go_back(wait_until="networkidle")
+        assert "node-1" not in page.inner_text("body")
+        assert page.get_by_role("button", name="Sign out").count() == 0
+
+
+def test_five_restored_pages_all_come_back(site: PageContext) -> None:
+    site.login.claims |= {"groups": ["platform"]}
+    paths = ["/coverage", "/nodes", "/prices", "/jobs", "/decisions"]
+    pages = [site.context.new_page() for _ in paths]
+    for page, path in zip(pages, paths, strict=True):
+        page.evaluate("address => { location.href = address }", site.url + path)  # none waits for another
+    for page, path in zip(pages, paths, strict=True):
+        page.wait_for_url(site.url + path)
+        assert page.get_by_role("button", name="Sign out").is_visible()
+    assert [cookie["name"] for cookie in site.context.cookies()] == ["__Host-gputally"]
+
+
 def test_a_lead_sees_the_own_team_and_no_word_of_another(site: PageContext) -> None:
     site.login.claims |= {"groups": ["leads"]}
     page = site.open("/")

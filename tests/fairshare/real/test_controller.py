@@ -378,7 +378,7 @@ def test_a_dropped_connection_ends_no_term_and_leaves_nothing_behind_that_ends_t
         (first,) = until(leading, "nobody leads")
         for fault in (Fault.CUT, Fault.ANSWER_LOST, Fault.FAILED, Fault.CUT):
             for request in ("GET .*/dropped", "P.* .*/dropped"):
-                with proxy.spoiling(request, fault):
+                with proxy.spoiling(request, fault, 3):
                     until(lambda: not proxy.waiting, "no request comes")
                 renewals = len(proxy.seen)
                 until(lambda renewals=renewals: len(proxy.seen) > renewals + 6, "no request comes")
