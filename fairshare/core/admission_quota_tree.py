@@ -2,8 +2,8 @@
 
 The rules are Kueue's. A node lends its subtree's quota up to its lending limit, and keeps the rest for itself; without
 a limit it lends everything. It borrows quota that its siblings do not use, up to its borrowing limit. Work of a node
-first uses the quota that the node keeps. Use beyond that quota counts as use of the parent. The quotas of all resource
-flavors are added up; whether a single flavor has room is not checked.
+first uses the quota that the node keeps. Use beyond that quota counts as use of the parent. Each resource of each
+flavor has nodes and trees of its own, because no quota of one flavor serves another.
 
 Source: kubernetes-sigs/kueue ff69552e79ad, pkg/cache/scheduler/resource_node.go."""
 

@@ -195,6 +195,17 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """A quota by which the scheduler may admit a waiting workload.
+
+    pool: the node of the quota tree (`Quota`).
+    selector: the labels of the nodes on which the workload then runs."""
+
+    pool: str
+    selector: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Protection:
     """How long the scheduler itself protects a running workload after its start.
 
@@ -230,6 +241,8 @@ class Gang:
     checkpoint_ms: the time of its last checkpoint. Earlier work is saved.
     job: name of the object's owner, "" if it has none.
     pool: the node of the target's quota tree that admits it (`Quota`), "" if its scheduler has no quotas.
+    uses: the pools that it uses, each with its GPUs, if it uses several.
+    choices: the pools of which one must admit it while it waits, in the scheduler's order; empty for `pool` alone.
     core: uids of pods that are never surplus, if it matters which pods run and not only how many GPUs they have.
     topology: the topology level that all its pods must share, "" if none is required.
     protection: how long its scheduler protects it after its start; None if it does not.
@@ -255,6 +268,8 @@ class Gang:
     topology: str = ""
     protection: Protection | None = None
     may_claim_ms: int | None = None
+    uses: tuple[tuple[str, float], ...] = ()
+    choices: tuple[PoolChoice, ...] = ()
 
     @property
     def waits(self) -> float:

@@ -9,7 +9,7 @@ if enough GPUs are free in total. The placement does not predict where a schedul
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from math import fsum, inf
 
 from accountant.wire.policy_models import Policy, PreemptionPolicy
@@ -47,7 +47,8 @@ class Claim:
     pool: the node of the quota tree whose quota it needs, "" if its target admits work only by nodes.
     topology: the topology level that all its pods must share, "" for none.
     why: the reason of the call that requests the room, "" if the workload itself waits.
-    path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it."""
+    path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it.
+    alternatives: further pools of which one may admit it instead, each with its nodes."""
 
     key: str
     queue: str
@@ -62,6 +63,12 @@ class Claim:
     since_ms: int
     why: str
     path: tuple[str, ...] = ()
+    alternatives: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
+
+    @property
+    def variants(self) -> Sequence[Claim]:
+        """The claim for each pool that may admit it, in the scheduler's order."""
+        return (self, *(replace(self, pool=pool, nodes=nodes) for pool, nodes in self.alternatives))
 
     @property
     def claimant(self) -> Claimant:
@@ -70,7 +77,7 @@ class Claim:
     @property
     def requirements(self) -> Hashable:
         """A value that is equal for claims that differ only in their workload and waiting time."""
-        return (*astuple(self)[1:-3], self.why, self.path)
+        return (*astuple(self)[1:-4], self.why, self.path, self.alternatives)
 
     @property
     def called(self) -> bool:
@@ -178,21 +185,32 @@ def _waiting(rules: PreemptionPolicy, situation: PreemptionInputs) -> Sequence[C
 
 def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) -> Claim:
     key = gang.key
+    usable = situation.usable.get(key)
+    pools = [choice.pool for choice in gang.choices] or [gang.pool]
+    (pool, nodes), *others = ((pool, _both(usable, situation.pool_nodes.get(pool))) for pool in pools)
     return Claim(
         key,
         gang.queue,
         gang.waits,
         to_start(gang),
-        situation.usable.get(key),
+        nodes,
         gang.priority,
         gang.preemptible,
-        gang.pool,
+        pool,
         gang.topology,
         trigger,
         gang.created_ms if gang.created_ms is not None else situation.now_ms,
         why,
         gang.protection.path if gang.protection is not None else (),
+        tuple(others),
     )
+
+
+def _both(one: tuple[str, ...] | None, other: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the nodes in both; None stands for all nodes."""
+    if one is None or other is None:
+        return other if one is None else one
+    return tuple(sorted({*one} & {*other}))
 
 
 def named_by(gang: Gang, name: str) -> bool:
@@ -247,17 +265,8 @@ def preemption_inputs(
     for gang in known_gangs:
         selectors = {pod.selector for pod in gang.pods if not pod.node and pod.selector}
         if gang.waits > 0 and selectors:
-            usable[gang.key] = tuple(
-                sorted(
-                    node["metadata"]["name"]
-                    for node in nodes
-                    if all(
-                        (node["metadata"].get("labels") or {}).get(key) == value
-                        for selector in selectors
-                        for key, value in selector
-                    )
-                )
-            )
+            usable[gang.key] = _selected(nodes, selectors)
+    choices = {choice for gang in known_gangs for choice in gang.choices if choice.selector}
     return PreemptionInputs(
         now_ms,
         target,
@@ -268,6 +277,22 @@ def preemption_inputs(
         still_limiting(past, now_ms, policy.preemption.cool_down),
         tuple(calls),
         quotas=quotas,
+        pool_nodes={choice.pool: _selected(nodes, [choice.selector]) for choice in choices},
+    )
+
+
+def _selected(nodes: Sequence[Object], selectors: Collection[tuple[tuple[str, str | None], ...]]) -> tuple[str, ...]:
+    """Return the names of the nodes with all labels of all selectors."""
+    return tuple(
+        sorted(
+            node["metadata"]["name"]
+            for node in nodes
+            if all(
+                (node["metadata"].get("labels") or {}).get(key) == value
+                for selector in selectors
+                for key, value in selector
+            )
+        )
     )
 
 

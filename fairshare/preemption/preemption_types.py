@@ -75,7 +75,8 @@ class PreemptionInputs:
     vetoed: by workload, the reason why the cluster does not allow it to be stopped.
     calls_only: whether only `calls` may take GPUs.
     idle: pods that may not be using their GPUs; None if this was not queried.
-    quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes."""
+    quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes.
+    pool_nodes: the nodes of each pool that is not for all nodes."""
 
     now_ms: int
     target: str
@@ -89,6 +90,7 @@ class PreemptionInputs:
     calls_only: bool = False
     idle: Idleness | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    pool_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,6 +291,17 @@ class Search:
         return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} GPUs"
 
 
+def pool_uses(bundle: Bundle) -> Sequence[tuple[str, float]]:
+    """Return the pools whose quota a part uses, each with its GPUs."""
+    return bundle.gang.uses or ((bundle.gang.pool, bundle.gpus),)
+
+
+def _use(quotas: QuotaTree, bundle: Bundle, sign: int) -> None:
+    """Record the use of the quota by a part (1), or its end (-1)."""
+    for pool, gpus in pool_uses(bundle):
+        quotas.add_use(pool, sign * gpus)
+
+
 class _ClaimPlacement:
     """Tests whether a claim's pods fit on the nodes, and in the quota by which its target admits work."""
 
@@ -303,8 +314,8 @@ class _ClaimPlacement:
 
     def helped_by(self, part: Bundle) -> bool:
         """Return whether stopping the part can help: nodes lack room, or its quota is in the claim's tree."""
-        pool = self._claim.pool
-        if pool not in self._quotas or self._quotas.root(part.gang.pool) == self._quotas.root(pool):
+        pool, quotas = self._claim.pool, self._quotas
+        if pool not in quotas or any(quotas.root(used) == quotas.root(pool) for used, _ in pool_uses(part)):
             return True
         return not self._trial.fits()
 
@@ -312,13 +323,13 @@ class _ClaimPlacement:
         """Add a part that would be stopped."""
         self._parts[number] = bundle
         self._trial.add(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
-        self._quotas.add_use(bundle.gang.pool, -bundle.gpus)
+        _use(self._quotas, bundle, -1)
 
     def take_out(self, number: int) -> None:
         """Remove a part again, as if it had never been added."""
         bundle = self._parts.pop(number)
         self._trial.take_out(number)
-        self._quotas.add_use(bundle.gang.pool, bundle.gpus)
+        _use(self._quotas, bundle, 1)
 
     def fits(self, without: int | None = None) -> bool:
         """Return whether the claim fits. without: the number of a part that is left out."""
@@ -328,9 +339,9 @@ class _ClaimPlacement:
         if without is None:
             return self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
         left_out = self._parts[without]
-        self._quotas.add_use(left_out.gang.pool, left_out.gpus)
+        _use(self._quotas, left_out, 1)
         admitted = self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
-        self._quotas.add_use(left_out.gang.pool, -left_out.gpus)
+        _use(self._quotas, left_out, -1)
         return admitted
 
 
@@ -451,22 +462,29 @@ class _ClaimDecisions:
             denial = (
                 f"all of them within one {claim.topology}, which is not checked here: its scheduler makes room itself"
             )
-        if denial is None and self._placed(claim):
+        placed = next(filter(self._placed, claim.variants), None) if denial is None else None
+        if placed is not None:
             _add_allocation(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
-            state.quotas.add_use(claim.pool, claim.gpus)
+            state.quotas.add_use(placed.pool, claim.gpus)
             self._failed_searches.clear()
             return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
         denial = denial or refusal(claim, now, state.expected)
         if denial is not None:
             return _verdict(claim, "denied", f"{needs}, but {denial}"), False
-        known = self._failed_searches.get(claim.requirements) if claim.key not in self._candidates.parts else None
-        search = known or Search(self._policy, claim, self._candidates, state, self._situation.now_ms)
-        picks = search.cheapest() if known is None else None
-        if picks is None:
-            self._failed_searches[claim.requirements] = search
-            reason = f"{needs}, but {search.why_not()}"
-            return _verdict(claim, "denied", reason, spared=search.spared((), claim.key)), known is None
-        return self._granted(claim, needs, search, picks), True
+        failed: list[Search] = []
+        searched = False
+        for variant in claim.variants:
+            requirements = variant.requirements
+            known = self._failed_searches.get(requirements) if claim.key not in self._candidates.parts else None
+            search = known or Search(self._policy, variant, self._candidates, state, self._situation.now_ms)
+            picks = search.cheapest() if known is None else None
+            if picks is not None:
+                return self._granted(variant, needs, search, picks), True
+            self._failed_searches[requirements] = search
+            failed.append(search)
+            searched |= known is None
+        reason = f"{needs}, but {failed[0].why_not()}"
+        return _verdict(claim, "denied", reason, spared=failed[0].spared((), claim.key)), searched
 
     def _placed(self, claim: Claim) -> bool:
         """Return whether the claim fits without preemption, and reserve its room.
@@ -532,7 +550,7 @@ def _settle(
         if bundle.whole:
             state.taken.add(bundle.key)
         state.room.add(bundle.by_node)
-        state.quotas.add_use(bundle.gang.pool, -bundle.gpus)
+        _use(state.quotas, bundle, -1)
         state.budget.spend(preemption_record(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
         for accounts in (state.accounts, state.expected):
             _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)

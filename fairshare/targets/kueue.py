@@ -11,7 +11,8 @@ configured weight, because history would count twice. Without AFS Kueue does not
 the condition `Effective` reports. The statuses that Kueue's manager writes show whether it reads weights, and its
 configuration shows why.
 
-Kueue admits by quota. A Workload holds the GPUs for which it is admitted. A queue gets at most the quotas of its
+Kueue admits by quota, per resource of a flavor. A Workload holds the GPUs for which it is admitted, and waits for a
+flavor that serves it. The quotas of flavors are added up for a queue as a whole only. A queue gets at most those of its
 ClusterQueue and Cohorts (see `fairshare.core.admission_quota_tree`), even if the nodes have more GPUs.
 
 The controller writes a weight as fixed-point text, because Kueue refuses a JSON number that is not an integer. A weight
@@ -35,6 +36,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import fsum, inf
 from typing import Any
 
@@ -58,6 +60,7 @@ from fairshare.core.queues_and_weights import (
     Issue,
     Observation,
     Pod,
+    PoolChoice,
     Quota,
     Standing,
     TargetQueue,
@@ -177,7 +180,8 @@ LOCAL_QUEUES = tuple(
     Kind(f"{_GROUP}/{v}", "LocalQueue", "localqueues", namespaced=True) for v in ("v1beta2", "v1beta1")
 )
 WORKLOADS = tuple(Kind(f"{_GROUP}/{v}", "Workload", "workloads", namespaced=True) for v in ("v1beta2", "v1beta1"))
-KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS)
+FLAVORS = tuple(Kind(f"{_GROUP}/{v}", "ResourceFlavor", "resourceflavors") for v in ("v1beta2", "v1beta1"))
+KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS, *FLAVORS)
 QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
 LEAST = 1e-6
 """The smallest weight that Kueue distinguishes from zero."""
@@ -205,6 +209,7 @@ class KueueAdapter(Adapter):
             ObjectQuery(COHORTS),
             ObjectQuery(LOCAL_QUEUES),
             ObjectQuery(WORKLOADS),
+            ObjectQuery(FLAVORS),
             ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
@@ -221,7 +226,23 @@ class KueueAdapter(Adapter):
         live, unreadable = read_each(workloads, _live)
         nodes = _quotas(queues, cohorts, live if any(kind in seen for kind in WORKLOADS) else None)
         quotas = QuotaTree(nodes)
-        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, nodes, pods)
+        selectors = {
+            obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
+            for obj in _objects(seen, FLAVORS)
+        }
+        pools = {name: tuple(_gpu_quotas(obj)) for name, obj in queues.items()}
+        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods)
+        flavors = sorted(
+            {(each.flavor, each.resource) for each in chain(*pools.values(), *map(_gpu_quotas, cohorts.values()))}
+        )
+
+        def pools_of(obj: Object) -> list[str]:
+            """Return the quotas of a queue, one per flavor and resource."""
+            if obj["kind"] == "Cohort":
+                return [_pool(_title(obj), *flavor) for flavor in flavors]
+            name = obj["metadata"]["name"] if obj["kind"] == "ClusterQueue" else obj["spec"].get("clusterQueue", "")
+            return [_pool(f"ClusterQueue {name}", each.flavor, each.resource) for each in pools.get(name, ())]
+
         demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
@@ -233,7 +254,7 @@ class KueueAdapter(Adapter):
             static = _counts_history(obj, kind, queues, configuration)
             queue = target_queue(obj, kind, number, static=static, unset=UNSET)
             demand = demand_of.get(name, Standing(_reserved(obj), _reserved(obj)))
-            most = quotas.maximum(_pool(obj))
+            most = fsum(map(quotas.maximum, pools_of(obj))) if pools_of(obj) else inf
             return queue, Standing(
                 demand.requested,
                 demand.allocated,
@@ -247,7 +268,7 @@ class KueueAdapter(Adapter):
         weighted = {name: found.found[name] for name in known.queues}
         conditions = (
             _effective(policy, configuration, weighted, queues),
-            _in_sync(policy, owner, weighted, quotas, stopped),
+            _in_sync(policy, owner, weighted, nodes, pools_of, stopped),
         )
         evictions, of_evictions = read_each(workloads, _eviction_reader(gangs, owner))
         return replace(
@@ -256,7 +277,7 @@ class KueueAdapter(Adapter):
             gangs=gangs,
             evictions=tuple(evictions),
             quotas=nodes,
-            capacity=total_quota(quotas, map(_pool, weighted.values())),
+            capacity=_capacity(quotas, [pools_of(obj) for obj in weighted.values()]),
             unreadable=tuple(dict.fromkeys((*unreadable, *left_out, *of_evictions))),
         )
 
@@ -377,11 +398,14 @@ def _reserved(obj: Object) -> float:
     return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
 
 
-def _pool(obj: Object) -> str:
-    """Return the name of the quota by which Kueue admits a queue's work."""
-    if obj["kind"] == "LocalQueue":
-        return f"ClusterQueue {obj['spec'].get('clusterQueue', '')}"
-    return _title(obj)
+def _pool(title: str, flavor: str, resource: str) -> str:
+    """Return the name of a queue's quota of one resource of one flavor."""
+    return f"{title} ({flavor})" if resource == GPU else f"{title} ({flavor}, {resource})"
+
+
+def _capacity(quotas: QuotaTree, pools: Sequence[Sequence[str]]) -> float | None:
+    """Return the GPUs in the trees of all these pools; None if a queue has none."""
+    return total_quota(quotas, chain.from_iterable(pools)) if all(pools) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,12 +414,14 @@ class _Live:
 
     cluster_queue: the name of the ClusterQueue that admitted it; "" if none did.
     admitted: the GPUs for which it is admitted.
+    uses: these GPUs by flavor and resource; both are "" if the admission names no GPU.
     replaces: namespace/name of the Workload that it claims to replace; "" for none.
     owners: its namespace and the uids of its owners."""
 
     obj: Object
     cluster_queue: str
     admitted: float
+    uses: Mapping[tuple[str, str], float]
     replaces: str
     owners: tuple[str, frozenset[str]]
 
@@ -404,54 +430,98 @@ def _live(obj: Object) -> _Live | None:
     if _finished(obj):
         return None
     metadata = obj["metadata"]
+    uses = _admitted(obj)
     return _Live(
         obj,
         str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
-        _admitted(obj),
+        fsum(uses.values()),
+        uses,
         str(value_at(metadata, ("annotations", REPLACES)) or ""),
         (metadata.get("namespace", ""), frozenset(each["uid"] for each in metadata.get("ownerReferences") or ())),
     )
 
 
-def _quotas(
-    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[_Live] | None
-) -> dict[str, Quota]:
-    """Return the quota of every ClusterQueue that has a quota of GPUs, and of every Cohort, by name.
+@dataclass(frozen=True, slots=True)
+class _FlavorQuota:
+    """The quota of one GPU resource of one flavor, in GPUs. borrows, lends: UNLIMITED without a limit."""
 
-    workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
-    used: dict[str, list[float]] = {}
-    for each in workloads or ():
-        if each.cluster_queue:
-            used.setdefault(each.cluster_queue, []).append(each.admitted)
-    quotas: dict[str, Quota] = {}
-    for name, obj in queues.items():
-        if any(_gpu_quotas(obj)):
-            quotas[_title(obj)] = _quota(obj, _reserved(obj) if workloads is None else fsum(used.get(name, ())))
-    for obj in cohorts.values():
-        quotas[_title(obj)] = _quota(obj, 0.0)
-    return quotas
+    flavor: str
+    resource: str
+    nominal: float
+    borrows: float
+    lends: float
 
 
-def _gpu_quotas(obj: Object) -> Iterator[Mapping[str, Any]]:
-    """Yield the quotas of GPU resources of a ClusterQueue or Cohort, one per flavor and resource."""
+def _gpu_quotas(obj: Object) -> Iterator[_FlavorQuota]:
+    """Yield the quotas of GPUs of a ClusterQueue or Cohort, in the order in which Kueue tries the flavors."""
     for group in value_at(obj, ("spec", "resourceGroups")) or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
-                if str(resource.get("name")).startswith((GPU, "nvidia.com/mig-")):
-                    yield resource
+                name = str(resource.get("name"))
+                if _is_gpu(name):
+                    limits = (
+                        UNLIMITED if resource.get(key) is None else gpus({name: resource[key]})
+                        for key in ("borrowingLimit", "lendingLimit")
+                    )
+                    nominal = gpus({name: resource.get("nominalQuota")})
+                    yield _FlavorQuota(str(flavor.get("name")), name, nominal, *limits)
 
 
-def _quota(obj: Object, used: float) -> Quota:
-    def total(field: str) -> float:
-        return fsum(gpus({each["name"]: each.get(field)}) for each in resources)
+def _is_gpu(resource: str) -> bool:
+    return resource.startswith((GPU, "nvidia.com/mig-"))
 
-    def limit(field: str) -> float:
-        return total(field) if resources and all(each.get(field) is not None for each in resources) else UNLIMITED
 
-    resources = list(_gpu_quotas(obj))
+def _quotas(
+    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[_Live] | None
+) -> dict[str, Quota]:
+    """Return the quotas of every ClusterQueue and Cohort, one per flavor and resource, by the names of `_pool`.
+
+    workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
+    of_queues = {name: list(_gpu_quotas(obj)) for name, obj in queues.items()}
+    of_cohorts = {name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj)} for name, obj in cohorts.items()}
+    used: dict[tuple[str, str, str], list[float]] = {}
+    for each in workloads or ():
+        for (flavor, resource), amount in _known_uses(each, of_queues.get(each.cluster_queue, ())).items():
+            used.setdefault((each.cluster_queue, flavor, resource), []).append(amount)
+    quotas: dict[str, Quota] = {}
+    for name, obj in queues.items():
+        reserved = _reservations(obj) if workloads is None else {}
+        for quota in of_queues[name]:
+            key = (quota.flavor, quota.resource)
+            taken = reserved.get(key, 0.0) if workloads is None else fsum(used.get((name, *key), ()))
+            quotas[_pool(_title(obj), *key)] = _quota(obj, quota, taken)
+    flavors = {(quota.flavor, quota.resource) for found in of_queues.values() for quota in found}
+    for name, obj in cohorts.items():
+        for key in sorted({*flavors, *chain.from_iterable(of_cohorts.values())}):
+            own = of_cohorts[name].get(key, _FlavorQuota(*key, 0.0, UNLIMITED, UNLIMITED))
+            quotas[_pool(_title(obj), *key)] = _quota(obj, own, 0.0)
+    return quotas
+
+
+def _quota(obj: Object, own: _FlavorQuota, used: float) -> Quota:
     cohort = _cohort(obj)
-    parent = f"Cohort {cohort}" if cohort else ""
-    return Quota(parent, total("nominalQuota"), used, limit("borrowingLimit"), limit("lendingLimit"))
+    parent = _pool(f"Cohort {cohort}", own.flavor, own.resource) if cohort else ""
+    return Quota(parent, own.nominal, used, own.borrows, own.lends)
+
+
+def _known_uses(workload: _Live, quotas: Sequence[_FlavorQuota]) -> Mapping[tuple[str, str], float]:
+    """Return what an admitted Workload uses by flavor and resource. An admission that names no GPU resource, because
+    Kueue transforms it into another one, counts for the only GPU quota of the ClusterQueue, if it has just one."""
+    unknown = workload.uses.get(("", ""), 0.0)
+    known = {key: amount for key, amount in workload.uses.items() if key != ("", "")}
+    if unknown and len(quotas) == 1:
+        key = (quotas[0].flavor, quotas[0].resource)
+        known[key] = known.get(key, 0.0) + unknown
+    return known
+
+
+def _reservations(obj: Object) -> Mapping[tuple[str, str], float]:
+    """Return the reserved GPUs in a ClusterQueue's status, by flavor and resource."""
+    return {
+        (str(flavor.get("name")), str(resource["name"])): gpus({resource["name"]: resource.get("total")})
+        for flavor in value_at(obj, ("status", "flavorsReservation")) or ()
+        for resource in flavor.get("resources") or ()
+    }
 
 
 def condition_of(obj: Object, kind: str) -> Mapping[str, Any]:
@@ -469,11 +539,15 @@ def _gangs(
     workloads: Sequence[_Live],
     locals_: Mapping[str, Object],
     queues: Mapping[str, Object],
-    quotas: Mapping[str, Quota],
+    pools: Mapping[str, Sequence[_FlavorQuota]],
+    selectors: Mapping[str, tuple[tuple[str, str], ...]],
     pods: Sequence[Pod],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the Workloads that request GPUs and are not deactivated, sentences on stopped queues, and the Workloads
     that cannot be read.
+
+    pools: the quotas of GPUs of each ClusterQueue.
+    selectors: the node labels of each flavor.
 
     A Workload that waits in a stopped queue is left out; the sentence states how many GPUs wait there."""
     members = pods_by_gang(pods)
@@ -490,16 +564,15 @@ def _gangs(
 
     def read(obj: Object) -> Gang | None:
         key, spec = _full_name(obj), obj.get("spec") or {}
-        queue, pool = _queue_of(owner, locals_, obj)
+        queue, cluster_queue = _queue_of(owner, locals_, obj)
         if queue is None or spec.get("active") is False or key in gone:
             return None
         admitted = value_at(obj, ("status", "admission")) is not None
-        gang = _gang(live[key], queue.name, f"ClusterQueue {pool}", replaced_by.get(key))
+        gang = _gang(live[key], queue.name, replaced_by.get(key))
         if gang.requested <= 0:
             return None
-        if gang.pool not in quotas:
-            gang = replace(gang, pool="")
-        halt = None if admitted else _halt(obj, locals_, queues.get(pool))
+        gang = _with_pools(gang, live[key], cluster_queue, pools.get(cluster_queue, ()), selectors)
+        halt = None if admitted else _halt(obj, locals_, queues.get(cluster_queue))
         if halt is not None:
             waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
             return None
@@ -526,7 +599,51 @@ def _replaced(workload: _Live, live: Mapping[str, _Live]) -> _Live | None:
     )
 
 
-def _gang(workload: _Live, queue: str, pool: str, previous: _Live | None) -> Gang:
+def _with_pools(
+    gang: Gang,
+    workload: _Live,
+    cluster_queue: str,
+    quotas: Sequence[_FlavorQuota],
+    selectors: Mapping[str, tuple[tuple[str, str], ...]],
+) -> Gang:
+    """Return the gang with the quotas that it uses, or of which one must admit it."""
+    title = f"ClusterQueue {cluster_queue}"
+    if workload.cluster_queue:
+        uses = tuple(
+            (_pool(title, *key), amount) for key, amount in sorted(_known_uses(workload, quotas).items()) if amount > 0
+        )
+        return replace(gang, pool=uses[0][0] if uses else "", uses=uses if len(uses) > 1 else ())
+    choices = tuple(
+        PoolChoice(_pool(title, quota.flavor, quota.resource), selectors.get(quota.flavor, ()))
+        for quota in quotas
+        if _serves(workload.obj, quota.resource, dict(selectors.get(quota.flavor, ())))
+    )
+    return replace(gang, pool=choices[0].pool if choices else "", choices=choices)
+
+
+def _serves(workload: Object, resource: str, labels: Mapping[str, str]) -> bool:
+    """Return whether a flavor can serve all pod sets with GPUs: they request this resource, and no node selector of
+    theirs names another value of the flavor's labels.
+
+    Source: Kueue pkg/scheduler/flavorassigner, checkFlavorForPodSets."""
+    for pod_set in value_at(workload, ("spec", "podSets")) or ():
+        spec = value_at(pod_set, ("template", "spec")) or {}
+        if requested_gpus(spec) <= 0:
+            continue
+        if not any(
+            resource in (value_at(container, ("resources", kind)) or {})
+            for containers in ("containers", "initContainers")
+            for container in spec.get(containers) or ()
+            for kind in ("limits", "requests")
+        ):
+            return False
+        selector = spec.get("nodeSelector") or {}
+        if any(labels.get(key, value) != value for key, value in selector.items()):
+            return False
+    return True
+
+
+def _gang(workload: _Live, queue: str, previous: _Live | None) -> Gang:
     """Read one Workload. previous: the Workload that it will replace; None for none.
 
     A partially admitted Workload requests only the GPUs for which it is admitted. The next Workload of an elastic job
@@ -560,7 +677,6 @@ def _gang(workload: _Live, queue: str, pool: str, previous: _Live | None) -> Gan
         millis(admission.get("lastTransitionTime")) if admission.get("status") == "True" else None,
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),
-        pool=pool,
         topology=next((level for each in sets if (level := value_at(each, ("topologyRequest", "required")))), ""),
     )
 
@@ -585,20 +701,30 @@ def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts) -> float:
     return min(count, left) * requested_gpus(value_at(pod_set, ("template", "spec")) or {})
 
 
-def _admitted(workload: Object) -> float:
-    """Return the GPUs for which a Workload is admitted, without those of completed pods.
+def _admitted(workload: Object) -> Mapping[tuple[str, str], float]:
+    """Return the GPUs for which a Workload is admitted, without those of completed pods, by flavor and resource; both
+    are "" where the admission names no GPU resource.
 
     For each pod set these are the admitted number of pods times a pod's request. The amounts in the admission itself
-    count other resources if Kueue transforms GPUs into them."""
+    count other resources if Kueue transforms GPUs into them; they only divide the GPUs among several flavors."""
     done = _done(workload)
     sets = {each.get("name"): each for each in value_at(workload, ("spec", "podSets")) or ()}
-    held = []
+    held: dict[tuple[str, str], float] = {}
     for assignment in value_at(workload, ("status", "admission", "podSetAssignments")) or ():
         pod_set = sets.get(assignment.get("name"), {})
         pods = _count(assignment) if assignment.get("count") is not None else _count(pod_set)
         left = max(0, pods - done.get(assignment.get("name"), 0))
-        held.append(left * requested_gpus(value_at(pod_set, ("template", "spec")) or {}))
-    return fsum(held)
+        amount = left * requested_gpus(value_at(pod_set, ("template", "spec")) or {})
+        usage = assignment.get("resourceUsage") or {}
+        flavors = {name: str(flavor) for name, flavor in (assignment.get("flavors") or {}).items() if _is_gpu(name)}
+        parts = {name: gpus({name: usage.get(name)}) for name in flavors}
+        whole = fsum(parts.values())
+        for name, flavor in flavors.items():
+            part = parts[name] / whole if whole > 0 else 1 / len(flavors)
+            held[flavor, name] = held.get((flavor, name), 0.0) + amount * part
+        if not flavors and amount:
+            held["", ""] = held.get(("", ""), 0.0) + amount
+    return held
 
 
 def _queue_of(
@@ -638,12 +764,16 @@ def _in_sync(
     policy: Policy,
     owner: Mapping[str, QueuePolicy],
     weighted: Mapping[str, Object],
-    quotas: QuotaTree,
+    nodes: Mapping[str, Quota],
+    pools_of: Callable[[Object], Sequence[str]],
     stopped: Sequence[str],
 ) -> Condition:
-    """Return the condition `InSync`: whether quotas, limits and Cohorts of Kueue match the policy.
+    """Return the condition `InSync`: whether quotas, limits and Cohorts of Kueue match the policy. Quotas of several
+    flavors add up to the policy's.
 
-    weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas."""
+    weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas.
+    nodes: all quotas. pools_of: returns the names of a queue's own."""
+    quotas = QuotaTree(nodes)
     differing: list[str] = []
     unknown: list[str] = []
     cohorts_below: dict[str | None, dict[str, list[str]]] = {}
@@ -651,17 +781,17 @@ def _in_sync(
         obj = weighted.get(queue.name)
         if obj is None or obj["kind"] == "LocalQueue":
             continue
-        pool, cohort = _pool(obj), _cohort(obj)
+        pools, cohort = [pool for pool in pools_of(obj) if pool in quotas], _cohort(obj)
         parent = owner.get(f"{COHORT_PREFIX}:{cohort}") if cohort else None
         pairs: list[tuple[str, object, object]] = []
-        if pool in quotas:
-            most, quota = quotas.maximum(pool), _quota(obj, 0.0)
-            pairs.append(("quota", quotas.subtree_quota(pool), queue.deserved))
-            limit = most if not cohort or quota.borrows != UNLIMITED else UNLIMITED
+        if pools:
+            bounded = all(nodes[pool].borrows != UNLIMITED for pool in pools)
+            pairs.append(("quota", fsum(map(quotas.subtree_quota, pools)), queue.deserved))
+            limit = fsum(map(quotas.maximum, pools)) if not cohort or bounded else UNLIMITED
             if cohort or queue.limit != UNLIMITED:
                 pairs.append(("limit", limit, queue.limit))
         else:
-            unknown.append(pool)
+            unknown.append(_title(obj))
         if parent is not None or any(ref.startswith(f"{COHORT_PREFIX}:") for ref in _refs(policy, queue.parent)):
             pairs.append(("parent", parent.name if parent else cohort or None, queue.parent))
         elif cohort:

@@ -89,6 +89,7 @@ _FAIRSHARE = (
     *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
     *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
     *_every("scheduling.run.ai scheduling.volcano.sh", "podgroups", "list"),
+    *_every("kueue.x-k8s.io", "resourceflavors", "list"),
     *_every("kueue.x-k8s.io", "workloads", "get list"),
     *_every("batch.volcano.sh", "jobs", "get list"),
     *_every("core", "pods", "get list watch"),

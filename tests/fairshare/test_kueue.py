@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
@@ -14,14 +15,17 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
-from fairshare.core.queues_and_weights import Issue, Quota, TargetQueue
+from fairshare.core.queues_and_weights import Entitlement, Issue, Quota, TargetQueue
+from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.victim_selection import decide
 from fairshare.targets import KINDS
 from fairshare.targets.kueue import (
     ADMISSION_LINES,
     CLUSTER_QUEUES,
     COHORTS,
+    FLAVORS,
     LOCAL_QUEUES,
     WORKLOADS,
     Configuration,
@@ -34,7 +38,7 @@ from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Kind, fixed_point, quantity
 from tests.fairshare.builders import node_object, object_of, policy_of
-from tests.fairshare.conftest import Make
+from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition, reasons_of
 from tests.fairshare.scheduler_objects import ALIASES, V1BETA1, V1BETA2, configured
 
@@ -696,3 +700,91 @@ def test_what_is_booked_and_given_back_leaves_no_trace(acts: list[tuple[str, int
     for name, gpus in reversed(acts):
         quotas.add_use(name, -gpus)
     assert {name: quotas.free(name) for name in "abcxy"} == before
+
+
+def _flavored(name: str, **quotas: int) -> dict[str, Any]:
+    """Build a ClusterQueue of the Cohort `ml` with quotas by flavor."""
+    flavors = [
+        {"name": flavor, "resources": [{"name": GPU, "nominalQuota": str(quota)}]} for flavor, quota in quotas.items()
+    ]
+    groups = [{"coveredResources": [GPU], "flavors": flavors}]
+    return object_of(CLUSTER_QUEUES[0], name, {"cohortName": "ml", "resourceGroups": groups}, {"conditions": [ACTIVE]})
+
+
+def _held(name: str, queue: str, flavor: str, gpus: int) -> dict[str, Any]:
+    workload = _admitted(_workload(name, queue, 1, gpus), 1, {GPU: str(gpus)})
+    admission = workload["status"]["admission"]
+    admission["clusterQueue"] = queue
+    admission["podSetAssignments"][0]["flavors"] = {GPU: flavor}
+    return workload
+
+
+FLAVORED = policy_of(
+    [
+        {"name": name, "deserved": quota, "refs": [f"kueue:{name}", f"kueue:ns/{name}"]}
+        for name, quota in {"a": 4, "b": 8, "c": 4}.items()
+    ],
+    targets={"kueue": {"apply": "enforce"}},
+    preemption={"mode": "enforce", "wait": 0, "min_runtime": 0},
+)
+FLAVOR_OBJECTS = [
+    object_of(FLAVORS[0], "h100", {"nodeLabels": {"gpu": "h100"}}),
+    object_of(FLAVORS[0], "a100", {"nodeLabels": {"gpu": "a100"}}),
+]
+CARDS = [node_object(name, 8, labels={"gpu": name}) for name in ("h100", "a100")]
+
+
+def _locals(*names: str) -> list[dict[str, Any]]:
+    return [object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in names]
+
+
+def _verdicts(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the verdict on each waiting Workload, with equal shares of 8 GPUs for every queue."""
+    found = look_at(
+        KueueAdapter(), FLAVORED, MemoryCluster(KINDS, [*objects, *FLAVOR_OBJECTS, *_locals("a", "b", "c")])
+    )
+    shares = [Entitlement(name, None, 8.0, 8.0, 0.0, 8.0, 0.0, 8.0) for name in "abc"]
+    inputs = preemption_inputs(FLAVORED, "kueue", found.gangs, shares, CARDS, (), NOW_MS, quotas=found.quotas)
+    return {verdict.claimant: verdict for verdict in decide(FLAVORED, inputs)}
+
+
+def test_a_quota_of_one_flavor_serves_no_other() -> None:
+    """a borrows the h100 of c. b waits for an a100 that is not free, and no h100 makes room for it."""
+    queues = [_flavored("a", h100=4), _flavored("b", a100=8), _flavored("c", h100=4)]
+    held = [*(_held(f"big-{i}", "a", "h100", 4) for i in range(2)), _held("own", "b", "a100", 4)]
+    verdicts = _verdicts([*queues, *held, _workload("more", "b", 1, 8)])
+    assert verdicts["Workload/ns/more"].outcome == "denied"
+    verdicts = _verdicts([*queues, *held, _workload("back", "c", 1, 4)])
+    (victim,) = verdicts["Workload/ns/back"].victims
+    assert victim.gang.name.startswith("big")
+    verdicts = _verdicts([*queues, *held, _workload("fits", "b", 1, 4)])
+    assert verdicts["Workload/ns/fits"].outcome == "room"
+
+
+def test_a_workload_takes_the_first_flavor_that_serves_it() -> None:
+    queues = [_flavored("a", h100=4, a100=4), _flavored("b", h100=4)]
+    waits = _workload("waits", "a", 1, 4)
+    picky = copy.deepcopy(waits)
+    picky["spec"]["podSets"][0]["template"]["spec"]["nodeSelector"] = {"gpu": "a100"}
+    for workload, wanted in ((waits, ["h100", "a100"]), (picky, ["a100"])):
+        found = look_at(
+            KueueAdapter(), FLAVORED, MemoryCluster(KINDS, [*queues, *FLAVOR_OBJECTS, *_locals("a"), workload])
+        )
+        (gang,) = found.gangs
+        assert [choice.pool for choice in gang.choices] == [f"ClusterQueue a ({flavor})" for flavor in wanted]
+        assert [dict(choice.selector)["gpu"] for choice in gang.choices] == wanted
+    verdicts = _verdicts([*queues, _held("h", "a", "h100", 4), _held("o", "b", "h100", 4), waits])
+    assert verdicts["Workload/ns/waits"].outcome == "room"  # in the other flavor
+
+
+def test_shares_are_bounded_by_each_flavor_for_itself() -> None:
+    """In one Cohort a has 8 h100 and b 8 a100: neither can borrow, and c has 2 of each beside their lent 16."""
+    queues = [_flavored("a", h100=8), _flavored("b", a100=8), _flavored("c", h100=2, a100=2)]
+    held = [_held("x", "a", "h100", 3), _held("y", "c", "a100", 2), _held("z", "c", "h100", 1)]
+    found = look_at(KueueAdapter(), FLAVORED, MemoryCluster(KINDS, [*queues, *FLAVOR_OBJECTS, *_locals("a"), *held]))
+    assert {name: standing.most for name, standing in found.standings.items()} == {"a": 10, "b": 10, "c": 20}
+    assert found.capacity == 20
+    used = {name: quota.used for name, quota in found.quotas.items() if quota.used}
+    assert used == {"ClusterQueue a (h100)": 3, "ClusterQueue c (a100)": 2, "ClusterQueue c (h100)": 1}
+    alone = look_at(KueueAdapter(), FLAVORED, MemoryCluster(KINDS, queues[:2]))
+    assert {name: standing.most for name, standing in alone.standings.items()} == {"a": 8, "b": 8}
