@@ -139,14 +139,31 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
     return as_name(uuid, _LONGEST), int(instance) if known else None
 
 
-def labelled_pod(labels: Labels) -> PodName | None:
-    """The pod that a series of dcgm-exporter names; None if there is none, or if its name or container is that of the
-    exporter itself."""
+def labelled_pod(labels: Labels, exporters: str | None = None) -> PodName | None:
+    """The pod that a series of dcgm-exporter names; None if there is none, or if it is the exporter itself.
+
+    exporters: the namespace of the exporters. A pod of another namespace that has their name is a user's; None if the
+    namespace is not known."""
     name = pod_of(labels)
-    renamed = "exported_pod" in labels or "exported_pod_name" in labels
-    if not name[1] or (not renamed and (_EXPORTER.search(name[1]) or _EXPORTER.search(labels.get("container", "")))):
+    if not name[1] or (_has_exporters_name(labels) and exporters in (None, name[0])):
         return None
     return name
+
+
+def _has_exporters_name(labels: Labels) -> bool:
+    if "exported_pod" in labels or "exported_pod_name" in labels:
+        return False
+    return any(_EXPORTER.search(text) for text in (of(labels, "pod"), labels.get("container", "")))
+
+
+def _namespace_of_exporters(every: Iterable[Labels]) -> str | None:
+    """The namespace with the most pods that have an exporter's name: an exporter runs on every node with GPUs."""
+    pods: dict[str, set[str]] = {}
+    for labels in every:
+        if _has_exporters_name(labels):
+            namespace, pod = pod_of(labels)
+            pods.setdefault(namespace, set()).add(pod)
+    return max(pods, key=lambda namespace: (len(pods[namespace]), namespace), default=None)
 
 
 def resource(text: str) -> str:
@@ -441,9 +458,11 @@ def _tracks(
 
 def _labelled(seen: Observed) -> dict[str, dict[tuple[int | None, PodName], set[int]]]:
     found: dict[str, dict[tuple[int | None, PodName], set[int]]] = {}
-    for table in (seen.busy, seen.memory, seen.power):
+    tables = (seen.busy, seen.memory, seen.power)
+    exporters = _namespace_of_exporters(one.labels for table in tables for one in table)
+    for table in tables:
         for one in table:
-            place, pod = device_of(one.labels), labelled_pod(one.labels)
+            place, pod = device_of(one.labels), labelled_pod(one.labels, exporters)
             if place is not None and pod is not None:
                 found.setdefault(place[0], {}).setdefault((place[1], pod), set()).update(one.cells(seen.grid))
     return found

@@ -182,6 +182,13 @@ def test_without_kube_state_metrics_a_labelled_gpu_is_a_held_one():
     assert [fact.uid for fact in node.facts] == ["imported:vision/a"]
 
 
+def test_a_pod_that_a_user_named_like_the_exporter_holds_its_gpu():
+    exporters = [{"pod": f"dcgm-exporter-{n}", "namespace": "gpu", "container": "exporter"} for n in range(2)]
+    of_user = {"pod": "my-dcgm-exporter", "namespace": "vision", "container": "dcgm-exporter"}
+    busy = (gpu(0, **exporters[0]), gpu(1, Hostname="n2", **exporters[1]), gpu(2, **of_user))
+    assert held(seen(nodes=(), busy=busy))[0] == {("my-dcgm-exporter", "GPU-2"): 60}
+
+
 def test_without_an_exporter_a_node_has_what_it_offers():
     offered = (
         ({"node": "n1", "resource": "nvidia_com_gpu"}, 4.0),
