@@ -60,8 +60,6 @@ _OTHER_WORD = re.compile(
 )
 """A word that says that a resource is no GPU, even if another word says so: a limit, a network device, a channel."""
 _LIMITS: Final = {"gpumem": "memory", "gpumem.percentage": "memory percent", "gpucores": "cores"}
-_LONGEST: Final = 400
-"""Characters of one name: two of them, with a kind in front, are a name in the ledger."""
 _KEPT = QUEUE_KEYS | JOB_LABELS
 
 
@@ -121,7 +119,7 @@ def of(labels: Labels, name: str) -> str:
     """A label by its own name, an older name, or with the prefix `exported_`."""
     for known in (name, *_OLD_NAMES.get(name, ())):
         if value := labels.get(f"exported_{known}") or labels.get(known):
-            return as_name(value, _LONGEST)
+            return as_name(value)
     return ""
 
 
@@ -136,7 +134,7 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
     if not uuid:
         return None
     known = instance.isascii() and instance.isdigit() and len(instance) <= 4
-    return as_name(uuid, _LONGEST), int(instance) if known else None
+    return as_name(uuid), int(instance) if known else None
 
 
 def labelled_pod(labels: Labels, exporters: str | None = None) -> PodName | None:
@@ -328,7 +326,7 @@ def _containers(
 
 def makeshift_uid(pod: PodName) -> str:
     """A uid for a pod whose uid is not recorded."""
-    return f"imported:{pod[0]}/{pod[1]}"
+    return as_name(f"imported:{pod[0]}/{pod[1]}")
 
 
 _NODE_LABELS = ("Hostname", "hostname", "node", "exported_node", "kubernetes_node", "instance")
@@ -402,7 +400,7 @@ def _device(
     grid: TimeGrid,
     node: str,
 ) -> Device:
-    model = as_name(next((labels["modelName"] for labels in about if labels.get("modelName")), ""), _LONGEST)
+    model = as_name(next((labels["modelName"] for labels in about if labels.get("modelName")), ""))
     profiles = {place[1]: labels.get("GPU_I_PROFILE", "") for labels in about if (place := device_of(labels))}
     slices = [
         made
@@ -478,7 +476,7 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
             if pod in nodes_of:
                 votes[nodes_of[pod]] += 1
     carried = [
-        as_name(labels[key].rpartition(":")[0] or labels[key], _LONGEST)
+        as_name(labels[key].rpartition(":")[0] or labels[key])
         for labels in about
         for key in _NODE_LABELS
         if key in labels
@@ -496,7 +494,7 @@ def assumed_devices(
 ) -> list[Device]:
     """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
     node's."""
-    model = as_name(labels.get("label_nvidia_com_gpu_product", ""), _LONGEST)
+    model = as_name(labels.get("label_nvidia_com_gpu_product", ""))
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
     each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1
     needed = {one.resource: 0 for one in containers}
