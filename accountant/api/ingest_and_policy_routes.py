@@ -380,6 +380,12 @@ class DecisionParams(SpanParams):
         description="Only decisions of this cluster's controller, and of controllers without a cluster name.",
     )
     limit: int = Field(default=1_000, ge=1, le=MOST_DECISIONS, description="Decisions, newest first.")
+    before: str | None = Field(
+        default=None,
+        max_length=500,
+        description="For the next page: `CLUSTER/ID` (`ID` without a cluster) of the last decision of this page, with "
+        "`end` one millisecond after its `at_ms`. Of that millisecond, only the decisions that follow it are returned.",
+    )
 
 
 @decision_router.post(
@@ -400,5 +406,11 @@ def decisions(params: Annotated[DecisionParams, Query()], deps: AppDeps, princip
     # "Until now" includes decisions of the current millisecond.
     start, end, _ = params.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
     return deps.ledger.decisions(
-        start, end, params.limit, kind=params.kind, subject=params.subject, cluster=params.cluster
+        start,
+        end,
+        params.limit,
+        kind=params.kind,
+        subject=params.subject,
+        cluster=params.cluster,
+        before=params.before,
     )

@@ -9,6 +9,7 @@ request on. `token revoke` deletes only the lines of the entry; comments and oth
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -175,20 +176,16 @@ def restore(
 
     if source is None and archive is None:
         raise typer.BadParameter("give --from BACKUP, --archive PLACE, or both")
-    if source is not None:
-        folder, _, file = source.rpartition("/")
-        store = open_store(folder or ".", ObjectStorage(secrets=object_storage), ledger.parent)
-        backups.restore(store, file, ledger)
-    elif ledger.exists():
-        raise backups.NoBackup(f"{ledger}: a ledger exists at this path: move it away, or restore to another path")
-    clock = SystemClock()
-    restored = open_ledger(ledger, clock, archive=_store(archive, object_storage, ledger.parent))
-    try:
-        start, end = restored.extent()
-        imbalance = restored.examine(start, end)
-        newest = restored.trail(restored.last_act() - 1, 1)
-    finally:
-        restored.close()
+    with backups.restoring(ledger) as built:
+        if source is not None:
+            folder, _, file = source.rpartition("/")
+            store = open_store(folder or ".", ObjectStorage(secrets=object_storage), ledger.parent)
+            backups.restore(store, file, built)
+        parts = _store(archive, object_storage, ledger.parent)
+        with closing(open_ledger(built, SystemClock(), archive=parts)) as restored:
+            start, end = restored.extent()
+            imbalance = restored.examine(start, end)
+            newest = restored.trail(restored.last_act() - 1, 1)
     act = newest[0] if newest else None
     record = {
         "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": imbalance.total_us,

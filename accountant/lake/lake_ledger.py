@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -390,6 +391,7 @@ class LakeLedger:
         subject: str | None = None,
         gang: Collection[str] | None = None,
         cluster: str | None = None,
+        before: str | None = None,
     ) -> list[Decision]:
         """Decisions, newest first; see accountant.ledger.protocols.Ledger.decisions."""
         query = (
@@ -402,11 +404,13 @@ class LakeLedger:
                 query = query.where(_among(name, {value}))
         if cluster is not None:
             query = query.where(_among("cluster", {cluster, ""}))
-        rows = sorted(self._list(query, start_ms, end_ms), key=lambda row: (row["at_ms"], row["id"]), reverse=True)
+        found = [Decision.model_validate_json(row["decision"]) for row in self._list(query, start_ms, end_ms)]
         if gang is not None:
             named = tuple(gang)  # after the kind of the subject, as in the ledger's query
-            rows = [row for row in rows if json.loads(row["decision"])["subject"].partition("/")[2].startswith(named)]
-        return [Decision.model_validate_json(row["decision"]) for row in rows[:limit]]
+            found = [one for one in found if one.subject.partition("/")[2].startswith(named)]
+        if before is not None:
+            found = [one for one in found if one.at_ms < end_ms - 1 or one.key < before]
+        return sorted(found, key=attrgetter("at_ms", "key"), reverse=True)[:limit]
 
     def extent(self) -> tuple[int, int]:
         return self.status.first_ms, self.status.newest_ms

@@ -541,13 +541,16 @@ class Ledger(Questions, Protocol):
         subject: str | None = None,
         gang: Collection[str] | None = None,
         cluster: str | None = None,
+        before: str | None = None,
     ) -> list[Decision]:
-        """Returns decisions, newest first.
+        """Returns decisions, newest first, and those of one millisecond by descending key.
 
         kind, subject: only those with this value.
         gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these `namespace/name` of
             pods or workloads.
-        cluster: only those of this cluster's controller, or of a controller that names no cluster."""
+        cluster: only those of this cluster's controller, or of a controller that names no cluster.
+        before: of the last millisecond before `end_ms`, only those with a lower key (`Decision.key`). With the last
+            decision of an answer, its key and the end of its millisecond give the decisions that follow."""
         ...
 
     def checkpoint(self) -> None: ...

@@ -8,6 +8,7 @@ a volume of its own rebuilds the ledger from the newest backup and the archive i
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ def take_over(settings: Settings, clock: Clock) -> Backup | None:
         archive = Archive(open_store(settings.archive.to, settings.object_storage, settings.data))
         if _parts_of(ledger, clock) >= archive.newest():
             return None
-        _set_aside(ledger)
+    _set_aside(ledger)
     store = open_store(settings.backups_to, settings.object_storage, settings.data)
     found = backups.list_backups(store)
     return backups.restore(store, f"{found[0].name}.duckdb", ledger) if found else None
@@ -174,9 +175,12 @@ def _parts_of(ledger: Path, clock: Clock) -> int:
 
 
 def _set_aside(ledger: Path) -> None:
-    """Moves the ledger to the folder `set-aside`, for inspection, and replaces an older one there. Agents send records
-    again that only this ledger has."""
+    """Moves the ledger with its log to the folder `set-aside`, for inspection, and removes an older one there. Agents
+    send records again that only this ledger has. Without a ledger, moves what an earlier call left when it was
+    killed."""
     aside = ledger.parent / "set-aside"
-    aside.mkdir(exist_ok=True)
-    for place in sorted(ledger.parent.glob(f"{ledger.name}*")):
+    if ledger.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+    for place in sorted(ledger.parent.glob(f"{ledger.name}*")):  # the ledger first
+        aside.mkdir(exist_ok=True)
         place.replace(aside / place.name)

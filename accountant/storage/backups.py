@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,6 +19,7 @@ from typing import Final, Protocol
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.core.periods import utc
 from accountant.storage.crash_recovery import block_copy_path
+from accountant.storage.duckdb_engine import lock_ledger
 from accountant.storage.folder_or_object_store import FileStore, sha256
 from gputally.base import atomic_file
 from gputally.base.errors import AccountantError
@@ -145,6 +147,44 @@ def prune(store: FileStore, keep: int) -> list[Backup]:
     return removed
 
 
+@contextmanager
+def restoring(ledger: Path) -> Iterator[Path]:
+    """Yield the path at which to build a ledger, in a folder of its own, and give the closed file its name when the
+    block ends. So a file with a ledger's name is complete, also if the process is killed. Ledger and folder are locked.
+
+    Raises NoBackup if a ledger exists, LedgerLocked if another process uses it or restores it."""
+    with closing(lock_ledger(ledger)), _reachable(ledger.parent):
+        _refuse_existing(ledger)
+        folder = ledger.with_name(f".{ledger.name}.restoring")
+        shutil.rmtree(folder, ignore_errors=True)  # of a restoring that was killed
+        folder.mkdir()
+        built = folder / ledger.name
+        try:
+            yield built
+            if _log_of(built).exists() and _log_of(built).stat().st_size:
+                raise LedgerUnavailable(f"{ledger}: the ledger could not be written completely: free some space")
+            _put_in_place(built, ledger)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _log_of(ledger: Path) -> Path:
+    return ledger.with_name(ledger.name + ".wal")
+
+
+def _refuse_existing(ledger: Path) -> None:
+    if ledger.exists() or _log_of(ledger).exists():
+        raise NoBackup(f"{ledger}: a ledger exists at this path: move it away, or restore to another path")
+
+
+def _put_in_place(complete: Path, ledger: Path) -> None:
+    """Give a complete file the name of the ledger."""
+    atomic_file.sync(complete)
+    block_copy_path(ledger).unlink(missing_ok=True)  # saved blocks of an earlier ledger at this path
+    os.link(complete, ledger)  # unlike rename, link fails if a ledger was created meanwhile
+    atomic_file.sync(ledger.parent)
+
+
 def restore(store: FileStore, file: str, ledger: Path) -> Backup:
     """Restore a backup (its .duckdb file in the store) to a path where no ledger exists, and verify it.
 
@@ -152,8 +192,7 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
     note = f"{file.removesuffix('.duckdb')}.json"
     if not store.exists(file) or not store.exists(note):
         raise NoBackup(f"{store}/{file}: not a backup: name a .duckdb file that has its .json file beside it")
-    if ledger.exists() or ledger.with_name(ledger.name + ".wal").exists():
-        raise NoBackup(f"{ledger}: a ledger exists at this path: move it away, or restore to another path")
+    _refuse_existing(ledger)
     backup = _read(store, note)
     fresh = ledger.with_name(f".{ledger.name}.restoring")
     with _reachable(ledger.parent):
@@ -166,10 +205,7 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
                 raise LedgerDamaged(
                     f"{store}/{file}: damaged since it was made on {day} (its SHA-256 differs): use another backup"
                 )
-            atomic_file.sync(fresh)
-            block_copy_path(ledger).unlink(missing_ok=True)  # saved blocks of an earlier ledger at this path
-            os.link(fresh, ledger)  # unlike rename, link fails if a ledger was created meanwhile
-            atomic_file.sync(ledger.parent)
+            _put_in_place(fresh, ledger)
         finally:
             fresh.unlink(missing_ok=True)
     return backup

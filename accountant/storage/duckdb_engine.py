@@ -192,7 +192,7 @@ class Database:
     def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
         self.path = path
         self._wal = path.with_name(path.name + ".wal")
-        self._lock = _lock(path)
+        self._lock = lock_ledger(path)
         try:
             if not path.exists():
                 _create(path)
@@ -330,7 +330,7 @@ def _create(path: Path) -> None:
     sync(path.parent)
 
 
-def _lock(path: Path) -> IO[bytes]:
+def lock_ledger(path: Path) -> IO[bytes]:
     """Lock `path` against every other process, and against a second opening in this one.
 
     Raises LedgerLocked if it is locked already; LedgerUnavailable if it cannot be locked."""

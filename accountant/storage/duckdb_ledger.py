@@ -650,10 +650,11 @@ class DuckLedger(Offsite):
         subject: str | None = None,
         gang: Collection[str] | None = None,
         cluster: str | None = None,
+        before: str | None = None,
     ) -> list[Decision]:
         with self._snapshot() as (cursor, _):
             return inventory_and_journal_tables.read_decisions(
-                cursor, start_ms, end_ms, limit, kind, subject, gang, cluster
+                cursor, start_ms, end_ms, limit, kind, subject, gang, cluster, before
             )
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:

@@ -98,6 +98,7 @@ class Transactions:
         """Roll up finished hours, write the log into the file, and update the marks `_checkpointed`."""
         with self._writing:
             if self._database.wal_bytes() == 0:
+                self._checkpointed = dict(self._state.marks)  # the engine may have checkpointed by itself
                 return
             with self._transaction() as cursor:
                 before = self._state

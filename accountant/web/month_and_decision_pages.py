@@ -27,7 +27,7 @@ from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.ledger.protocols import JobKey
+from accountant.ledger.protocols import JobKey, Ledger
 from accountant.reports import figure_formatting, html_and_pdf, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
 from accountant.web import page_queries, page_rows
@@ -358,7 +358,7 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
 @router.get("/decisions/{at_ms}/{id:path}")
 def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader) -> Response:
     require_all_teams(principal)
-    cycle = deps.ledger.decisions(at_ms, at_ms + 1, LOOKED_AT) if 0 <= at_ms < 2**53 else []
+    cycle = _cycle(deps.ledger, at_ms) if 0 <= at_ms < 2**53 else []
     decision = next((other for other in cycle if other.id == id), None)
     if decision is None:
         raise Refusal("not-found", f"no decision {id[:200]!r} was made at that instant: /decisions lists the decisions")
@@ -371,6 +371,18 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
         explanation=decision_text.decision_text(decision, cycle),
         address=address,
     )
+
+
+def _cycle(ledger: Ledger, at_ms: int) -> list[Decision]:
+    """All decisions of one millisecond."""
+    cycle: list[Decision] = []
+    while not len(cycle) % LOOKED_AT:
+        before = cycle[-1].key if cycle else None
+        more = ledger.decisions(at_ms, at_ms + 1, LOOKED_AT, before=before)
+        if not more:
+            break
+        cycle += more
+    return cycle
 
 
 def _query(params: DecisionsParams, kind: str | None) -> str:

@@ -609,3 +609,9 @@ class Decision(Model):
     policy_version: str
     inputs: dict[str, JsonValue] = Field(default={})
     cluster: str = Field(default="", max_length=253, exclude_if=_is_empty)
+
+    @property
+    def key(self) -> str:
+        """What identifies the decision among those of its millisecond. Controllers of several clusters may decide about
+        queues of the same name at once."""
+        return f"{self.cluster}/{self.id}" if self.cluster else self.id

@@ -182,17 +182,15 @@ class AccountantApi:
         subject: only decisions about this queue or workload; "" for all.
         per_get: the size of a page."""
         only = {"subject": subject} if subject else {}
-        yielded: set[str] = set()
+        before: dict[str, str] = {}
         while end_ms > start_ms:
-            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(per_get)}
+            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(per_get), **before}
             page = self._read("/v1/decisions", _DECISIONS, {**query, **only, **self._cluster_query()})
-            new = [decision for decision in page if decision.id not in yielded]
-            yield from new
-            if len(page) < per_get or not new:
+            yield from page
+            if len(page) < per_get:
                 return
             # A page may end between two decisions of one millisecond, so the next query includes that millisecond.
-            end_ms = page[-1].at_ms + 1
-            yielded = {decision.id for decision in page if decision.at_ms == page[-1].at_ms}
+            end_ms, before = page[-1].at_ms + 1, {"before": page[-1].key}
 
     def policies(self) -> list[PolicyVersion]:
         """Return every policy that was ever in force, oldest first."""

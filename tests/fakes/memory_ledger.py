@@ -195,7 +195,8 @@ class MemoryLedger(FromLines, MemoryJournal):
         return [version for version in self.versions if version.effective_ms < end_ms]
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        new = {decision.id: decision for decision in decisions if decision.id not in self.decided}
+        posted = {f"{decision.at_ms}/{decision.key}": decision for decision in decisions}
+        new = {key: decision for key, decision in posted.items() if key not in self.decided}
         self.decided.update(new)
         return len(new)
 
@@ -209,6 +210,7 @@ class MemoryLedger(FromLines, MemoryJournal):
         subject: str | None = None,
         gang: Collection[str] | None = None,
         cluster: str | None = None,
+        before: str | None = None,
     ) -> list[Decision]:
         found = [
             d
@@ -218,8 +220,9 @@ class MemoryLedger(FromLines, MemoryJournal):
             and subject in (None, d.subject)
             and (cluster is None or d.cluster in ("", cluster))
             and (gang is None or ("/" in d.subject and d.subject.partition("/")[2].startswith(gang)))
+            and (before is None or d.at_ms < end_ms - 1 or d.key < before)
         ]
-        return sorted(found, key=lambda d: (-d.at_ms, d.id))[:limit]
+        return sorted(found, key=lambda d: (d.at_ms, d.key), reverse=True)[:limit]
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
         return Imbalance(0, ())

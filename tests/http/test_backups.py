@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from accountant.composition import Service
-from accountant.core.errors import LedgerDamaged
+from accountant.core.errors import LedgerDamaged, LedgerLocked
 from accountant.core.settings import Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
@@ -71,6 +72,35 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(folder, place, 
         assert again.ledger.acks("node-1", "prod")["0192-epoch"].durable_seq == 40
         again.ingest.submit_batch(unarchived).result()
         assert booked(again) == truth
+
+
+def test_a_ledger_under_its_final_name_is_complete_however_a_restore_ends(
+    place, run_command, clock, archiving, tmp_path
+):
+    """The archive is replayed part by part, and the second part is damaged."""
+    service, _ = place
+    for first in (31, 36):
+        clock.advance(3_600_000)
+        service.ingest.submit_batch(pod_minutes(first=first, rows=5)).result()
+        service.maintain()
+    service.close()
+    new = tmp_path / "new" / "ledger.duckdb"
+    archived = Path(archiving.archive.to) / "part-00000002" / "rows.parquet"
+    content = archived.read_bytes()
+    archived.write_bytes(b"damaged")
+    assert "part-00000002" in run_command.refused("restore", new, "--archive", archiving.archive.to)
+    assert [file.name for file in new.parent.iterdir()] == ["ledger.duckdb.lock"]
+    archived.write_bytes(content)
+    with suppress(KeyboardInterrupt), backups.restoring(new) as built:  # as a killed process leaves it
+        built.write_bytes(b"half a ledger")
+        shutil.copytree(built.parent, tmp_path / "half")
+        with pytest.raises(LedgerLocked), backups.restoring(new):
+            pass
+        raise KeyboardInterrupt
+    shutil.copytree(tmp_path / "half", built.parent)
+    assert not new.exists()
+    run_command.shown("restore", new, "--archive", archiving.archive.to)
+    assert {file.name for file in new.parent.iterdir()} == {"ledger.duckdb", "ledger.duckdb.lock"}
 
 
 def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(

@@ -196,6 +196,21 @@ def test_decisions_are_recorded_once_and_read_newest_first(accountant):
     assert [one["id"] for one in client.get("/v1/decisions?limit=1").json()] == ["d-2"]
 
 
+def test_decisions_of_one_millisecond_are_read_page_by_page(accountant):
+    client = accountant().client
+    sent = [decision(id=f"d-{number}", cluster=cluster, at_ms=NOW_MS) for number in range(3) for cluster in ("", "c1")]
+    client.post("/v1/decisions", json=[decision(id="older", at_ms=NOW_MS - 1), *sent])
+    found: list[tuple[str, str]] = []
+    before = {}
+    while page := client.get("/v1/decisions", params={"end": NOW_MS + 1, "limit": 1, **before}).json():
+        found += [(one.get("cluster", ""), one["id"]) for one in page]
+        before = {"before": "/".join(filter(None, found[-1]))}
+        if found[-1][1] == "older":
+            break
+    assert sorted(found[:-1]) == sorted((one["cluster"], one["id"]) for one in sent)
+    assert found[-1] == ("", "older")
+
+
 @pytest.mark.parametrize("body", [b"{}", b'[{"id": "x"}]', b"[1]"])
 def test_bad_decisions_are_refused_whole(accountant, body):
     running = accountant()

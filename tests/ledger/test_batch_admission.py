@@ -141,6 +141,24 @@ def test_a_carried_set_may_be_short_and_the_rest_is_unmetered(send, hand, accoun
     assert accounts(0, 0.5) == {"allocated_unknown": 10_000_000, "unmetered": 20_000_000}
 
 
+def test_a_batch_without_records_brings_the_newest_marks_and_changes_nothing(ledger, hand):
+    (receipt,) = ledger.append([hand.batch(hand.row(1, 0, 1), hand.row(2, 1, 2))], hand.now_ms)
+    assert (receipt.ack.durable_seq, receipt.ack.checkpointed_seq) == (2, 0)
+    question = msgspec.structs.replace(hand.batch(hand.row(3, 2, 3)), first_seq=3, oldest_seq=1, intervals=())
+    (receipt,) = ledger.append([question], hand.now_ms)
+    assert (receipt.ack.durable_seq, receipt.ack.checkpointed_seq) == (2, 0)
+    with ledger._database.cursor() as cursor:
+        cursor.run("CHECKPOINT")  # as the engine does by itself after a very large commit
+    ledger.checkpoint()
+    (receipt,) = ledger.append([question], hand.now_ms)
+    assert (receipt.ack.durable_seq, receipt.ack.checkpointed_seq) == (2, 2)
+    unknown = msgspec.structs.replace(question, epoch="0192-other")
+    (refused,) = ledger.append([unknown], hand.now_ms)
+    assert isinstance(refused, SequenceGap)
+    assert refused.ack.durable_seq == 0
+    assert set(ledger.acks("n1", "prod")) == {"0192-a"}
+
+
 def test_other_content_under_a_known_number_is_set_aside(send, ledger, hand, accounts):
     send(hand.row(1), hand.fact(2))
     before = accounts(0, 1)

@@ -114,6 +114,20 @@ def test_decisions_are_recorded_once_and_read_newest_first(ledger, hand):
     assert ledger.decisions(*span, kind="hold", subject="train") == []
 
 
+def test_more_decisions_of_one_millisecond_than_an_answer_has_are_read_in_several(ledger, hand):
+    at_ms = hand.start_ms
+    made = [decided(cluster, at_ms).model_copy(update={"id": f"d{n}"}) for n in range(5) for cluster in ("", "c1")]
+    ledger.record_decisions([*made, decided("c1", at_ms - 1), decided("c1", at_ms + 1)], hand.now_ms)
+    found: list[Decision] = []
+    before = None
+    while page := ledger.decisions(at_ms - 1, at_ms + 1, 3, before=before):
+        found += page
+        before = page[-1].key
+        if len(page) < 3 or page[-1].at_ms < at_ms:
+            break
+    assert found == [*sorted(made, key=lambda one: one.key, reverse=True), decided("c1", at_ms - 1)]
+
+
 def of_day(day: int) -> Decision:
     return decided("prod", NOW_MS + day * MS_PER_DAY)
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from accountant.cli.serving import waiting_app
 from accountant.core.errors import LedgerFailed, LedgerUnavailable
 from accountant.core.settings import Settings, SettingsFault
-from accountant.runtime.leadership import Leadership
+from accountant.runtime.leadership import Leadership, take_over
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
@@ -120,6 +120,27 @@ def replicas(tmp_path: Path) -> tuple[Settings, Settings]:
 
 def test_leaders_take_turns_on_volumes_of_their_own_and_no_record_and_no_act_is_lost(replicas, clock):
     leaders_take_turns(replicas, clock)
+
+
+def test_what_is_set_aside_is_one_ledger_however_often_it_is_killed(replicas, clock):
+    """Of an older ledger nothing is left, and of a newer one everything is moved."""
+    one, other = replicas
+    for turn, replica in enumerate((one, other, one)):
+        take_over(replica, clock)
+        ledger = opened(replica, clock)
+        ledger.record([act(f"2026-0{turn + 1}", clock)], ledger.last_act())
+        ledger.close()
+    aside = other.data / "set-aside"
+    aside.mkdir()
+    (aside / "ledger.duckdb.wal").write_bytes(b"of an older ledger")
+    take_over(other, clock)
+    assert sorted(file.name for file in aside.iterdir()) == ["ledger.duckdb", "ledger.duckdb.lock"]
+    ledger_file = other.ledger_file
+    (ledger_file.with_name("ledger.duckdb.wal")).write_bytes(b"left by a killed process")
+    ledger_file.unlink(missing_ok=True)
+    take_over(other, clock)
+    assert (aside / "ledger.duckdb.wal").read_bytes() == b"left by a killed process"
+    opened(other, clock).close()
 
 
 def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path):

@@ -269,7 +269,7 @@ def last_decision(cursor: Cursor) -> int:
 def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, last: int) -> int:
     """Store the decisions that are new by cluster, id and instant, and return their number. They are numbered from
     `last` + 1. A decision that is already stored is not changed."""
-    first = {_key(decision): decision for decision in reversed(decisions)}
+    first = {decision.key: decision for decision in reversed(decisions)}
     if not first:
         return 0
     instants = [decision.at_ms for decision in first.values()]
@@ -290,12 +290,6 @@ def remove_decisions(cursor: Cursor, before_ms: int, archived: int | None) -> in
     return int(cursor.rows("remove_decisions", parameters)[0][0])
 
 
-def _key(decision: Decision) -> str:
-    """Return the id of a decision with its cluster, because controllers of several clusters may decide about queues of
-    the same name in the same millisecond."""
-    return f"{decision.cluster}/{decision.id}" if decision.cluster else decision.id
-
-
 def read_decisions(
     cursor: Cursor,
     start_ms: int,
@@ -305,6 +299,7 @@ def read_decisions(
     subject: str | None = None,
     gang: Collection[str] | None = None,
     cluster: str | None = None,
+    before: str | None = None,
 ) -> list[Decision]:
     """Return decisions, see `Ledger.decisions`. The engine filters, so that only matching decisions are decoded."""
     wanted = {
@@ -315,6 +310,7 @@ def read_decisions(
         "subject": subject,
         "gang": sorted(gang) if gang is not None else None,
         "cluster": cluster,
+        "before": before,
     }
     rows = cursor.rows("decisions", wanted)
     return [Decision.model_validate_json(row[0]) for row in rows]
