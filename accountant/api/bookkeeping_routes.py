@@ -126,7 +126,8 @@ def month_statement(
     if span.month is not None:
         result = deps.books.month(span.month, teams)
     else:
-        result = statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
+        with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+            result = statement(moment, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams)
     return tagged(request, canonical(result), "application/json")
 
 

@@ -29,7 +29,7 @@ from accountant.billing.charge_table import (
     charges_by_grouping,
 )
 from accountant.billing.quota_usage import reserve, unused_by_team
-from accountant.billing.statements import Statement, build, for_teams
+from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredItems, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import (
     ALLOCATED,
@@ -263,11 +263,13 @@ def statement(
     timezone: str = "UTC",
     *,
     teams: Collection[str] | None = None,
+    beside: UnmeteredItems = NOTHING_BESIDE,
 ) -> Statement:
-    """The statement of a span from the present state of the ledger.
+    """The open statement of a span. It takes several questions, so `ledger` should be a moment of the ledger.
 
-    teams: None for the whole cluster. The coverage is always that of the whole cluster."""
+    teams: None for the whole cluster. The coverage is always that of the whole cluster.
+    beside: what is booked beside the metered time."""
     billed = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
-    whole = build(billed, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
+    whole = build(billed, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, beside, unused)
     return whole if teams is None else for_teams(whole, teams)

@@ -19,7 +19,7 @@ from typing import Final, Literal, Protocol
 
 from pydantic import TypeAdapter
 
-from accountant.billing.cost_allocation import bills, unused_commitments
+from accountant.billing.cost_allocation import bills, statement, unused_commitments
 from accountant.billing.statements import (
     Adjustment,
     Closing,
@@ -27,7 +27,6 @@ from accountant.billing.statements import (
     Statement,
     UnmeteredItems,
     as_text,
-    build,
     canonical,
     for_teams,
     from_canonical,
@@ -180,8 +179,9 @@ class Invoices(_Books):
     def _bills(self, month: Month, book: PriceBook) -> list[Charge]:
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
-        billed = bills(self._ledger, book, start, end, ("team",), self._timezone)
-        return [*billed, *unused_commitments(self._ledger, book, start, end, self._timezone)]
+        with self._ledger.moment(start, end) as moment:
+            billed = bills(moment, book, start, end, ("team",), self._timezone)
+            return [*billed, *unused_commitments(moment, book, start, end, self._timezone)]
 
 
 def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
@@ -306,7 +306,8 @@ class Credits(_Books):
         if book is None:
             raise CannotClose("there is no price book, so no time was billed and there is nothing to credit")
         refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
-        return credit_lines(self._ledger, book, span, self._timezone)
+        with self._ledger.moment(span.start_ms, span.end_ms) as moment:
+            return credit_lines(moment, book, span, self._timezone)
 
     @retry_when_books_moved
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
@@ -619,16 +620,8 @@ class Bookkeeper:
         counts up to now."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
-        return build(
-            bills(self._ledger, book, start, end, ("team",), self._timezone),
-            book,
-            self._ledger.policies(start, end),
-            start,
-            end,
-            self._timezone,
-            booked_in_month(books, month),
-            unused_commitments(self._ledger, book, start, end, self._timezone),
-        )
+        with self._ledger.moment(start, end) as moment:  # a hash signs one state of the ledger
+            return statement(moment, book, start, end, self._timezone, beside=booked_in_month(books, month))
 
     def _corrected(
         self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
@@ -431,7 +432,11 @@ class Questions(Protocol):
 
 
 class Ledger(Questions, Protocol):
-    """Read and write access. To put several questions to the same state, open a snapshot."""
+    """Read and write access."""
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Questions]:
+        """Opens the state of one commit, for an answer that takes several questions about [start_ms, end_ms)."""
+        ...
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         """Books batches in one transaction and returns one result per batch, in the same order.

@@ -158,7 +158,8 @@ class Dispatcher:
         month = Month.spanning(start_ms, end_ms, self._tz)
         kept = self._books.kept(month) if month is not None else None
         book = self._books.priced_by(kept)
-        charges = bills(self._ledger, book, start_ms, end_ms, ("team",), self._timezone)
+        with self._ledger.moment(start_ms, end_ms) as moment:
+            charges = bills(moment, book, start_ms, end_ms, ("team",), self._timezone)
         teams = {charge.key[0] for charge in charges if charge.billed}
         if month is not None:
             beside = self._books.beside(month)

@@ -300,7 +300,9 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
     """The current month of every team that held GPUs or pays for anything, the largest first. The amounts are those of
     a statement up to now."""
     month = Month.of(at_ms - 1, zone(timezone))
-    stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
+    start_ms = month.span(zone(timezone))[0]
+    with ledger.moment(start_ms, at_ms) as moment:
+        stated = statement(moment, book, start_ms, at_ms, timezone)
     by_team: dict[str, dict[str, int]] = {}
     unpriced: dict[str, int] = {}
     for line in stated.lines:

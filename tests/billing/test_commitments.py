@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,8 +22,11 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference
 from accountant.cli import terminal_tables
+from accountant.core.periods import Month
 from accountant.prices.price_book import PriceBook, commitment_cover, commitment_use, load
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE
+from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from tests.billing.usage_rows import (
@@ -35,7 +41,9 @@ from tests.billing.usage_rows import (
     time_by,
     unheld,
 )
+from tests.empty_ledger import fresh
 from tests.fakes.list_ledger import ListLedger
+from tests.usage_records import batch, deliver, interval, pod_holder
 
 HOUR_US = 3_600_000_000
 ROWS = """
@@ -225,3 +233,52 @@ def test_what_is_covered(commitment, usages):
 def test_nothing_is_negative(commitment, usage):
     with pytest.raises(ValueError, match="not negative"):
         commitment_use(commitment, usage)
+
+
+class Arriving:
+    """A ledger that commits another hour of another GPU before it answers a question."""
+
+    def __init__(self, answering: Any, ledger: DuckLedger, number: list[int]) -> None:
+        self._answering, self._ledger, self._number = answering, ledger, number
+
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Arriving]:
+        with self._ledger.moment(start_ms, end_ms) as moment:
+            yield Arriving(moment, self._ledger, self._number)
+
+    def __getattr__(self, name: str) -> Any:
+        answer = getattr(self._answering, name)
+        if name not in ("usage", "usage_columns", "policies", "idle_phases", "lent"):
+            return answer
+
+        def asked(*arguments: Any, **options: Any) -> Any:
+            self._number[0] += 1
+            deliver(self._ledger, END_MS, hour_of(self._number[0]))
+            return answer(*arguments, **options)
+
+        return asked
+
+
+START_MS = at("2026-10-01")
+END_MS = at("2026-10-02")
+
+
+def hour_of(number: int) -> Batch:
+    """Return an hour of a GPU, held by a pod."""
+    rows = [interval(START_MS, f"GPU-{number}", pod_holder(f"train-{number}", "vision"), span_ms=3_600_000)]
+    return batch(rows, node=f"n{number}", epoch=f"e{number}")
+
+
+def test_a_statement_is_of_one_state_whatever_arrives_while_it_is_computed(tmp_path):
+    """Its lines, and what was not used of a commitment, add up to the commitment."""
+    with closing(open_ledger(fresh(tmp_path / "ledger.duckdb"), VirtualClock(END_MS))) as ledger:
+        deliver(ledger, END_MS, hour_of(0))
+        keeper = Bookkeeper(Arriving(ledger, ledger, number := [0]), VirtualClock(END_MS))
+        keeper.prices.take(book(tmp_path), "file", "book.yaml", "", 0)
+        stated = keeper.month(Month(2026, 10))
+        assert number[0] > 1, "several questions were put"
+        used = sum(line.gpu_us for line in stated.lines if line.price_row == "rate")
+        assert used + sum(line.gpu_us for line in stated.commitments) == 8 * 24 * HOUR_US
+        invoiced = keeper.invoices._bills(Month(2026, 10), book(tmp_path))
+        committed = [charge.gpu_us for charge in invoiced if charge.row is not None and charge.row.id == "rate"]
+        assert sum(committed) == 8 * 24 * HOUR_US

@@ -137,6 +137,10 @@ class ListLedger(FromLines, MemoryJournal):
         inside = [version for version in self._versions if start_ms < version.effective_ms < end_ms]
         return [*before[-1:], *inside]
 
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:
+        yield self
+
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
 
@@ -145,11 +149,3 @@ class ListLedger(FromLines, MemoryJournal):
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         return [one for one in self.reported if start_ms <= one.at_ms < end_ms]
-
-
-class MomentLedger(ListLedger):
-    """A ledger of plain rows that all have the same span."""
-
-    @contextmanager
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:
-        yield self

@@ -25,7 +25,7 @@ from gputally.base.yaml_file import parse
 from gputally.server import config_loading
 from tests import empty_ledger
 from tests.billing.usage_rows import at, held, price_book, quota_policy, unheld
-from tests.fakes.list_ledger import MomentLedger, Row
+from tests.fakes.list_ledger import ListLedger, Row
 from tests.fakes.webhook import webhook
 from tests.usage_records import running_accountant
 
@@ -59,7 +59,7 @@ class Site:
 
     def __init__(self, text: str, rows: list[Row], now: str = "2026-11-06") -> None:
         self.clock = VirtualClock(at(now))
-        self.ledger = MomentLedger(rows)
+        self.ledger = ListLedger(rows)
         self.books = Bookkeeper(self.ledger, self.clock)
         self.books.prices.take(price_book(PRICES), "file", "prices.yaml", "", at(now))
         self.basket = Basket()

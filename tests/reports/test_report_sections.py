@@ -29,7 +29,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.billing.usage_rows import HOUR_MS, at, held, price_book, unheld
-from tests.fakes.list_ledger import ListLedger, MomentLedger, Row
+from tests.fakes.list_ledger import ListLedger, Row
 from tests.reports import sample_month
 
 ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"
@@ -260,7 +260,7 @@ def test_a_closed_month_says_when_later_records_differ() -> None:
 
 def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
     """Not with the cost of its records at this month's prices."""
-    ledger = MomentLedger([held("2026-09-01", "2026-11-10")])
+    ledger = ListLedger([held("2026-09-01", "2026-11-10")])
     keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
     keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "a", "", 0)
     keeper.close(Month(2026, 9), "ann")
@@ -283,7 +283,7 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
 
 
 def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
-    ledger = MomentLedger([held("2026-10-01", "2026-11-10"), held("2026-10-01", "2026-11-01", team="nlp")])
+    ledger = ListLedger([held("2026-10-01", "2026-11-10"), held("2026-10-01", "2026-11-01", team="nlp")])
     keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
     keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "a", "", 0)
     keeper.close(Month(2026, 10), "ann")
@@ -308,7 +308,7 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
 
 
 def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
-    ledger = MomentLedger([held("2026-10-01", "2026-11-10")])
+    ledger = ListLedger([held("2026-10-01", "2026-11-10")])
     keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
     keeper.close(Month(2026, 10), "ann", "no contract yet", ("unpriced",))
     found = price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01")
