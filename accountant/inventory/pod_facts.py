@@ -367,8 +367,8 @@ def _requested(container: Container) -> dict[str, int]:
 
 
 Link = tuple[str, str, str]
-"""Identifies an object linked to a pod: ("group" | "local", namespace, name), or ("owner", "", uid). For objects above
-a LocalQueue: ("cluster-queue" | "cohort", "", name)."""
+"""Identifies an object linked to a pod: ("group" | "local", namespace, name), or ("owner", namespace, uid). For objects
+above a LocalQueue: ("cluster-queue" | "cohort", "", name)."""
 KAI_GROUPS = ("/apis/scheduling.run.ai/v2alpha2/podgroups",)
 VOLCANO_GROUPS = ("/apis/scheduling.volcano.sh/v1beta1/podgroups",)
 LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
@@ -421,7 +421,7 @@ class Queuing:
                 ref = queue_ref(space, pod.scheduler, {_LABEL[scheme]: group.queue}) if group else ""
                 if ref:
                     return ref
-        works = [self._work[link] for owner in chain.owners if (link := ("owner", "", owner.uid)) in self._work]
+        works = [self._work[link] for owner in chain.owners if (link := ("owner", space, owner.uid)) in self._work]
         if not found and works and works[0].queue:
             found = f"kueue:{space}/{works[0].queue}"
         if not found.startswith("kueue:"):
@@ -478,7 +478,7 @@ def links(pod: PodSighting) -> set[Link]:
     if KUEUE_QUEUE in marks:
         found.add(("local", space, marks[KUEUE_QUEUE]))
     if pod.owner is not None:
-        found.add(("owner", "", pod.owner.uid))
+        found.add(("owner", space, pod.owner.uid))
     return found
 
 
@@ -506,7 +506,8 @@ def _workload(work: QueueObject) -> LinkedQueue | None:
     if owner is None:
         return None
     admitted = work.status.admission.cluster_queue if work.status.admission is not None else ""
-    return LinkedQueue(("owner", "", owner.uid), work.spec.queue_name, admitted)
+    # A pod's owner may write any uid as its owner's, so a Workload counts only for pods of its own namespace.
+    return LinkedQueue(("owner", work.metadata.namespace, owner.uid), work.spec.queue_name, admitted)
 
 
 LATE_MS = MS_PER_HOUR

@@ -552,3 +552,14 @@ def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause():
     assert reflector.behind() is None
     now_ms[0] = 601_000
     assert reflector.behind() == "nodes were last read 601 s ago"
+
+
+def test_a_pod_that_names_an_owner_of_another_namespace_gets_nothing_of_its_workload(api, inventory, clock):
+    """Whoever creates a pod may write any uid as its owner's. Its time would otherwise be billed to another team."""
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
+    api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "cq"}))
+    forged = pod("forged", namespace="intruders", owners=[("batch/v1", "Job", "j")])
+    forged["metadata"]["ownerReferences"][0]["uid"] = "Job-vision-j"
+    api.put("Pod", forged)
+    inventory.sync()
+    assert refs(inventory, clock) == {"forged": ""}
