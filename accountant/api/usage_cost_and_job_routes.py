@@ -44,7 +44,7 @@ from accountant.api.query_parameters import (
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.idle_time_causes import broken_down
-from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
+from accountant.billing.queue_waits import PodWait, WaitStatistics, wait_statistics, waits_within
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods
 from accountant.core.errors import nearest, shown
@@ -259,15 +259,17 @@ class WaitParams(SpanParams):
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
-    """Returns the waiting times of the pods of the caller's teams that existed in the span."""
+    """Returns the waiting times of the caller's teams: of the pods that waited in the span, as known at its end. A pod
+    that was placed later counts as waiting, as in reports."""
     now = deps.clock.wall_ms()
     span = params.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
     groups: dict[str, list[PodWait]] = defaultdict(list)
-    for pod in deps.ledger.pods(span.start_ms, span.end_ms):
+    end_ms = min(now, span.end_ms)
+    for pod, wait in waits_within(deps.ledger.pods(span.start_ms, span.end_ms), span.start_ms, end_ms):
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
-            groups[key].append(pod_wait(pod.facts, min(now, span.end_ms)))
+            groups[key].append(wait)
     return [
         WaitLine(
             key=key,

@@ -10,7 +10,7 @@ the end. A past month therefore always has the same result. `pod_wait` uses ever
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -147,20 +147,26 @@ class WaitRow:
     starting: WaitStatistics
 
 
-def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """One row per queue, the one with the longest 95th percentile first.
-
-    Pods that were placed before the span are left out."""
-    groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
+def waits_within(pods: Iterable[KnownPod], start_ms: int, end_ms: int) -> Iterator[tuple[KnownPod, PodWait]]:
+    """The pods that waited in the span, each with its wait as it was known at the span's end: of what happened later
+    nothing is counted, and a pod that was placed before the span did not wait in it."""
     for pod in pods:
         created = pod.facts.created_ms
-        if team not in (None, pod.team) or created is None or created >= end_ms:
+        if created is None or created >= end_ms:
             continue
         instants = {name: getattr(pod.facts, name) for name in ("scheduled_ms", "started_ms", "ended_ms")}
         known = {name: at if at is not None and at < end_ms else None for name, at in instants.items()}
         placed = next((at for at in known.values() if at is not None), end_ms)
         if placed >= start_ms:
-            groups[pod.queue, pod.team].append(pod_wait(structs.replace(pod.facts, **known), end_ms))
+            yield pod, pod_wait(structs.replace(pod.facts, **known), end_ms)
+
+
+def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
+    """One row per queue, the one with the longest 95th percentile first."""
+    groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
+    for pod, wait in waits_within(pods, start_ms, end_ms):
+        if team in (None, pod.team):
+            groups[pod.queue, pod.team].append(wait)
     rows = [
         WaitRow(
             queue,

@@ -151,14 +151,31 @@ def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Mont
     return Month.of(newest_ms - 1, tz)
 
 
+_HOUR, _SECOND = len("2026-10-01T13"), len("2026-10-01T13:00:00")
+
+
+def hour_name(at_ms: int, tz: ZoneInfo) -> str:
+    """The name of the local hour of an instant: 2026-10-01T13.
+
+    When clocks go back, an hour occurs twice, and its second occurrence has the offset in its name: 2026-10-25T02, then
+    2026-10-25T02+01:00. Names therefore sort by time, and no hour is longer than an hour."""
+    local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
+    text = local.isoformat()
+    return text[:_HOUR] + (text[_SECOND:] if local.fold else "")
+
+
+def hour_of_day(name: str) -> int:
+    """The hour of the day, 0 to 23, of a local hour by its name."""
+    return int(name[_HOUR - 2 : _HOUR])
+
+
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
-    """The local hours of a span by their names in the ledger (2026-10-01T13), with their length in ms. An hour that is
-    repeated when clocks go back has twice the length."""
+    """The local hours of a span by their names in the ledger (`hour_name`), with their length in ms."""
     lengths: dict[str, int] = {}
     at = start_ms
     while at < end_ms:
         until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
-        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).isoformat()[: len("2026-10-01T13")]
+        hour = hour_name(at, tz)
         lengths[hour] = lengths.get(hour, 0) + until - at
         at = until
     return lengths

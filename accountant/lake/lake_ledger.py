@@ -52,7 +52,6 @@ from accountant.ledger.usage_columns import (
     Peak,
     Place,
     UsageColumns,
-    repeated,
     usage_line,
 )
 from accountant.prices.price_book import PriceBook
@@ -205,14 +204,11 @@ class LakeLedger:
             return {}
         where: Where = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
         by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "hour")
-        longer = repeated(start_ms, end_ms, timezone)
         found: dict[JobName, Peak] = {}
         for line in self.usage(start_ms, end_ms, by, where, timezone):
             key = line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"]
-            length_ms = longer.get(line.key["hour"], MS_PER_HOUR)
             accounts, peak = line.accounts_gpu_us, found.get(key, Peak())
-            held_us, busy_us = (us * MS_PER_HOUR // length_ms for us in (accounts.allocated, accounts.busy))
-            found[key] = Peak(max(peak.held_us, held_us), max(peak.busy_us, busy_us))
+            found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
         return {key: peak for key, peak in sorted(found.items()) if key[1:3] in jobs and peak.held_us}
 
     def window(
@@ -472,9 +468,9 @@ class LakeLedger:
         yield self
 
     def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """A value that changes with the content of the ledger: the end of the newest published record. It is the same
-        for all spans."""
-        return self.status.newest_ms
+        """A value that changes with every publication: the instant of the newest one. A republished day need not have
+        newer records. It is the same for all spans."""
+        return self.status.until_ms
 
     def watermark(
         self,

@@ -2,7 +2,7 @@
 
 `usage_hourly`: the time of a day is split at local hours and where any price changes, so that every piece has one
 price. Within a day and price, amounts are rounded cumulatively (as a running total), so that their sum equals the exact
-cost to 10⁻⁹. If prices depend on commitments, MIG memory or lent time, each amount is rounded separately.
+cost to 10⁻⁹, also if prices depend on commitments, MIG memory or lent time.
 
 `focus`: the cells are those of the FOCUS 1.4 export (accountant.reports.focus_export). An exact amount can have more
 decimals than the column, so amounts are rounded cumulatively within each team's charges and add up to what the team
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
+from fractions import Fraction
 from itertools import islice, pairwise
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -22,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from accountant.billing.statements import Statement, StatementLine, canonical
-from accountant.billing.usage_pricing import ACCOUNTS, BILLED, charges, quantify, total_cost
+from accountant.billing.usage_pricing import ACCOUNTS, BILLED, charges
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import day_span
 from accountant.lake.tables import (
@@ -174,27 +175,44 @@ def _priced_by_charges(
     """The prices and costs of all rows, for a price book whose prices depend on more than place and instant
     (commitments, parts of a MIG GPU, lent time)."""
     prices: dict[tuple[int, tuple[str, ...], Place], Price | None] = {}
-    costs: dict[tuple[int, tuple[str, ...], Place], Decimal | None] = {}
+    exact: dict[tuple[int, tuple[str, ...], Place], Fraction | None] = {}
     for stretch, (begin, end) in enumerate(pairwise(edges)):
-        priced = charges(moment, book, begin, end, DIMENSIONS, None, timezone)
-        for group, parts in quantify(((*charge.key, *charge.place), charge) for charge in priced).items():
-            costs[stretch, group[: len(DIMENSIONS)], Place(*group[len(DIMENSIONS) :])] = total_cost(parts)
-        for charge in priced:
+        for charge in charges(moment, book, begin, end, DIMENSIONS, None, timezone):
             if charge.billed:
                 row = stretch, charge.key, charge.place
                 prices[row] = charge.row if prices.get(row, charge.row) == charge.row else None
+                before = exact.get(row, Fraction(0))
+                exact[row] = (
+                    before + Fraction(charge.row.price) * charge.gpu_us / US_PER_HOUR
+                    if charge.row is not None and before is not None
+                    else None
+                )
     rows = [
         (stretch, usage.keys[key], usage.places[place])
         for stretch, key, place in zip(usage.stretch.tolist(), usage.key.tolist(), usage.place.tolist(), strict=True)
     ]
-    known = [costs.get(row, Decimal(0)) for row in rows]
-    return [prices.get(row) for row in rows], [None if cost is None else cost.quantize(_QUANTUM) for cost in known]
+    of_rows = [prices.get(row) for row in rows]
+    costs: list[Decimal | None] = []
+    totals: dict[str, Fraction] = {}
+    for row, price in zip(rows, of_rows, strict=True):
+        cost, name = exact.get(row, Fraction(0)), "" if price is None else price.id
+        if cost is None:
+            costs.append(None)
+            continue
+        before = totals.get(name, Fraction(0))
+        totals[name] = before + cost
+        costs.append(_rounded_down(before + cost) - _rounded_down(before))
+    return of_rows, costs
 
 
 def _amount(price: Price, gpu_us: int) -> Decimal:
     """The cost of GPU time, rounded down to DECIMALS."""
     numerator, denominator = price.price.as_integer_ratio()
     return Decimal(gpu_us * numerator * 10**DECIMALS // (US_PER_HOUR * denominator)).scaleb(-DECIMALS)
+
+
+def _rounded_down(amount: Fraction) -> Decimal:
+    return Decimal(amount.numerator * 10**DECIMALS // amount.denominator).scaleb(-DECIMALS)
 
 
 def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:

@@ -389,7 +389,7 @@ class Questions(Protocol):
     ) -> list[UsageLine]:
         """The accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
         team or queue has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
-        (2026-10-01, 2026-10-01T13)."""
+        (2026-10-01, 2026-10-01T13; see `periods.hour_name`)."""
         ...
 
     def usage_columns(

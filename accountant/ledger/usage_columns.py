@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from accountant.core.periods import hours, zone
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
-from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
     import numpy as np
@@ -100,18 +98,10 @@ class UsageColumns:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that a job held, and the most that it used, in one local hour, in GPU-µs. A local hour that lasts two
-    hours because clocks go back counts with the mean of these hours (`repeated`)."""
+    """The most that a job held, and the most that it used, in one local hour, in GPU-µs."""
 
     held_us: int = 0
     busy_us: int = 0
-
-
-def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
-    """The local hours of a span that last longer than an hour because clocks go back in them, with their length
-    in ms. GPU time of such an hour must be divided by this length to get a number of GPUs."""
-    found = hours(start_ms, end_ms, zone(timezone)) if start_ms < end_ms else {}
-    return {name: length_ms for name, length_ms in found.items() if length_ms > MS_PER_HOUR}
 
 
 @dataclass(frozen=True, slots=True)

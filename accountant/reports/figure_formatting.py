@@ -174,8 +174,9 @@ def budget_of(state: BudgetState) -> str:
 
 
 def local_hour(text: str) -> str:
-    """`2026-10-05T14` as `5 October, 14:00`."""
-    return f"{datetime.fromisoformat(text + ':00'):%-d %B, %H:%M}"
+    """`2026-10-05T14` as `5 October, 14:00`, and `2026-10-25T02+01:00` as `25 October, 02:00 (+01:00)`."""
+    hour, offset = text[:13], text[13:]
+    return f"{datetime.fromisoformat(hour + ':00'):%-d %B, %H:%M}" + (f" ({offset})" if offset else "")
 
 
 def clock(hour: int) -> str:

@@ -147,7 +147,7 @@ _INVOICE_LINES: Final = {
     "correction": ("Usage", "Corrections of earlier months"),
     "credit": ("Credit", "Credits"),
     "charge": ("Adjustment", "Charges booked by hand"),
-    "rounding": ("Adjustment", "Rounding to cents"),
+    "rounding": ("Adjustment", "Rounding to the currency's minor unit"),
 }
 """ChargeCategory and description of an invoice line, which sums charges of one category, as FOCUS requires."""
 _UNIT = "GPU-Hours"

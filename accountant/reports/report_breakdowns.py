@@ -15,12 +15,11 @@ from zoneinfo import ZoneInfo
 
 from accountant.billing.statements import Entry, StatementLine
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
-from accountant.core.periods import days
+from accountant.core.periods import days, hour_of_day
 from accountant.ledger.usage_columns import Hours, Place
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.money import exact_sum
-from gputally.base.units import MS_PER_HOUR
 
 K = TypeVar("K", bound=Hashable)
 
@@ -382,12 +381,8 @@ class HourlyUse:
         return min(hours_with_capacity, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> HourlyUse:
-    """Sums by hour of the day.
-
-    hourly: held time of the whole cluster.
-    longer_ms: the local hours of the span that last longer than an hour, with their length (see
-        accountant.ledger.usage_columns.repeated)."""
+def hourly_use(hourly: Hours, team: str | None) -> HourlyUse:
+    """Sums by hour of the day. hourly: held time of the whole cluster."""
     import numpy as np  # as above
 
     in_scope = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
@@ -400,15 +395,12 @@ def hourly_use(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) ->
     }
     of_day = [[0, 0, 0, 0] for _ in range(24)]
     for name, row in sums.items():
-        day = of_day[int(name.partition("T")[2])]
+        day = of_day[hour_of_day(name)]
         day[:] = [a + b for a, b in zip(day, row, strict=True)]
-    for name, length_ms in longer_ms.items():
-        if name in sums:
-            sums[name] = [gpu_us * MS_PER_HOUR // length_ms for gpu_us in sums[name]]
     held_hours = [name for name in sums if sums[name][1]]
     busiest = min(held_hours, key=lambda name: (-sums[name][1], name), default=None)
     return HourlyUse(
         tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
         busiest,
-        HourRow(int(busiest.partition("T")[2]), *sums[busiest]) if busiest is not None else None,
+        HourRow(hour_of_day(busiest), *sums[busiest]) if busiest is not None else None,
     )

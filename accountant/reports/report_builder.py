@@ -43,7 +43,7 @@ from accountant.core.settings import Issuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
-from accountant.ledger.usage_columns import Hours, JobName, Peak, repeated
+from accountant.ledger.usage_columns import Hours, JobName, Peak
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
 from accountant.reports.job_ranking import BilledJobs, EpochRow
@@ -452,7 +452,7 @@ def made_of(
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),
-        rhythm=report_breakdowns.hourly_use(found.hourly, team, repeated(start_ms, end_ms, timezone)),
+        rhythm=report_breakdowns.hourly_use(found.hourly, team),
         unpriced=report_breakdowns.unpriced(found.billed, team),
         imports=booked.imports,
         details=details,

@@ -235,13 +235,16 @@ class Offsite(Transactions):
         """Replay the archive parts that this ledger lacks, and return their number. Raises LedgerDamaged."""
         if self._archive is None:
             return 0
+        # The archive may be far away, so it is listed before the writer is locked. Only `archive` writes parts, which
+        # calls this method first, and one call at a time.
+        parts = self._archive.parts(self._state.parts)
+        if not parts:
+            return 0
         with self._writing:
-            parts = self._archive.parts(self._state.parts)
             for position, part in enumerate(parts):
                 # A ledger that lacks the preceding part is older than this part, even if the part has no rows.
                 self._adopt(self._archive, part, now_ms, behind=position > 0)
-            if parts:
-                self.checkpoint()
+            self.checkpoint()
             return len(parts)
 
     def _adopt(self, archive: Archive, part: ArchivePart, now_ms: int, *, behind: bool) -> None:

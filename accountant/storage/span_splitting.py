@@ -8,11 +8,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TypeVar
 from zoneinfo import ZoneInfo
 
+from accountant.core.periods import hour_name
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 EVERY_GPU = 0
@@ -115,13 +115,13 @@ def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     return [(start_ms, first), *whole, *([(last, end_ms)] if last < end_ms else [])]
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_DAY, _HOUR = len("2026-10-01"), len("2026-10-01T13")
+_DAY = len("2026-10-01")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalHour:
-    """A part of one local hour with its names, such as `2026-10-01` and `2026-10-01T13`."""
+    """A part of one local hour with its names, such as `2026-10-01` and `2026-10-01T13` (see
+    accountant.core.periods.hour_name)."""
 
     start_ms: int
     end_ms: int
@@ -134,8 +134,7 @@ def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, 
     """Return the span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
     starts: list[tuple[int, str]] = []
     for begin, _ in quarters(start_ms, end_ms):
-        local = (_EPOCH + timedelta(milliseconds=begin)).astimezone(zone)
-        hour = local.isoformat()[:_HOUR]
+        hour = hour_name(begin, zone)
         if not starts or starts[-1][1] != hour:
             starts.append((begin, hour))
     ends = [begin for begin, _ in starts[1:]] + [end_ms]

@@ -35,13 +35,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
 from decimal import Decimal
 from math import ceil, exp, expm1, floor, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+from accountant.core.periods import hour_of_day
 from accountant.prices.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import mig_sizes, usual_memory_gb
 from gputally.base.money import exact_product, exact_sum, gpu_hours
@@ -198,8 +199,7 @@ def _advice_for_pool(
 
 def slot_of(hour: str) -> int:
     """Return the position in the week of a local hour (`2026-10-05T14`); 0 is Monday 00:00."""
-    at = datetime.strptime(hour, "%Y-%m-%dT%H")  # noqa: DTZ007 - a local hour has no offset
-    return at.weekday() * HOURS + at.hour
+    return date.fromisoformat(hour.partition("T")[0]).weekday() * HOURS + hour_of_day(hour)
 
 
 def _shapes(rows: Sequence[NodeHour], lengths: Mapping[str, int]) -> tuple[int, ...]:

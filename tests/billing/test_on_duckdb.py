@@ -288,9 +288,9 @@ def test_days_and_hours_have_their_own_length_and_a_price_changes_between_two_da
     changed = sorted(gpu_us for gpu_us in by_hour.values() if gpu_us != US_PER_HOUR)
     match edge.day_hours:
         case 25:
-            assert (len(by_hour), changed) == (24, [2 * US_PER_HOUR])
+            assert (len(by_hour), changed) == (25, [])
         case 24.5:
-            assert (len(by_hour), changed) == (24, [3 * US_PER_HOUR // 2])
+            assert (len(by_hour), changed) == (25, [US_PER_HOUR // 2])
         case 23:
             assert (len(by_hour), changed) == (23, [])
         case _:

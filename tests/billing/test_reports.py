@@ -15,7 +15,6 @@ import pytest
 
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
-from accountant.ledger.usage_columns import repeated
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import csv_and_parquet, html_and_pdf, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
@@ -247,7 +246,11 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezo
     assert found.rhythm.busiest is not None
     assert found.rhythm.busiest[:10] == f"{month}-02"
     assert found.rhythm.busiest_row.allocated_us == 3 * HOUR
-    assert name in repeated(start, end, timezone)
+    usage = ledger.usage(start, end, ("hour",), None, timezone)
+    twice = {line.key["hour"]: line.accounts_gpu_us.total for line in usage if line.key["hour"].startswith(name)}
+    assert list(twice.values()) == [3 * HOUR] * 2, "two hours of one name are two lines, of an hour each"
+    assert next(iter(twice)) == name
+    assert sum(accounts.capacity_us for accounts in found.rhythm.hours) == 3 * (end - start) * 1000
 
 
 def test_a_slice_is_advised_to_who_held_a_whole_gpu():

@@ -16,10 +16,8 @@ from accountant.ledger.usage_columns import (
     Peak,
     Place,
     UsageColumns,
-    repeated,
 )
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
-from gputally.base.units import MS_PER_HOUR
 
 
 class FromLines:
@@ -85,13 +83,10 @@ def peaks_of_lines(
     """Derive `peaks` from the lines of `usage`."""
     where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
     found: dict[JobName, Peak] = {}
-    longer = repeated(start_ms, end_ms, timezone)
     for line in usage(start_ms, end_ms, ("team", "namespace", "job", "cluster", "hour"), where, timezone):
         key = (line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"])
         peak, accounts = found.get(key, Peak()), line.accounts_gpu_us
-        length_ms = longer.get(line.key["hour"], MS_PER_HOUR)
-        held_us, busy_us = (us * MS_PER_HOUR // length_ms for us in (accounts.allocated, accounts.busy))
-        found[key] = Peak(max(peak.held_us, held_us), max(peak.busy_us, busy_us))
+        found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
     return {key: peak for key, peak in found.items() if key[1:3] in jobs and peak.held_us}
 
 

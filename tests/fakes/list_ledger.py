@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from accountant.billing.queue_waits import KnownPod
+from accountant.core.periods import hour_name
 from accountant.ledger.protocols import EpochReport, Quarantined
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
@@ -21,12 +22,13 @@ from tests.fakes.memory_journal import MemoryJournal
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 
 
-TIMES = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+TIMES = ("day", "hour")
 
 
 @cache
 def _local(dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, tz).strftime(TIMES[dimension])
+    name = hour_name(at_ms, tz)
+    return name if dimension == "hour" else name.partition("T")[0]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from accountant.api.bookkeeping_models import PodReport
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import KnownPod, queue_waits
 from agent.wire import PROBLEM, PodFacts
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from gputally.server.https_server import serve
@@ -303,3 +303,18 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     there = {**span, "cluster": "staging"}
     (alone,) = running.client.get("/v1/waits", params=there, headers=scoped("read")).json()
     assert alone == everything[0]
+
+
+def test_waits_of_a_past_span_are_as_known_at_its_end_as_in_reports(accountant):
+    """Of two pods that were created an hour ago, one was placed before the span and the other after it."""
+    running = accountant()
+    made, minute = NOW_MS - 3_600_000, 60_000
+    running.ledger.known += [
+        KnownPod("prod", "vision", "a", pod("1", created_ms=made, scheduled_ms=made + minute)),
+        KnownPod("prod", "vision", "a", pod("2", created_ms=made, scheduled_ms=made + 50 * minute)),
+    ]
+    span = {"start": made + 10 * minute, "end": made + 30 * minute}
+    (line,) = running.client.get("/v1/waits", params=span).json()
+    assert (line["pods"], line["waiting"], line["queued"]["longest"]) == (1, 1, 30 * 60.0)
+    (row,) = queue_waits(running.ledger.known, *span.values(), None)
+    assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 1, 30 * minute)

@@ -113,7 +113,7 @@ def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other
     assert snapshot is not None
     assert snapshot.summary is not None
     assert snapshot.summary["added-records"] == "1"
-    assert len(rows(known, tables.DECISIONS)) == 4
+    assert len(rows(known, tables.DECISIONS)) == 8
     totals = {(row["register"], row["part"]): row["rows"] for row in rows(known, tables.REGISTERS)}
     assert totals["decisions", "2026-10-02"] == 1
     for table in (tables.PODS, tables.NODES, tables.DECISIONS, tables.POLICIES, tables.PRICES, tables.ACTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
@@ -23,6 +24,7 @@ from accountant.storage.folder_or_object_store import FileStore, in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.deadlines import patience_s
 from tests.ledger.archived_books import POLICY, everything, filled, sent
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Opener, booked
 
@@ -123,6 +125,28 @@ def test_a_copy_and_later_parts_and_what_agents_still_have_give_the_truth(make, 
     assert restored.acks("n1", "prod")["0192-a"].durable_seq == 37
     restored.append([last, unarchived], NOW_MS)
     assert everything(restored) == truth
+
+
+def test_records_are_booked_while_a_far_archive_is_listed(opened, hand, archive):
+    """An object store may take seconds to list: agents do not wait for it."""
+    listing, booked_meanwhile = threading.Event(), threading.Event()
+
+    class FarStore(FileStore):
+        def names(self, folder: str = "") -> list[str]:
+            listing.set()
+            assert watching is None or booked_meanwhile.wait(patience_s(30)), "the writer is locked"
+            return super().names(folder)
+
+    watching: threading.Thread | None = None
+    archive.mkdir(parents=True)
+    ledger = filled(opened(archive=FarStore(str(archive), in_folder(archive)._files, archive, archive)), hand)
+    watching = threading.Thread(target=ledger.archive, args=(NOW_MS,))
+    listing.clear()
+    watching.start()
+    assert listing.wait(patience_s(30))
+    assert booked(ledger, NOW_MS, hand.batch(hand.row(1, 0, 1, "GPU-9"), node="n9", epoch="0192-late")).stored
+    booked_meanwhile.set()
+    watching.join()
 
 
 def test_a_part_that_was_written_and_not_entered_is_taken_over(make, hand, path, copied):

@@ -30,7 +30,6 @@ from accountant.ledger.usage_columns import (
     Peak,
     Place,
     UsageColumns,
-    repeated,
     usage_line,
 )
 from accountant.storage.duckdb_engine import Cursor
@@ -553,9 +552,6 @@ def hourly_peaks(
     cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
     totals, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(job_names), 2), dtype=np.int64)
     np.add.at(totals, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
-    for name, length_ms in repeated(start_ms, end_ms, timezone).items():
-        twice = cells % len(number) == number[name]
-        totals[twice] = totals[twice] * MS_PER_HOUR // length_ms
     np.maximum.at(most, cells // len(number), totals)
     peak_of = {name: Peak(*row) for name, row in zip(job_names, most.tolist(), strict=True)}
     return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}
