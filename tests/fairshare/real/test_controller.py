@@ -365,8 +365,10 @@ def test_the_program_takes_and_gives_back_the_lease(
     assert '"event": "stopping"' in (tmp_path / "log").read_text()
 
 
-def test_a_dropped_connection_ends_no_term_and_leaves_nothing_behind_that_ends_the_next(server: ApiServer) -> None:
-    """Not even when the garbage collector finds it."""
+def test_a_dropped_connection_ends_no_term_and_leaves_nothing_behind_that_ends_the_next(
+    server: ApiServer, installed: Path
+) -> None:
+    """Not even when the garbage collector finds it. installed: the namespace of the Lease."""
     with fault_proxy(server.url, ssl.create_default_context(cafile=server.ca_file)) as proxy:
         way = server.kubeconfig_for(ADMIN_TOKEN, server.folder, proxy.url)
         calm = LeaseTimes(lease_s=15, renew_s=10, retry_s=1)
