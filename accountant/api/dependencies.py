@@ -88,6 +88,10 @@ class ServedLedger(Ledger, Journal, Protocol):
         """A version of the span's content: while it is equal, every query about the span has the same answer."""
         ...
 
+    def quarantined_rows(self, most: int) -> int:
+        """The number of quarantined records, up to `most`."""
+        ...
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """The quarantined records, newest first."""
         ...

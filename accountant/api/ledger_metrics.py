@@ -321,7 +321,7 @@ class LedgerCollector(CachingCollector):
         yield _figure(
             "gputally_ledger_quarantined_rows",
             f"Records that were not booked, up to {MOST_QUARANTINED}.",
-            len(self._ledger.quarantined(MOST_QUARANTINED)),
+            self._ledger.quarantined_rows(MOST_QUARANTINED),
         )
         yield _figure("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
         yield _figure(

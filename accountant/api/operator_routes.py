@@ -115,7 +115,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
         differences=tuple(imbalance.lines[:_SHOWN]),
         coverage=coverage(usage),
         capacity_gpu_us=sum(line.accounts_gpu_us.total for line in usage),
-        quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
+        quarantined_rows=deps.ledger.quarantined_rows(MOST_QUARANTINED),
         wal_bytes=deps.ledger.wal_bytes(),
         closed_months=len(books.closed),
         month_faults=tuple(faults(books)),

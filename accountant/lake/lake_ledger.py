@@ -483,6 +483,10 @@ class LakeLedger:
         newest = self.status.newest_ms if cluster is None else self.status.clusters.get(cluster, 0)
         return min(newest, at_ms) or None
 
+    def quarantined_rows(self, most: int) -> int:  # noqa: ARG002
+        """Always raises UnsupportedQuestion, because the quarantine is not published."""
+        raise self._not_published("the records in quarantine")
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:  # noqa: ARG002
         """Always raises UnsupportedQuestion, because the quarantine is not published."""
         raise self._not_published("the records in quarantine")

@@ -685,6 +685,12 @@ class DuckLedger(Offsite):
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return imbalance(cursor, state, start_ms, end_ms)
 
+    def quarantined_rows(self, most: int) -> int:
+        """Return the number of quarantined records, up to `most`. Their content is not read."""
+        with self._snapshot() as (cursor, _):
+            count: int = cursor.run("SELECT count(*) FROM (SELECT seq FROM quarantine LIMIT ?)", [most])[0][0]
+            return count
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Return quarantined records, newest first."""
         with self._snapshot() as (cursor, _):

@@ -227,6 +227,9 @@ class MemoryLedger(FromLines, MemoryJournal):
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
         return Imbalance(0, ())
 
+    def quarantined_rows(self, most: int) -> int:
+        return len(self.refused[:most])
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from accountant.core.errors import OverQuota
 from accountant.core.settings import MIB, Quotas
 from accountant.storage.duckdb_ledger import DuckLedger
-from agent.wire import Holder, Slice, UsageInterval
+from agent.wire import Gap, Holder, Slice, UsageInterval
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Opener, booked
@@ -146,6 +147,22 @@ def test_contradictions_beyond_the_bytes_are_counted_and_not_kept(narrow, hand):
         assert booked(narrow, hand.now_ms, hand.batch(*changed)).quarantined == 3000
     kept = len(narrow.quarantined(10_000))
     assert 0 < kept < 1000, "about as many as the bytes that are left"
+
+
+def test_large_records_leave_little_in_the_quarantine_and_their_gaps_count(narrow, hand):
+    """The quarantine is read as a whole, so one record of forty megabytes would be read at every scrape."""
+    gaps = tuple(Gap(START_MS, START_MS + MINUTE, "x" * 4_000) for _ in range(200))
+    refused = hand.row(1, gpu_model="m" * 100_000, gaps=gaps)
+    told = hand.fact(2, "p" * 100_000, labels={f"k{number}": "v" * 4_000 for number in range(200)})
+    wide = narrow.append([hand.batch(refused, told)], hand.now_ms)[0]
+    assert wide.over_quota == {"bytes": 2}, "more than a megabyte"
+    small = hand.row(3, gpu_model="m" * 100_000, gaps=gaps[:10])
+    assert booked(narrow, hand.now_ms, hand.batch(small)).quarantined == 1
+    (kept,) = narrow.quarantined()
+    assert kept.reason == "bad-name"
+    assert len(kept.content) < 10_000
+    assert json.loads(kept.content)["start_ms"] == START_MS, "its time is still known"
+    assert (narrow.quarantined_rows(10), narrow.quarantined_rows(0)) == (1, 0)
 
 
 def test_new_outboxes_are_limited_and_nothing_of_the_refused_one_is_stored(ledger, hand):

@@ -26,6 +26,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TypeGuard
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -443,8 +444,9 @@ class GroupCommit:
         rows, facts, skipped = records.fresh_intervals, records.fresh_facts, records.fresh_skipped
         if self.quotas is None or not (rows or facts or skipped):
             return True
-        size = ROW_BYTES * len(rows) + GAP_BYTES * sum(len(row.gaps) for row in rows)
-        size += sum(len(content(fact)) for fact in facts)
+        size = ROW_BYTES * len(rows)
+        size += sum(GAP_BYTES + len(gap.reason) for row in rows if row.gaps for gap in row.gaps)
+        size += sum(len(msgspec.json.encode(fact)) for fact in facts)
         size += sum(HOLE_BYTES + len(skip.reason) for skip in skipped)
         return self.quotas.take(sender_of(stream), "bytes", size)
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 from accountant.core.gpu_time_accounts import CELLS, split
 from accountant.storage.duckdb_engine import Cursor
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
+from gputally.base.untrusted_text import as_name
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 CONTENT_FIELDS = (
@@ -65,9 +66,29 @@ def _hash(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=8).digest()
 
 
+MOST_CONTENT = 4_096
+"""Up to this size in bytes the quarantine shows a record as it was sent."""
+_SHOWN_ITEMS = 5
+"""Items of a list or a mapping of a larger record that are shown."""
+
+
 def content(record: UsageInterval | PodFacts) -> str:
-    """Return the whole record as JSON, which the quarantine shows."""
-    return _encoder.encode(record).decode()
+    """Return the record as JSON, which the quarantine shows. A record of more than MOST_CONTENT bytes is shown with
+    shortened texts and with the first items of its lists, because the quarantine is read as a whole."""
+    text = _encoder.encode(record)
+    if len(text) > MOST_CONTENT:
+        text = _encoder.encode({name: _shortened(part) for name, part in msgspec.to_builtins(record).items()})
+    return text.decode()
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return as_name(value)
+    if isinstance(value, dict):
+        return {as_name(key): _shortened(value[key]) for key in list(value)[:_SHOWN_ITEMS]}
+    if isinstance(value, list | tuple):
+        return [_shortened(part) for part in value[:_SHOWN_ITEMS]]
+    return value
 
 
 @dataclass(frozen=True, slots=True)
