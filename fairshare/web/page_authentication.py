@@ -2,8 +2,8 @@
 
 A client sends its token as a bearer token, or as the password of Basic, for which browsers prompt. Each form contains
 a secret value computed from the caller's own token or session. A page of another site cannot compute this value, and
-every replica can check it. The server stores no sessions, and looks up a person's rights in the grants at every
-request."""
+every replica can check it. The server stores only the sessions that were ended, and looks up a person's rights in the
+grants at every request."""
 
 from __future__ import annotations
 
