@@ -106,6 +106,10 @@ class SpoolNotWritable(OutboxUnavailable):
     """The disk cannot be written now, because it is full, read-only or failing. Writing may succeed later."""
 
 
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What sqlite raises. It cannot decode a message of its own that contains a damaged name of a table."""
+
+
 class _Damage(sqlite3.DatabaseError):
     """The file has a fault that sqlite does not see."""
 
@@ -226,7 +230,7 @@ def _open_file(
     _refuse_newer_layout(path)
     try:
         return _checked(path, now_ms, fsync, randbits)
-    except sqlite3.Error as error:
+    except _ERRORS as error:
         if not _is_damage(error):
             raise
         log.critical("the outbox is damaged", extra={"path": str(path), "reason": str(error)})
@@ -313,9 +317,9 @@ def _refuse_newer_layout(path: Path) -> None:
             )
 
 
-def _is_damage(error: sqlite3.Error) -> bool:
+def _is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
     """Return True if the error comes from the content of the file."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_DAMAGE
+    return isinstance(error, UnicodeDecodeError) or getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_DAMAGE
 
 
 # --- repair ---------------------------------------------------------------------------------------------------------
@@ -453,7 +457,7 @@ def renumbered(record: Record, by: int) -> Record:
 
 def _readable_value(db: sqlite3.Connection, key: str) -> bytes | None:
     """Return a value; None if it is absent, damaged or unreadable."""
-    with suppress(sqlite3.Error):
+    with suppress(*_ERRORS):
         row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else _unsealed(key, row[0])
     return None
@@ -467,7 +471,7 @@ def _readable_records(db: sqlite3.Connection, marks: SpoolMarks | None) -> Itera
     while failed < _MOST_UNREADABLE and (last is None or seq < last):
         try:
             row = db.execute("SELECT * FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (seq,)).fetchone()
-        except sqlite3.Error:
+        except _ERRORS:
             failed += 1
             seq += 1
             continue
@@ -531,9 +535,9 @@ def _put(db: sqlite3.Connection, key: str, value: bytes) -> None:
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, sealed))
 
 
-def _unsealed(key: str, stored: object) -> bytes | None:
-    """Return a value without its checksum; None if it is damaged."""
-    if not isinstance(stored, bytes):
+def _unsealed(key: object, stored: object) -> bytes | None:
+    """Return a value without its checksum; None if it or its key is damaged."""
+    if not (isinstance(stored, bytes) and isinstance(key, str)):
         return None
     value = stored[4:]
     return value if crc32(value, crc32(key.encode())).to_bytes(4, "big") == stored[:4] else None
@@ -752,7 +756,7 @@ class Spool:
         """Turn errors of sqlite and of the operating system into OutboxUnavailable, and remember damage."""
         try:
             yield
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self._damaged |= self._opened and _is_damage(error)
             not_writable = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SQLITE_WRITES
             kind = SpoolNotWritable if not_writable else OutboxUnavailable
