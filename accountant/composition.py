@@ -1,23 +1,24 @@
 """Builds one running accountant from its settings: ledger, ingest, prices, inventory, HTTP application, optional
 listeners.
 
-`start` starts a thread for each kind of task: maintenance, windows of a new policy, the lake, deliveries and pages.
-`maintain` runs the maintenance that is due: it checks files, reads the inventory, looks for late records, and runs
-checkpoints, archive and backups. The demo and the tests call it themselves at chosen times. `close` flushes the ingest
-before it closes the ledger."""
+`start` starts a thread for each kind of task: maintenance, windows of a new policy, deliveries and pages; and one for
+each routine of maintenance and of the lake while it runs. `maintain` runs the maintenance that is due: it checks files,
+reads the inventory, looks for late records, and runs checkpoints, archive and backups. The demo and the tests call it
+themselves at chosen times. `close` flushes the ingest before it closes the ledger."""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import json
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -78,6 +79,7 @@ from gputally.server.config_loading import WatchedFile
 from gputally.server.host_names import KnownHosts
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.logs_and_metrics import TaskMetrics
+from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Authenticator
 
 ROUTES = (
@@ -127,6 +129,7 @@ def create_app(deps: Deps) -> FastAPI:
         summary="The ledger of GPU-hours and cost.",
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         redirect_slashes=False,
     )
     app.state.deps = deps
@@ -142,12 +145,23 @@ def create_app(deps: Deps) -> FastAPI:
         answered=deps.metrics.answered,
     )
 
+    written = threading.Lock()
+
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = problems.document(app)
-        return app.openapi_schema
+        with written:
+            if app.openapi_schema is None:
+                app.openapi_schema = problems.document(app)
+            return app.openapi_schema
+
+    @cache
+    def encoded() -> bytes:
+        return json.dumps(document(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def described(request: Request) -> Response:
+        return tagged(request, await asyncio.to_thread(encoded), "application/json")
 
     app.openapi = document  # type: ignore[method-assign]  # the way FastAPI documents to extend it
+    app.add_route("/openapi.json", described, include_in_schema=False)
     return app
 
 
@@ -304,9 +318,7 @@ class Service:
             self._cluster.start()
         begin = self._pulses.begin
         begin("windows", _PULSE_SECONDS, self.warm_windows)
-        begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own limits
-        if self._publisher is not None:
-            begin("publishing", _PULSE_SECONDS, self.publish, math.inf)  # as above
+        begin("maintenance", _PULSE_SECONDS, self._start_routines)
         if self.deliveries is not None:
             begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
         begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
@@ -331,6 +343,11 @@ class Service:
         """Runs the routines that are due. Faults are logged, and the versions in force stay. Raises LedgerFailed."""
         self._routines.do_due()
 
+    def _start_routines(self) -> None:
+        """Starts all routines that are due, each in a thread of its own. Raises LedgerFailed."""
+        self._routines.start_due(self.fail)
+        self._lake_routines.start_due(self.fail)
+
     def publish(self) -> None:
         """Runs the routines of the lake that are due. Faults are logged. Raises LedgerFailed."""
         self._lake_routines.do_due()
@@ -347,6 +364,8 @@ class Service:
         if self._cluster is not None:
             self._cluster.close()
         self._pulses.join()
+        self._routines.join()
+        self._lake_routines.join()
         self._deps.answers.close()
         self.ingest.close()
         if self.failure is None:

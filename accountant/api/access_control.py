@@ -10,14 +10,14 @@ check the teams of a principal with the functions below, and its node themselves
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
 import structlog
 from fastapi import Depends, Request
 from pydantic import TypeAdapter
 
-from accountant.api.dependencies import Deps, deps_of
+from accountant.api.dependencies import Deps, WorkKind, deps_of
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, retry_later
 from accountant.core import periods
@@ -55,13 +55,19 @@ from gputally.server.tokens_and_grants import (
 M = TypeVar("M")
 
 
-def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
-    """Returns a FastAPI dependency that admits only principals with `scope`, and returns the principal."""
+def require(scope: Scope, kind: WorkKind = "reads") -> Any:
+    """Returns a FastAPI dependency that admits only principals with `scope`, and returns the principal. A reading route
+    then has a turn for this kind of work until it returns; `body` gives writing routes theirs."""
 
-    async def check(request: Request, deps: Annotated[Deps, Depends(deps_of)]) -> Principal:
-        return await admit(request, deps, scope)
+    async def check(request: Request, deps: Annotated[Deps, Depends(deps_of)]) -> AsyncIterator[Principal]:
+        principal = await admit(request, deps, scope)
+        if request.method not in ("GET", "HEAD"):
+            yield principal
+            return
+        async with deps.turns.turn(kind, request, principal.name):
+            yield principal
 
-    return check
+    return Depends(check, scope="function")
 
 
 async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = False) -> Principal:
@@ -215,22 +221,28 @@ def _challenge(request: Request) -> str:
 
 
 _REQUIRED: Final = {scope: require(scope) for scope in SCOPES}
-IngestPrincipal = Annotated[Principal, Depends(_REQUIRED["ingest"])]
-ImportPrincipal = Annotated[Principal, Depends(_REQUIRED["import"])]
-Reader = Annotated[Principal, Depends(_REQUIRED["read"])]
-ProgressPrincipal = Annotated[Principal, Depends(_REQUIRED["progress"])]
-PolicyPrincipal = Annotated[Principal, Depends(_REQUIRED["policy"])]
-Admin = Annotated[Principal, Depends(_REQUIRED["admin"])]
+IngestPrincipal = Annotated[Principal, _REQUIRED["ingest"]]
+ImportPrincipal = Annotated[Principal, _REQUIRED["import"]]
+Reader = Annotated[Principal, _REQUIRED["read"]]
+DocumentReader = Annotated[Principal, require("read", "documents")]
+ProgressPrincipal = Annotated[Principal, _REQUIRED["progress"]]
+PolicyPrincipal = Annotated[Principal, _REQUIRED["policy"]]
+Admin = Annotated[Principal, _REQUIRED["admin"]]
 
 
 def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
-    """A dependency that reads the request's body as the model, after checking that the caller has `scope`."""
-    admitted = Depends(_REQUIRED[scope])
+    """A dependency that reads the request's body as the model, after checking that the caller has `scope`. The route
+    then has a turn for an act until it returns."""
+    admitted = _REQUIRED[scope]
 
-    async def read(request: Request, deps: Annotated[Deps, Depends(deps_of)], _: Principal = admitted) -> M:
-        return await read_model(deps.intake, request, model)
+    async def read(
+        request: Request, deps: Annotated[Deps, Depends(deps_of)], principal: Principal = admitted
+    ) -> AsyncIterator[M]:
+        content = await read_model(deps.intake, request, model)
+        async with deps.turns.turn("acts", request, principal.name):
+            yield content
 
-    return Depends(read)
+    return Depends(read, scope="function")
 
 
 class CallersFile:

@@ -53,6 +53,7 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.called_off import CalledOff, stoppable
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
@@ -281,9 +282,13 @@ class AnswerCache:
             other = self._computing.get(key)
             if other is None:
                 self._computing[key] = Future()
-        if other is not None:
+        if other is None:
+            return Answer(self._compute(key, compute, mark), None)
+        try:
             return Answer(other.result(), None)
-        return Answer(self._compute(key, compute, mark), None)
+        except CalledOff:  # by the caller of that computation, but not by this one
+            with stoppable(lambda: None):
+                return self.ask(key, compute, mark)
 
     def ask_together(
         self,

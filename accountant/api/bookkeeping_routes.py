@@ -8,6 +8,7 @@ which an administrator accepts or refuses."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
@@ -15,7 +16,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
-from accountant.api.access_control import Admin, Reader, body, check_teams, known_team_for
+from accountant.api.access_control import Admin, DocumentReader, Reader, body, check_teams, known_team_for
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
@@ -51,7 +52,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
-from accountant.reports import report_builder
+from accountant.reports import rendering_process, report_builder
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
@@ -116,7 +117,7 @@ def statement_span(params: StatementParams, deps: Deps) -> StatementSpan:
     | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
 )
 def month_statement(
-    request: Request, params: Annotated[StatementParams, Query()], deps: AppDeps, principal: Reader
+    request: Request, params: Annotated[StatementParams, Query()], deps: AppDeps, principal: DocumentReader
 ) -> Response:
     """Returns the statement as canonical JSON: equal records, prices and policies give equal bytes. The ETag is its
     SHA-256."""
@@ -139,7 +140,7 @@ def month_statement(
     | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
 def month_report(
-    request: Request, params: Annotated[ReportParams, Query()], deps: AppDeps, principal: Reader
+    request: Request, params: Annotated[ReportParams, Query()], deps: AppDeps, principal: DocumentReader
 ) -> Response:
     """Returns the report as one self-contained page, or the same figures for printing, spreadsheets and programs. Equal
     records, prices and policies give equal bytes; the ETag is their SHA-256."""
@@ -155,7 +156,7 @@ def month_report(
         issuer=deps.settings.issuer if rendering.charges else None,
     )  # fmt: skip
     name = "" if rendering.inline else file_name(rendering.extension, params.month, team)
-    return tagged(request, rendering.render(report), rendering.media_type, name)
+    return tagged(request, rendering_process.render(params.format, report), rendering.media_type, name)
 
 
 period_router = APIRouter(tags=["periods"])
@@ -189,7 +190,7 @@ def list_periods(deps: AppDeps, _: Reader) -> list[Period]:
 @period_router.get(
     "/v1/periods/{month}", summary="One month, with the objections to closing it", responses=_BOOK_REFUSALS
 )
-def read_period(month: MonthPath, deps: AppDeps, _: Reader) -> Period:
+def read_period(month: MonthPath, deps: AppDeps, _: DocumentReader) -> Period:
     return _with_objections(deps, Month.parse(month))
 
 
@@ -246,7 +247,9 @@ def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
 
 
 def _with_objections(deps: Deps, month: Month) -> Period:
-    objections = tuple(ObjectionLine.from_object(objection) for objection in deps.books.standing(month))
+    objections = tuple(
+        ObjectionLine.from_object(objection) for objection in deps.books.standing(month, deps.proposals())
+    )
     return _period(deps, month, deps.books.books()).model_copy(update={"objections": objections})
 
 
@@ -425,11 +428,11 @@ _PRICE_REFUSALS = refuses(
 )
 
 
-async def _sent_book(request: Request, deps: AppDeps, _: Admin) -> PriceBook:
-    """The price book in the body of the request. Raises Refusal."""
+async def _sent_book(request: Request, deps: AppDeps, principal: Admin) -> AsyncIterator[PriceBook]:
+    """The price book in the body of the request, and a turn for the act. Raises Refusal."""
     async with deps.intake.body(request) as raw:
         try:
-            return await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
+            book = await asyncio.to_thread(lambda: validate(parse(raw.decode(), "body"), PriceBook))
         except UnicodeDecodeError as error:
             raise Refusal(
                 "malformed-body", "the body is not UTF-8 text: send the price book as YAML in UTF-8"
@@ -438,9 +441,11 @@ async def _sent_book(request: Request, deps: AppDeps, _: Admin) -> PriceBook:
             lines = str(fault).splitlines()
             errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
             raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
+    async with deps.turns.turn("acts", request, principal.name):
+        yield book
 
 
-SentBook = Annotated[PriceBook, Depends(_sent_book)]
+SentBook = Annotated[PriceBook, Depends(_sent_book, scope="function")]
 
 
 class RepriceParams(Params):
@@ -571,18 +576,18 @@ class RefuseReason(Model):
 @period_router.get(
     "/v1/proposals", summary="Late changes of closed months that wait for a decision", responses=refuses()
 )
-def proposals(deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
+def proposals(deps: AppDeps, principal: DocumentReader) -> list[WaitingProposal]:
     """Lists the proposals of the caller's teams, oldest month first. They are booked only when an administrator accepts
     them."""
-    return _waiting_proposals(deps, principal, deps.books.proposals())
+    return _waiting_proposals(deps, principal, deps.proposals())
 
 
 @period_router.get(
     "/v1/periods/{month}/proposals", summary="Late changes of one closed month", responses=refuses("invalid-parameter")
 )
-def month_proposals(month: ClosedMonthPath, deps: AppDeps, principal: Reader) -> list[WaitingProposal]:
+def month_proposals(month: ClosedMonthPath, deps: AppDeps, principal: DocumentReader) -> list[WaitingProposal]:
     """Returns at most one proposal. When more records arrive, they become part of it and its id changes."""
-    return _waiting_proposals(deps, principal, deps.books.proposals(Month.parse(month)))
+    return _waiting_proposals(deps, principal, deps.proposals(Month.parse(month)))
 
 
 @period_router.post(

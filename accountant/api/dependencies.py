@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast
 
 from fastapi import Depends, Request
 
@@ -19,8 +19,10 @@ from accountant.api.middleware import BodyLimits
 from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.errors import LedgerFailed
-from accountant.core.settings import Settings
+from accountant.core.periods import Month
+from accountant.core.settings import Limits, Settings
 from accountant.ledger.journal import Journal
 from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined
 from accountant.notifications.dispatcher import Dispatcher
@@ -38,6 +40,7 @@ from gputally.base.clock import Clock
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
+from gputally.server.turns import TurnLimits, Turns
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
     from accountant.lake.publisher import Publisher
@@ -123,6 +126,28 @@ class ClusterPicker:
     names: Sequence[str]
 
 
+WorkKind = Literal["reads", "documents", "acts", "metrics"]
+
+
+class RequestTurns:
+    """A pool of turns for each kind of work. Probes and the ingest need none.
+
+    reads: queries and pages. documents: statements and reports. acts: what changes something, and its previews; it is
+    not called off when its client goes. metrics: scrapes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._pools = {
+            "reads": Turns("queries and pages", TurnLimits(limits.reads, limits.reads_by_caller)),
+            "documents": Turns("statements and reports", TurnLimits(limits.documents, 1)),
+            "acts": Turns("changes", TurnLimits(4, 4)),
+            "metrics": Turns("scrapes", TurnLimits(2, 1, waiting=32, waiting_by_caller=4, patience_s=10)),
+        }
+
+    def turn(self, kind: WorkKind, request: Request, caller: str) -> AbstractAsyncContextManager[None]:
+        """A turn of this kind, as `Turns.turn` returns it."""
+        return self._pools[kind].turn(request, caller, may_stop=kind != "acts")
+
+
 @dataclass(frozen=True)
 class Deps:
     """The objects of one server.
@@ -138,6 +163,7 @@ class Deps:
     guard: detects that the machine's clock was set; None: not checked.
     lake: publishes the ledger as Iceberg tables; None: nothing is published.
     bound: a rate limit that all ledgers of this server share; None: this ledger has its own.
+    shared_turns: the turns that all ledgers of this server share; None: this ledger has its own.
     picker: returns the ledgers to choose from; None: only this one."""
 
     settings: Settings
@@ -156,6 +182,7 @@ class Deps:
     guard: GuardedClock | None = None
     lake: Publisher | None = None
     bound: RateLimit | None = None
+    shared_turns: RequestTurns | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
 
     def book(self) -> PriceBook | None:
@@ -184,9 +211,23 @@ class Deps:
         return self.bound or RateLimit(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
+    def turns(self) -> RequestTurns:
+        """The work that requests may do at one time."""
+        return self.shared_turns or RequestTurns(self.settings.limits)
+
+    @cached_property
     def answers(self) -> AnswerCache:
         """The cache of answers; it must be closed before the ledger."""
         return AnswerCache(self.clock, self.settings.limits.pages_bytes, self.spent, self.tasks)
+
+    def proposals(self, month: Month | None = None) -> list[Proposal]:
+        """The late changes that wait for a decision, of one closed month or of all. They are computed again only after
+        an act or a change of closed months' records, because that bills every recent month again."""
+        closed_ms, act = self.books.closed_ms(), self.ledger.last_act()
+        if not closed_ms:
+            return []
+        key = ("proposals", None if month is None else str(month), act)
+        return self.answers.ask(key, lambda: self.books.proposals(month), lambda: self.ledger.mark(0, closed_ms)).value
 
     def page_lines(self, wanted: int) -> int:
         """The number of lines of a page: `wanted`, at most the limit."""

@@ -25,10 +25,12 @@ from fastapi import Request
 from fastapi.datastructures import Headers
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant.api.problems import Refusal, answer, reason, retry_later, with_faults
 from accountant.core.settings import Limits
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.untrusted_text import NO_CONTROLS, unprintable
 from gputally.server import page_layout
@@ -72,6 +74,9 @@ class AccessMiddleware:
         try:
             if refusal is None:
                 await self._app(scope, receive, observed)
+        except (CalledOff, ClientDisconnect):
+            state["problem"] = "client-gone"
+            observed.status = 499
         except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
             self._log.error("request_failed", path=scope["path"][:200], request_id=request_id, exc_info=error)
             refusal = Refusal(

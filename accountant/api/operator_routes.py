@@ -296,21 +296,28 @@ async def leading() -> HealthStatus:
     return HealthStatus()
 
 
+class Readiness(HealthStatus):
+    """tasks: background tasks with a fault. Only they wait: requests are taken and answered."""
+
+    tasks: dict[str, str] = Field(default={})
+
+
 @operation_router.get(
     "/readyz",
-    summary="Whether the ledger can be read and every background task works",
+    summary="Whether requests can be taken and answered",
     responses=refuses("ledger-unavailable", "task-failing"),
 )
-def ready(deps: AppDeps) -> HealthStatus:
-    """Answers 503 if the ledger cannot be read, if a background task fails, and while the clock is in doubt: it was
-    set, or it disagrees with the agents' clocks or with the newest record."""
+async def ready(deps: AppDeps) -> Readiness:
+    """Answers 503 if the ledger cannot be read or written, and while the clock is in doubt: it was set, or it disagrees
+    with the agents' clocks or with the newest record. A task that fails beside that, such as a backup, is named in
+    `tasks`. The answer needs no thread and waits for no other request."""
     if deps.guard is not None and (why := deps.guard.doubt):
         raise LedgerUnavailable(why)
-    faults = deps.tasks.faults() if deps.tasks is not None else {}
-    if faults:
-        # The reasons name files and hosts, and this route needs no token, so they are only in the log.
-        tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
-        detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
+    faults = {} if deps.tasks is None else deps.tasks.faults()
+    # The reasons name files and hosts, and this route needs no token, so they are only in the log.
+    tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
+    if deps.tasks is not None and (stops := deps.tasks.serving & tasks.keys()):
+        detail = "; ".join(f"{name} {tasks[name]}" for name in sorted(stops))
         raise Refusal("task-failing", f"{detail}: the log of the accountant says why", tasks=tasks)
     now = deps.clock.wall_ms()
     deps.ledger.policies(now, now + 1)
@@ -320,7 +327,7 @@ def ready(deps: AppDeps) -> HealthStatus:
             f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the accountant's clock, so one of "
             "them is wrong: run gputally accountant clock show"
         )
-    return HealthStatus()
+    return Readiness(tasks=tasks)
 
 
 @operation_router.get(
@@ -340,7 +347,8 @@ async def metrics(request: Request, deps: AppDeps) -> Response:
         except Refusal as refusal:
             if refusal.slug != "unauthenticated" or "authorization" in request.headers:
                 raise
-    text = await asyncio.to_thread(deps.metrics.exposition, naming=with_names)
+    async with deps.turns.turn("metrics", request, request.client.host if request.client else ""):
+        text = await asyncio.to_thread(deps.metrics.exposition, naming=with_names)
     return Response(text, media_type=CONTENT_TYPE)
 
 

@@ -22,6 +22,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from accountant.api.bookkeeping_models import PodReport
@@ -41,6 +42,8 @@ from accountant.core.errors import (
 )
 from accountant.ledger.journal import BooksMoved
 from agent.wire import PROBLEM, Ack, Batch
+from gputally.base.called_off import CalledOff
+from gputally.server.turns import Busy
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = 5
@@ -79,11 +82,12 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "invalid-body": Kind(422, "The body does not follow its schema"),
     "unsupported-question": Kind(422, "The ledger cannot answer this query"),
     "too-many-requests": Kind(429, "The client sends more requests than its limit allows"),
+    "client-gone": Kind(499, "The client closed the connection before the answer"),
     "internal": Kind(500, "A defect of this service"),
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
     "authority-unavailable": Kind(503, "The service that knows the caller gives no valid answer"),
     "task-failing": Kind(503, "A background task of this service fails"),
-    "busy": Kind(503, "The service receives too many bodies at this moment"),
+    "busy": Kind(503, "The service has too much to do at this moment"),
     "cannot-render": Kind(501, "This file format is not available on this machine"),
     "no-price-book": Kind(503, "This accountant has no price book"),
 }
@@ -150,6 +154,10 @@ def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None
     """The refusal for an error that a route raised; None if it is a defect."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, Busy):
+        return retry_later("too-many-requests" if error.own else "busy", str(error), error.seconds)
+    if isinstance(error, (CalledOff, ClientDisconnect)):
+        return Refusal("client-gone", "nobody waits for this answer")
     if isinstance(error, SequenceGap):
         return Refusal("sequence-gap", str(error), ack=error.ack)
     if isinstance(error, OverQuota):
@@ -189,14 +197,9 @@ def install(
         return handler
 
     for kind in (
-        Refusal,
-        SequenceGap,
-        OverQuota,
-        LedgerUnavailable,
-        LakeUnavailable,
-        LedgerFailed,
-        *_DETAIL_FROM_MESSAGE,
-    ):
+        Refusal, Busy, CalledOff, ClientDisconnect, SequenceGap, OverQuota, LedgerUnavailable, LakeUnavailable,
+        LedgerFailed, *_DETAIL_FROM_MESSAGE,
+    ):  # fmt: skip
         app.add_exception_handler(kind, handle(known))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:
@@ -298,7 +301,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of a route that can answer with these problems, and with those of every route."""
     by_status: dict[int | str, list[str]] = defaultdict(list)
-    for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests", "authority-unavailable"):
+    for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests", "authority-unavailable", "busy"):
         by_status[PROBLEMS[slug].status].append(slug)
     return {
         status: {

@@ -423,12 +423,16 @@ class Bookkeeper:
         """The price book of a stored statement. For None, the one in force."""
         return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
 
-    def standing(self, month: Month) -> list[Objection]:
-        """The objections that have to be acknowledged to close this month."""
+    def standing(self, month: Month, proposals: Sequence[Proposal] | None = None) -> list[Objection]:
+        """The objections that have to be acknowledged to close this month.
+
+        proposals: those that wait for a decision. None: they are looked for, which bills every recent closed month."""
         books = self.books()
         if books.of(str(month)) is not None:
             return []
-        return self._objections(self._open(month, books, self.prices.current), month, books)
+        if proposals is None:
+            proposals = self._proposals(books, books.closed[-self._look_back :])
+        return self._objections(self._open(month, books, self.prices.current), month, proposals)
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
         """The month's statement at the present prices, and at the prices of `book`.
@@ -452,7 +456,7 @@ class Bookkeeper:
         earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
         refuse_out_of_order(books, month, end, now, earlier)
         draft = self._open(month, books, self.prices.current)
-        standing = self._objections(draft, month, books)
+        standing = self._objections(draft, month, self._proposals(books, books.closed[-self._look_back :]))
         refuse_unless_acknowledged(standing, acknowledged, reason)
         final = replace(
             draft,
@@ -659,12 +663,12 @@ class Bookkeeper:
                 )
         return replace(books, corrections=tuple(corrections)), acts
 
-    def _objections(self, statement: Statement, month: Month, books: ClosedMonths) -> list[Objection]:
+    def _objections(self, statement: Statement, month: Month, proposals: Sequence[Proposal]) -> list[Objection]:
         start, end = month.span(self._zone)
         records = self._ledger.quarantined(MOST_QUARANTINED)
         inside = sum(1 for first, last in map(_span, records) if first < end and last >= start)
         checked = len(records) if len(records) >= MOST_QUARANTINED else None
-        waiting = [one.month for one in self._proposals(books, books.closed[-self._look_back :])]
+        waiting = [one.month for one in proposals]
         in_grace = self._clock.wall_ms() < end + self._grace_ms
         return [*objections(statement, inside, in_grace, checked), *waiting_elsewhere(waiting)]
 

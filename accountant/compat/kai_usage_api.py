@@ -45,6 +45,8 @@ from cachetools import LRUCache
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from accountant.api import query_parameters
 from accountant.api.query_parameters import bounded
@@ -54,10 +56,12 @@ from accountant.inventory.node_facts_and_downtime import SHARD
 from accountant.ledger.protocols import Ledger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
-from gputally.server.request_handling import GONE, Turns
+from gputally.server.request_handling import read_body
+from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
 Resource = Literal["gpu", "cpu", "memory"]
 MAX_QUERY_CHARACTERS = 4_096
@@ -70,8 +74,6 @@ ALLOCATIONS: Mapping[str, Resource] = {
 CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
 """Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
 POOL_LABEL = "nodepool"
-_AT_ONCE = 4
-"""Number of queries answered at a time; further ones wait. All queries of one fetch have the same window."""
 _OPERATORS = {
     "MatchOp.Equal": "=",
     "MatchOp.NotEqual": "!=",
@@ -254,6 +256,10 @@ def _steps(question: UsageQuestion, window: UsageWindow, quantity: int) -> float
 
 
 _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
+_BODY_S = 5.0
+"""Time within which a form must arrive."""
+_TURNS = TurnLimits(running=4, running_by_caller=4, waiting=64, waiting_by_caller=64, patience_s=30)
+"""A query that has waited for half a minute is refused, and KAI keeps its usage."""
 _REMEMBERED = 64
 _LIMITS = Limits()
 OF_SHARDS = "/shards"
@@ -426,9 +432,9 @@ class KaiUsageSource:
 
 
 def create_app(source: KaiUsageSource) -> FastAPI:
-    """The listener's application. It needs no credentials, only reads, and accepts only small bodies."""
-
-    turns = Turns(_AT_ONCE)
+    """The listener's application. It needs no credentials, only reads, and accepts only small bodies. It answers four
+    queries at a time, and the work on a query ends when its client goes."""
+    turns = Turns("queries", _TURNS)
 
     async def query(request: Request, nameless: str | None) -> Response:
         try:
@@ -439,10 +445,13 @@ def create_app(source: KaiUsageSource) -> FastAPI:
             time = form.get("time", [None])[-1]
             cluster = request.path_params.get("cluster")
             shard = request.path_params.get("shard", nameless)
-            answer = await turns.run(request, source.answer, query_text, time, shard, cluster)
-            return GONE if answer is None else JSONResponse(answer)
+            return JSONResponse(await turns.run(request, source.answer, query_text, time, shard, cluster))
         except Refused as refused:
             return _refusal(refused)
+        except Busy as busy:
+            return _refusal(Refused(503, "unavailable", str(busy)))
+        except (CalledOff, ClientDisconnect):
+            return GONE
         except (UnicodeDecodeError, ValueError) as error:
             return _refusal(Refused(400, "bad_data", f"the form cannot be read: {error}"))
 
@@ -472,12 +481,10 @@ def create_app(source: KaiUsageSource) -> FastAPI:
 
 
 async def _body(request: Request) -> bytes:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise Refused(413, "bad_data", f"the form is larger than {_MAX_BODY_BYTES} bytes")
-    return body
+    try:
+        return await read_body(request, _MAX_BODY_BYTES, _BODY_S)
+    except HTTPException as error:
+        raise Refused(error.status_code, "bad_data", str(error.detail)) from error
 
 
 def _refusal(refused: Refused) -> Response:

@@ -65,12 +65,13 @@ from accountant.ledger.protocols import Ledger, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR, US_PER_MS
 from gputally.base.untrusted_text import for_cell
-from gputally.server.request_handling import GONE, Turns
+from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
 DIMENSIONS: Final[tuple[Dimension, ...]] = (
     "cluster", "node", "namespace", "pod", "container", "job", "team", "mig_profile", "gpu",
@@ -939,8 +940,8 @@ def _hours(gpu_us: int) -> str:
     return f"{gpu_us / US_PER_HOUR:,.2f} GPU-hours"
 
 
-_AT_ONCE = 2
-"""Number of queries answered at a time; further ones wait."""
+_TURNS: Final = TurnLimits(running=2, running_by_caller=2, waiting=64, waiting_by_caller=64, patience_s=30)
+"""A query that has waited for half a minute is refused."""
 _PLAIN = frozenset({"window", "aggregate"})
 """Parameters whose faults OpenCost answers as plain text."""
 _EMPTY: Mapping[str, object] = {
@@ -958,15 +959,21 @@ _EMPTY: Mapping[str, object] = {
 
 
 def create_app(source: AllocationSource) -> FastAPI:
-    """The listener's application. It needs no credentials, only reads, and answers `_AT_ONCE` queries at a time."""
-    turns = Turns(_AT_ONCE)
+    """The listener's application. It needs no credentials, only reads, and answers two queries at a time. The work on
+    a query ends when its client goes."""
+    turns = Turns("queries", _TURNS)
 
     def reading(read: Callable[[str], Mapping[str, object] | str]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                return await turns.run(request, _encode_answer, read, request.url.query) or GONE
+                return await turns.run(request, _encode_answer, read, request.url.query)
             except BadQuestion as bad:
                 return _bad_request(bad)
+            except Busy as busy:
+                body = {"code": 503, "status": "", "data": None, "message": f"Error: {busy}"}
+                return _json(body, 503, {"Retry-After": str(round(busy.seconds))})
+            except CalledOff:
+                return GONE
             except AccountantError as error:
                 return _json({"code": 503, "status": "", "data": None, "message": f"Error: {error}"}, 503)
 
@@ -1008,8 +1015,8 @@ def _encode_answer(read: Callable[[str], Mapping[str, object] | str], query: str
     return Response(answer, media_type="text/csv") if isinstance(answer, str) else _json(answer)
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
 def _bad_request(bad: BadQuestion) -> Response:

@@ -87,6 +87,13 @@ class Limits(Model):
     """Memory for cached answers: the figures of HTML pages that take long to compute, and lists of several pages,
     compressed, while clients read them. If a list does not fit, each of its pages takes as long as the first, and a
     page is refused if the list has changed."""
+    reads: int = Field(default=6, ge=1)
+    """Queries and pages that are computed at one time. Further requests wait, at most a minute; above 256 waiting ones
+    503 with Retry-After."""
+    reads_by_caller: int = Field(default=3, ge=1)
+    """How many of them one caller may have. Of one caller at most 64 requests wait; above it 429 with Retry-After."""
+    documents: int = Field(default=2, ge=1)
+    """Statements and reports that are made at one time, one of each caller; further requests wait likewise."""
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one query."""
 

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import Field
 
-from accountant.api.access_control import Reader, require_all_teams, team_filter, team_for
+from accountant.api.access_control import DocumentReader, Reader, require_all_teams, team_filter, team_for
 from accountant.api.answer_cache import Answer, open_page
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
@@ -39,7 +40,7 @@ from accountant.fleet.fleet_ledgers import (
     TeamMonth,
     statement_lines,
 )
-from accountant.reports import html_and_pdf
+from accountant.reports import html_and_pdf, rendering_process
 from accountant.reports.focus_export import pack
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from accountant.web import month_and_decision_pages, page_queries, page_rows
@@ -226,13 +227,13 @@ async def costs(
 
 @router.get("/v1/report", summary="A month of every ledger")
 async def report(
-    request: Request, asked: Annotated[FleetReport, Query()], deps: AppDeps, principal: Reader
+    request: Request, asked: Annotated[FleetReport, Query()], deps: AppDeps, principal: DocumentReader
 ) -> Response:
     """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, every line,
     or each ledger's own report."""
     require_all_teams(principal)
     if asked.format not in ("json", "csv"):
-        return await asyncio.to_thread(_reports, request, deps, asked)
+        return await to_thread.run_sync(_reports, request, deps, asked)
     month = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
         return tagged(request, month.summary.model_dump_json().encode(), "application/json")
@@ -249,10 +250,10 @@ def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
     """A ZIP archive with each ledger's own report, as its accountant renders it. Raises CannotRender."""
     state, rendering = _state(request), RENDERINGS[asked.format]
     month, issuer = _month(state, asked.month), deps.settings.issuer if rendering.charges else None
-    files = {
-        file_name(rendering.extension, str(month), member.name): rendering.render(member.report(month, None, issuer))
-        for member in state.chosen(asked.ledger)
-    }
+    files = {}
+    for member in state.chosen(asked.ledger):
+        content = rendering_process.render(asked.format, member.report(month, None, issuer))
+        files[file_name(rendering.extension, str(month), member.name)] = content
     return tagged(request, pack(files), "application/zip", f"gputally-{month}-fleet-{asked.format}.zip")
 
 

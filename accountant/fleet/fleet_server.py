@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from accountant import composition
 from accountant.api import problems
 from accountant.api.access_control import CallersFile, admit, require_all_teams
-from accountant.api.dependencies import ClusterPicker, Deps, ServedLedger
+from accountant.api.dependencies import ClusterPicker, Deps, RequestTurns, ServedLedger
 from accountant.api.middleware import AccessMiddleware
 from accountant.api.problems import Refusal, answer
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -109,6 +109,7 @@ class FleetService:
         self._clock = clock
         self._log = structlog.get_logger("accountant.fleet")
         self._rate = RateLimit(clock, settings.limits.requests_per_second, settings.limits.burst)
+        self._turns = RequestTurns(settings.limits)
         self._served: dict[str, _Served] = {}
         self._state = FleetState(fleet, settings, clock)
         self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)
@@ -238,6 +239,7 @@ class FleetService:
             people=self._callers.people,
             tasks=self.tasks,
             bound=self._rate,
+            shared_turns=self._turns,
             picker=lambda: ClusterPicker(name, self.names()),
         )
 

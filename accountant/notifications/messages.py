@@ -15,7 +15,7 @@ from urllib.parse import quote
 from accountant.bookkeeping.month_closing import MIN_COVERAGE
 from accountant.core.periods import utc
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
-from accountant.reports import figure_formatting
+from accountant.reports import figure_formatting, rendering_process
 from accountant.reports.output_formats import RENDERINGS, file_name
 from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
@@ -189,7 +189,7 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         Attachment(
             file_name(RENDERINGS[form].extension, due.period.name, due.team),
             RENDERINGS[form].media_type,
-            RENDERINGS[form].render(report),
+            rendering_process.render(form, report),
         )
         for form in (due.forms if files else ())
     )

@@ -1,8 +1,9 @@
 """Runs the accountant's recurring tasks (routines), and defines those for late records, checkpoint, archive, retention,
 backup and lake.
 
-A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed ledger ends
-the process. The routines for the inventory and for changed files are in accountant.composition.
+Each routine has a thread of its own, so that a long backup does not stop the inventory, a certificate's renewal or a
+checkpoint. A routine that fails is logged, counted and tried again within a minute; the others continue. Only a failed
+ledger ends the process. The routines for the inventory and for changed files are in accountant.composition.
 
 `warm` queries the windows of a new policy once, so that the first query of the controller is fast."""
 
@@ -65,37 +66,72 @@ class Routine:
 
 
 class Routines:
-    """Runs routines that are due, in the given order."""
+    """Runs routines that are due: in the given order (`do_due`), or each in a thread of its own (`start_due`)."""
 
     def __init__(self, clock: Clock, routines: Sequence[Routine], tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
         self._log = structlog.get_logger("accountant.composition")
         tasks = tasks or BackgroundTasks(clock)
         self._routines = {routine: tasks.add(routine.name, routine.patience_s) for routine in routines}
+        self._threads: dict[Routine, threading.Thread] = {}
         now = clock.monotonic_ms()
         self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in routines}
 
     def do_due(self) -> None:
         """Runs all routines that are due, and continues after failures. Raises LedgerFailed."""
-        for routine, task in self._routines.items():
-            try:
-                if self._is_due(routine, task):
-                    with task.running():
-                        routine.do()
-            except LedgerFailed:
-                raise
-            except Exception as error:  # noqa: BLE001 - a defect in one routine must not end the others
-                if not task.failing:  # `early` failed
-                    task.fail(error)
-                self._due[routine] = self._clock.monotonic_ms() + min(routine.seconds, RETRY_SECONDS) * MS_PER_SECOND
-                _log_failure(self._log, "maintenance_failed", routine.name, error)
+        for routine in self._routines:
+            if self._is_due(routine):
+                self._do(routine)
 
-    def _is_due(self, routine: Routine, task: BackgroundTask) -> bool:
-        now = self._clock.monotonic_ms()
-        if now < self._due[routine] and (task.failing or not routine.early()):
+    def start_due(self, failed: Callable[[LedgerFailed], None]) -> None:
+        """Starts all routines that are due and do not run already, so that one that takes long does not stop the
+        others. failed: called in the thread of the routine with a failure of the ledger."""
+
+        def run(routine: Routine) -> None:
+            try:
+                self._do(routine)
+            except LedgerFailed as failure:
+                failed(failure)
+
+        for routine in self._routines:
+            running = self._threads.get(routine)
+            if (running is None or not running.is_alive()) and self._is_due(routine):
+                thread = self._threads[routine] = threading.Thread(
+                    target=run, args=(routine,), name=routine.name, daemon=True
+                )
+                thread.start()
+
+    def join(self) -> None:
+        """Waits for the routines that `start_due` started."""
+        for thread in self._threads.values():
+            thread.join()
+
+    def _do(self, routine: Routine) -> None:
+        try:
+            with self._routines[routine].running():
+                routine.do()
+        except LedgerFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - a defect in one routine must not end the others
+            self._try_again(routine, error)
+
+    def _is_due(self, routine: Routine) -> bool:
+        now, task = self._clock.monotonic_ms(), self._routines[routine]
+        try:
+            if now < self._due[routine] and (task.failing or not routine.early()):
+                return False
+        except LedgerFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            task.fail(error)
+            self._try_again(routine, error)
             return False
         self._due[routine] = now + routine.seconds * MS_PER_SECOND
         return True
+
+    def _try_again(self, routine: Routine, error: Exception) -> None:
+        self._due[routine] = self._clock.monotonic_ms() + min(routine.seconds, RETRY_SECONDS) * MS_PER_SECOND
+        _log_failure(self._log, "maintenance_failed", routine.name, error)
 
 
 class PeriodicTasks:

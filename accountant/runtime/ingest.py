@@ -148,7 +148,7 @@ class Ingest:
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
         self._closing = threading.Lock()
         self._closed = False
-        self._task = (tasks or BackgroundTasks(clock)).add("ledger-writer")
+        self._task = (tasks or BackgroundTasks(clock)).add("ledger-writer", serves=True)
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
         self._task.watch(self._thread)

@@ -23,6 +23,7 @@ import pyarrow as pa
 from accountant.core.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
 from accountant.storage import crash_recovery
 from gputally.base.atomic_file import sync
+from gputally.base.called_off import stoppable
 from gputally.base.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def streamed(table: pa.Table) -> Any:
 
 
 class Cursor:
-    """Runs statements on a connection of its own. A statement refers to the tables passed with it as `incoming`,
+    """Runs statements on a connection of its own. If the current work is called off, a query is interrupted and raises
+    `gputally.base.called_off.CalledOff`. A statement refers to the tables passed with it as `incoming`,
     `payers` and `kinds`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -109,7 +111,8 @@ class Cursor:
         """Run a statement and return all rows."""
         try:
             self._optimise(True)
-            return self._connection.execute(sql, parameters).fetchall()
+            with stoppable(self._connection.interrupt):
+                return self._connection.execute(sql, parameters).fetchall()
         except duckdb.Error as error:
             raise _translated(error) from error
 
@@ -146,7 +149,8 @@ class Cursor:
         """Run a statement and return the result as numpy arrays by column name, for many rows of numbers."""
         try:
             self._optimise(True)
-            found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
+            with stoppable(self._connection.interrupt):
+                found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
         except duckdb.Error as error:
             raise _translated(error) from error
         return found

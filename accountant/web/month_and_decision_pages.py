@@ -18,6 +18,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from jinja2 import Environment
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from accountant.api.access_control import Reader, known_team_for, limit_address_rate, require_all_teams, team_for
 from accountant.api.answer_cache import Answer
@@ -39,13 +40,15 @@ from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.page_layout import HTML, STYLE
-from gputally.server.request_handling import static_routes, tagged
+from gputally.server.request_handling import read_body, static_routes, tagged
 from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes, to_sign_in
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
 _SHOWN_NODES = 200
 _MOST_FORM_BYTES = 10_000
+_FORM_S = 10.0
+"""Time within which a form must arrive."""
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
               ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
               ("/coverage", "Coverage"))  # fmt: skip
@@ -89,6 +92,7 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         waiting=now.value.demand.waiting,
         any_records=deps.newest_ms() > 0,
         proposals=len(deps.books.waiting),
+        failing=sorted(deps.tasks.faults()) if deps.tasks is not None else (),
         bar=html_and_pdf.accounts(use.accounts, title),
         so_far=so_far,
         as_of_ms=answer.as_of_ms,
@@ -260,14 +264,13 @@ def page(request: Request, current: str, template: str, deps: Deps, **values: An
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; of several values of one field, the first. Raises Refusal for a form that is too large."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_FORM_BYTES:
-            raise Refusal(
-                "too-large", f"the form is larger than {_MOST_FORM_BYTES} bytes, which no form of this site is"
-            )
+    """The fields of a form; of several values of one field, the first. Raises Refusal for a form that is too large or
+    too slow."""
+    try:
+        body = await read_body(request, _MOST_FORM_BYTES, _FORM_S)
+    except HTTPException as error:
+        slug = "slow-body" if error.status_code == 408 else "too-large"
+        raise Refusal(slug, str(error.detail), headers={"Connection": "close"}) from error
     return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
 
 
@@ -393,7 +396,7 @@ def _query(params: DecisionsParams, kind: str | None) -> str:
 @router.get("/proposals")
 def proposals(request: Request, deps: AppDeps, principal: Reader) -> Response:
     """The page of late changes of closed months. A reader of some teams sees only the effects on these."""
-    with_effects = [(proposal, proposal.effects(principal.teams)) for proposal in deps.books.proposals()]
+    with_effects = [(proposal, proposal.effects(principal.teams)) for proposal in deps.proposals()]
     book = deps.book()
     rows = [(proposal, effect) for proposal, effects in with_effects for effect in effects]
     return page(

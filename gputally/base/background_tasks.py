@@ -55,12 +55,16 @@ class BackgroundTask:
         clock: Clock,
         patience_s: float = PATIENCE_S,
         expected: tuple[type[BaseException], ...] = (),
+        *,
+        serves: bool = False,
     ) -> None:
         """Create the record of a task that has not run yet.
 
         patience_s: the time limit of one run.
+        serves: True if the program can take or answer no request while this task does not work.
         expected: exceptions of a run that are not defects, such as an API server that does not answer."""
         self.name = name
+        self.serves = serves
         self._expected = expected
         self._clock = clock
         self._patience_s = patience_s
@@ -162,9 +166,9 @@ class BackgroundTasks:
         self._expected = expected
         self._tasks: dict[str, BackgroundTask] = {}
 
-    def add(self, name: str, patience_s: float = PATIENCE_S) -> BackgroundTask:
-        """Add a task, which has no fault until its first run."""
-        task = self._tasks[name] = BackgroundTask(name, self._clock, patience_s, self._expected)
+    def add(self, name: str, patience_s: float = PATIENCE_S, *, serves: bool = False) -> BackgroundTask:
+        """Add a task, which has no fault until its first run. serves: see BackgroundTask."""
+        task = self._tasks[name] = BackgroundTask(name, self._clock, patience_s, self._expected, serves=serves)
         return task
 
     def states(self) -> Mapping[str, TaskState]:
@@ -173,6 +177,11 @@ class BackgroundTasks:
     def faults(self) -> Mapping[str, str]:
         """Return the fault of each task that has one."""
         return {name: state.fault for name, state in self.states().items() if state.fault is not None}
+
+    @property
+    def serving(self) -> frozenset[str]:
+        """Return the tasks without which the program can take or answer no request."""
+        return frozenset(name for name, task in dict(self._tasks).items() if task.serves)
 
     def start(
         self,

@@ -352,7 +352,7 @@ def serve(
 
     Raises CannotStart."""
     bound = listen(host, port)
-    task = None if tasks is None else tasks.add(name)
+    task = None if tasks is None else tasks.add(name, serves=True)
     server = _Server(
         uvicorn.Config(
             app,

@@ -6,19 +6,14 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Final, ParamSpec, TypeVar
 
 import structlog
-from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Answered = Callable[[str, str, int, float], None]
 """A function that is called after each response with the method, the path as sent, the status and the seconds."""
 
@@ -75,6 +70,10 @@ class RequestLog:
             self._answered(scope["method"], path, observed.status, time.monotonic() - started)
 
 
+_MOST_DIGITS = 18
+"""Maximum number of digits of Content-Length."""
+
+
 async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
     """Read the body of a request. Raises HTTPException: 413 for more than `most_bytes`, 408 if it takes longer than
     `seconds`."""
@@ -82,7 +81,7 @@ async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            if int(declared) <= most_bytes:
+            if len(declared) <= _MOST_DIGITS and int(declared) <= most_bytes:
                 async for part in request.stream():
                     body += part
                     if len(body) > most_bytes:
@@ -96,28 +95,6 @@ async def read_body(request: Request, most_bytes: int, seconds: float) -> bytes:
 
 _CLOSE = {"Connection": "close"}
 """Makes the client close the connection, because the rest of the body is not read."""
-
-
-class Turns:
-    """Lets requests work in threads of their own, a few at a time. A request whose caller has gone while it waited is
-    not worked off.
-
-    at_once: the number of requests that work at a time; further ones wait."""
-
-    def __init__(self, at_once: int) -> None:
-        self._turns = asyncio.Semaphore(at_once)
-        self._threads = CapacityLimiter(at_once)
-
-    async def run(self, request: Request, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
-        """Run the call in a thread and return its result; None if the caller has gone."""
-        async with self._turns:
-            if await request.is_disconnected():
-                return None
-            return await to_thread.run_sync(partial(call, *args, **more), limiter=self._threads, abandon_on_cancel=True)
-
-
-GONE: Final = Response(status_code=499)
-"""The answer to a caller who has gone, which nobody gets."""
 
 
 def tagged(request: Request, body: bytes, media_type: str, file: str = "", *, public: bool = False) -> Response:

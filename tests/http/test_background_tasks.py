@@ -18,13 +18,15 @@ from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import USAGE_HOURLY
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
-from accountant.runtime.background_tasks import Maintenance
+from accountant.runtime.background_tasks import Maintenance, Routine, Routines
 from accountant.storage import backups
+from accountant.storage.backups import KeptBackups
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from tests import empty_ledger
+from tests.deadlines import until
 from tests.http.conftest import client_of, encoded, pod_minutes
 from tests.price_books import price_book_text
 
@@ -66,14 +68,17 @@ def test_a_backup_and_an_archive_that_cannot_be_made_are_said_and_tried_again_wi
         off.write_text("no folder")
         after(clock, service, 7_200_000)
         assert {failing(service, task) for task in ("archive", "backup")} == {1}
-        assert ready(service) == (503, {"archive": "failed", "backup": "failed"})
+        assert ready(service) == (200, {"archive": "failed", "backup": "failed"})
+        page = client_of(service).get("/").text
+        assert "archive fails" in page
+        assert "backup fails" in page
         assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
         receipt = service.ingest.submit_batch(pod_minutes(rows=3)).result()
         assert (receipt.ack.durable_seq, receipt.ack.archived_seq) == (3, 0), "nothing else stops"
         off.unlink()
         after(clock, service, 60_000)
         assert {failing(service, task) for task in ("archive", "backup")} == {0}
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
         assert figure(service, newest) == clock.wall_ms() / 1000
         assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
 
@@ -129,21 +134,21 @@ def test_the_number_of_backups_that_cannot_be_listed_is_absent_and_not_zero(arch
 def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(archiving, clock):
     inventory = Inventory()
     with Service(archiving, clock, inventory) as service:
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
         service.ingest.submit_batch(pod_minutes(rows=3)).result()
         inventory.meanwhile = raising(ValueError("a label of None"))
         after(clock, service, 7_200_000)
         assert len(backups.list_backups(in_folder(Path(archiving.backups_to)))) == 1
         assert parts(archiving)
         assert service.ledger.wal_bytes() < 100_000
-        assert ready(service) == (503, {"inventory": "failed"})
+        assert ready(service) == (200, {"inventory": "failed"})
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
         assert figure(service, 'gputally_task_stopped{task="backup"}') == 0
         assert failing(service, "inventory") == 1
         assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
         inventory.meanwhile = lambda: None
         after(clock, service, 60_000)
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 0
         assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
 
@@ -161,13 +166,13 @@ def test_a_routine_that_hangs_is_seen_within_a_minute(archiving, clock):
         maintenance = threading.Thread(target=service.maintain)
         maintenance.start()
         assert reading.wait(30)
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
         clock.advance(50_000)
-        assert ready(service) == (503, {"inventory": "has not ended for 50 s"})
+        assert ready(service) == (200, {"inventory": "has not ended for 50 s"})
         assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
         go.set()
         maintenance.join(30)
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
 
 
 def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
@@ -190,6 +195,39 @@ def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
             "archive", "backup", "checkpoint", "correct", "inventory", "ledger-writer", "maintenance", "pages",
             "windows",
         }  # fmt: skip
+
+
+def test_a_long_backup_stops_no_other_routine(archiving, clock):
+    inventory, copying, go = Inventory(), threading.Event(), threading.Event()
+    read = threading.Semaphore(0)
+    inventory.meanwhile = read.release
+    with Service(archiving, clock, inventory) as service:
+        read.acquire(timeout=0)  # that of the start
+
+        class Slow(KeptBackups):
+            def make(self, ledger, now_ms):
+                copying.set()
+                go.wait(60)
+                return super().make(ledger, now_ms)
+
+        deps = service.app.state.deps
+        slow = Slow(deps.backups.store, deps.settings.backups.keep)
+        maintenance = Maintenance(service.ledger, service.books, archiving, clock, slow)
+        routines = Routines(
+            clock, [*maintenance.routines(), Routine("inventory", 30, service._read_inventory)], service.tasks
+        )
+        clock.advance(7_200_000)
+        routines.start_due(service.fail)
+        assert copying.wait(30)
+        assert read.acquire(timeout=30)
+        clock.advance(30_000)
+        until(
+            lambda: routines.start_due(service.fail) or read.acquire(timeout=0.1),
+            "the inventory is not read while the backup goes on",
+        )
+        go.set()
+        routines.join()
+        assert len(deps.backups.listed()) == 1, "a backup that runs is not started again"
 
 
 @pytest.fixture
@@ -225,7 +263,7 @@ def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_roo
         (_, policy) = service.ledger.policies(0, clock.wall_ms() + 1)
         assert policy.policy.queues[0].deserved == 2
         assert failing(service, "prices file") == 0
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
 
 
 def test_an_accountant_that_starts_on_a_full_disk_answers_and_catches_up(archiving, clock, tmp_path, full):
@@ -302,11 +340,11 @@ def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(archiving, 
         off.write_text("no folder")
         record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
         after(clock, service, 1_000)
-        assert ready(service) == (503, {"archive": "failed"})
+        assert ready(service) == (200, {"archive": "failed"})
         off.unlink()
         after(clock, service, 60_000)
         assert parts(archiving) == 1
-        assert ready(service) == (200, None)
+        assert ready(service) == (200, {})
 
 
 def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(archiving, clock):

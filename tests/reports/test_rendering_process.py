@@ -1,0 +1,92 @@
+"""Documents are rendered in other processes: the same bytes, within limits, and only while somebody waits."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from accountant.core.errors import CannotRender
+from accountant.reports import html_and_pdf, rendering_process
+from accountant.reports.output_formats import RENDERINGS
+from accountant.reports.report_builder import Report
+from gputally.base import called_off
+from gputally.base.called_off import CalledOff, Work
+from tests.billing.usage_rows import held
+from tests.deadlines import until
+from tests.reports import sample_month
+
+
+def test_a_spreadsheet_of_another_process_has_the_same_bytes() -> None:
+    report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01))
+    assert rendering_process.render("xlsx", report) == RENDERINGS["xlsx"].render(report)
+
+
+def test_the_server_keeps_its_process_for_the_next_document() -> None:
+    async def both() -> list[int]:
+        return [await rendering_process.apart(os.getpid) for _ in range(2)]
+
+    first, second = anyio.run(both)
+    assert first == second != os.getpid()
+
+
+def test_a_document_that_takes_too_long_or_too_much_is_refused_and_the_next_one_is_made() -> None:
+    async def scenario() -> None:
+        with pytest.raises(CannotRender, match="longer"):
+            await rendering_process.apart(time.sleep, 600, most_s=0.5)
+        with pytest.raises(CannotRender, match="MiB"):
+            await rendering_process.apart(bytearray, (rendering_process.MOST_MIB + 256) * 2**20)
+        with pytest.raises(CannotRender, match="MiB"):
+            await rendering_process.apart(os.abort)
+        assert await rendering_process.apart(max, 1, 2) == 2
+
+    anyio.run(scenario)
+
+
+def test_the_process_is_killed_when_nobody_waits_for_its_document() -> None:
+    work = Work()
+
+    async def scenario() -> None:
+        called_off.make_current(work)
+        with pytest.raises(CalledOff):
+            await rendering_process.apart(time.sleep, 600)
+
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(anyio.run, scenario)
+        until(lambda: bool(work._stops), "the process should run")
+        work.call_off()
+        made.result()
+
+
+def test_a_thread_of_the_server_uses_the_servers_processes() -> None:
+    report = sample_month.october(held("2026-10-01", "2026-10-02"))
+
+    async def scenario() -> bytes:
+        return await to_thread.run_sync(rendering_process.render, "xlsx", report)
+
+    assert anyio.run(scenario) == RENDERINGS["xlsx"].render(report)
+
+
+def processor_s(report: Report) -> float:
+    began = time.process_time()
+    html_and_pdf.render_pdf(report)
+    return time.process_time() - began
+
+
+@pytest.mark.real
+def test_long_names_do_not_multiply_the_time_of_a_pdf() -> None:
+    """A name that may be broken after each of its 253 characters took fifteen times as long as a short one."""
+
+    def named(length: int) -> Report:
+        rows = [
+            held("2026-10-01", "2026-10-02", **dict.fromkeys(("namespace", "job"), f"{number:x<{length}}"))
+            for number in range(10)
+        ]
+        return sample_month.october(*rows)
+
+    short = processor_s(named(8))
+    assert processor_s(named(253)) < 5 * short
