@@ -26,7 +26,8 @@ class Work:
         """True once the work has been called off."""
 
     def call_off(self) -> None:
-        """Stop the work. What runs under `stoppable` raises CalledOff, now or at its next step."""
+        """Stop the work. What runs under `stoppable` raises CalledOff, now or at its next step. Call it again until the
+        work has ended, because what has not quite begun may ignore its `stop`."""
         with self._lock:
             self.over = True
             for stop in self._stops:

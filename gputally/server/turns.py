@@ -27,6 +27,7 @@ from gputally.base.called_off import CalledOff, Work, make_current
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_AGAIN_S: Final = 0.2
 GONE: Final = Response(status_code=499)
 """The answer to a caller who has gone, which nobody gets."""
 
@@ -95,10 +96,10 @@ class Turns:
         turn comes.
 
         may_stop: the block has a current `Work`, which is called off when the client goes."""
-        work = Work()
-        watch = asyncio.ensure_future(_call_off_when_gone(request, work))
+        work, gone = Work(), asyncio.get_running_loop().create_future()
+        watch = asyncio.ensure_future(_call_off_when_gone(request, work, gone))
         try:
-            await self._enter(caller, watch)
+            await self._enter(caller, gone)
             try:
                 make_current(work if may_stop else None)
                 yield
@@ -176,8 +177,12 @@ def _give(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-async def _call_off_when_gone(request: Request, work: Work) -> None:
-    """Call off the work when the client closes its connection."""
+async def _call_off_when_gone(request: Request, work: Work, gone: asyncio.Future[None]) -> None:
+    """Call off the work when the client closes its connection, until it has ended: an engine ignores an interruption
+    that comes just before its query begins."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    work.call_off()
+    gone.set_result(None)
+    while True:
+        work.call_off()
+        await asyncio.sleep(_AGAIN_S)

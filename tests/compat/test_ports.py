@@ -17,9 +17,10 @@ from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import VirtualClock
 from gputally.server.host_names import is_private
-from gputally.server.request_handling import GONE, Turns
+from gputally.server.turns import GONE, TurnLimits, Turns
 from tests import empty_ledger
 
 
@@ -67,10 +68,13 @@ def test_who_has_gone_is_not_worked_for() -> None:
         done.append(name)
         return PlainTextResponse(name)
 
-    turns = Turns(1)
+    turns = Turns("queries", TurnLimits(running=1, running_by_caller=1))
 
     async def answer(request: Request) -> Response:
-        return await turns.run(request, work, request.url.query) or GONE
+        try:
+            return await turns.run(request, work, request.url.query)
+        except CalledOff:
+            return GONE
 
     app = Starlette(routes=[Route("/", answer)])
 

@@ -149,8 +149,7 @@ def test_a_query_of_the_engine_ends_when_its_work_is_called_off(tmp_path: Path) 
         with ThreadPoolExecutor(1) as thread:
             asked = thread.submit(ask)
             begun.wait()
-            until(lambda: bool(work._stops), "the query should run")
-            work.call_off()
+            until(lambda: work.call_off() or asked.done(), "the query should end")
             with pytest.raises(CalledOff):
                 asked.result()
         with database.cursor() as cursor:
