@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import groupby, pairwise
 from math import lcm
 
@@ -181,7 +182,7 @@ class SlurmHistory:
         if start >= end:
             return
         try:
-            names = list(dict.fromkeys(node_names(job.nodes)))
+            names = _names(job.nodes)
         except ValueError as error:
             self._leave_out(job, str(error), start, end)
             return
@@ -372,7 +373,7 @@ def _types_of(jobs: Iterable[Job]) -> dict[str, str]:
     for job in jobs:
         if job.types:
             with suppress(ValueError):
-                for node in node_names(job.nodes):
+                for node in _names(job.nodes):
                     counts.setdefault(node, Counter()).update(job.types)
     return {node: kinds.most_common(1)[0][0] for node, kinds in counts.items()}
 
@@ -383,7 +384,7 @@ def _contain(one: str, other: str) -> bool:
 
 def _first_node(nodes: str) -> str:
     try:
-        return node_names(nodes)[0]
+        return _names(nodes)[0]
     except ValueError:
         return ""
 
@@ -394,6 +395,13 @@ def _parts(offer: NodeGpus) -> dict[str, Fraction]:
     return {kind: Fraction(gpus, count) for kind, count in offer.shares.items() if count}
 
 
+@lru_cache(maxsize=10_000)
+def _names(nodes: str) -> tuple[str, ...]:
+    """The nodes of a list, each once. Raises ValueError."""
+    return tuple(dict.fromkeys(node_names(nodes)))
+
+
+@lru_cache(maxsize=1_000)
 def _mig_of(kind: str) -> str | None:
     """The MIG profile at the end of a GPU type (`1g.10gb`, `nvidia_a100_1g.10gb`); None if the type is not MIG."""
     match = _PROFILE_AT_END.search(kind)

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import product
+from functools import lru_cache
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -199,7 +199,9 @@ def from_sacct(raw: bytes, zone: ZoneInfo, needed: Sequence[str] = OF_JOBS) -> R
                         table.take(at, line)
                 except ValueError as fault:
                     table.faults.append(Fault(f"line {at}", str(fault)))
-    runs = [replace(job, steps=table.steps.get((job.cluster, job.id), {})) for job in table.runs]
+    runs = [
+        replace(job, steps=steps) if (steps := table.steps.get((job.cluster, job.id))) else job for job in table.runs
+    ]
     return _reading(runs, table.faults)
 
 
@@ -279,8 +281,9 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
     if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
         raise ValueError(f"not a job number: {number[:80]!r}")
     array, underscore, _ = row.get("JobID", "").partition("_")
-    found = allocated(row.get("AllocTRES", "").split(","))
-    job = Job(
+    found = _allocated_text(row.get("AllocTRES", ""))
+    start, end, doubt = _time(row, zone)
+    return Job(
         id=number,
         name=row.get("JobName", ""),
         account=row["Account"],
@@ -291,25 +294,31 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
         gpus=found.gpus,
         priority=int(row["Priority"]) if row.get("Priority", "").isdecimal() and len(row["Priority"]) < 18 else None,
         submitted_ms=min(_instants(row.get("Submit", ""), zone), default=None),
+        started_ms=start,
+        ended_ms=end,
         types=found.types,
         cluster=row.get("Cluster", ""),
         shares=found.shares,
+        doubt=doubt,
     )
+
+
+def _time(row: Mapping[str, str], zone: ZoneInfo) -> tuple[int | None, int | None, str]:
+    """When a job began and ended, and why that is not known. Raises ValueError."""
     starts, ends = _instants(row.get("Start", ""), zone), _instants(row.get("End", ""), zone)
-    elapsed = _elapsed_ms(row)
     doubt = missing_end(row.get("State", ""), started=bool(starts), ended=bool(ends))
     if doubt or not (starts and ends):
         if not doubt and len(starts) > 1:
             doubt = f"its local time {row['Start']} occurs twice in {zone.key}"
-        return replace(job, started_ms=min(starts, default=None), ended_ms=max(ends, default=None), doubt=doubt)
-    possible = sorted({(start, end) for start, end in product(starts, ends) if end >= start}, key=_length)
-    if elapsed is not None and len(starts) + len(ends) > 2:
-        possible = [span for span in possible if _length(span) == elapsed]
-    if len(set(map(_length, possible))) != 1:
+        return min(starts, default=None), max(ends, default=None), doubt
+    possible = [(start, end) for start in starts for end in ends if end >= start]
+    if len(starts) + len(ends) > 2:
+        elapsed = _elapsed_ms(row)
+        possible = [span for span in possible if elapsed in (None, _length(span))]
+    if not possible or len(set(map(_length, possible))) > 1:
         what = f"{row['Start']} to {row['End']} in {zone.key}"
         doubt = f"its time is not known ({what} may be several spans, or none): {_SAFE_TIMES}"
-    start, end = min(possible, default=(None, None))
-    return replace(job, started_ms=start, ended_ms=end, doubt=doubt)
+    return *min(possible, default=(None, None)), doubt
 
 
 _LONGEST_NUMBER = 19
@@ -335,6 +344,12 @@ class Allocated:
     gpus: int
     types: Mapping[str, int]
     shares: Mapping[str, int]
+
+
+@lru_cache(maxsize=10_000)
+def _allocated_text(text: str) -> Allocated:
+    """`allocated` for a text of sacct; most jobs have one of few. Raises ValueError."""
+    return allocated(text.split(","))
 
 
 _MOST_COUNT = 999_999_999

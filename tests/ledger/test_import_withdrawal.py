@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.history_import.import_run import Source, epoch, first_seq
 from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import Holder, PodFacts, UsageInterval
-from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
+from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
+from tests.billing.usage_rows import OCT, price_book
 from tests.ledger.conftest import START_MS, Opener
 from tests.usage_records import batch, deliver, interval, pod_facts
 
@@ -111,3 +114,17 @@ def test_it_stays_withdrawn_after_a_restore_from_the_archive(opened: Opener, tmp
     assert figures(ledger) == figures(plain)
     rebuilt = opened(tmp_path / "rebuilt.duckdb", archive=archive)
     assert (figures(rebuilt), rebuilt.acts()) == truth
+
+
+def test_a_closed_month_does_not_change_and_the_difference_is_a_proposal(opened: Opener, tmp_path: Path):
+    later_ms = HOUR_MS + 50 * MS_PER_DAY
+    ledger = opened(tmp_path / "ledger.duckdb", clock=VirtualClock(later_ms))
+    keeper = Bookkeeper(ledger, VirtualClock(later_ms))
+    keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "p", "", 0)
+    imports(ledger, [*quarters("g1"), *quarters("g2")], account("vision"))
+    keeper.close(OCT, "ada")
+    ledger.withdraw_import(SLURM, later_ms, "ann", "one GPU too many")
+    imports(ledger, quarters("g1"), account("vision"), generation=1)
+    assert keeper.month(OCT).cost == 8
+    (proposal,) = keeper.proposals()
+    assert [effect.amount for effect in proposal.effects()] == [-4]
