@@ -16,8 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import numpy.typing as npt
 from croniter import croniter
 
 from accountant.wire.policy_models import WindowSpec
@@ -60,7 +63,11 @@ def _instant_ms(instant: datetime) -> int:
     return round(instant.timestamp() * MS_PER_SECOND)
 
 
-def reference_ms(start_ms: int, end_ms: int, half_life_s: int | None) -> int:
+Instants = TypeVar("Instants", int, npt.NDArray[np.int64])
+"""An instant, or several."""
+
+
+def reference_ms(start_ms: Instants, end_ms: Instants, half_life_s: int | None) -> Instants:
     """The instant to which usage inside [start_ms, end_ms), a part of one quarter-hour, is decayed: the quarter-hour's
     end.
 

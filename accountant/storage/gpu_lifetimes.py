@@ -499,11 +499,12 @@ def retirement_act(devices: Sequence[RetiredDevice], now_ms: int, who: str, reas
     return NewAct(now_ms, "retired", f"{devices[0].cluster}/{','.join(nodes)}", who, reason, json.dumps(content))
 
 
-def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[Span, int]]:
-    """Return, for each piece, the number of GPUs by the part of the piece in which they were in service.
+def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> tuple[list[int], list[tuple[int, Span, int]]]:
+    """Return the number of GPUs that were in service throughout each piece, and the parts of pieces in which further
+    GPUs were in service, as (index of the piece, part, number of GPUs).
 
     `lives` is the number of GPUs by span of service. The pieces are ascending, adjacent and not empty."""
-    found: list[dict[Span, int]] = [{} for _ in pieces]
+    parts: list[tuple[int, Span, int]] = []
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
     for (start, end), count in lives.items():
@@ -517,11 +518,8 @@ def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> list[dict[S
             if 0 <= tag < len(pieces) and not first <= tag < last:
                 part = max(start, pieces[tag][0]), min(end, pieces[tag][1])
                 if part[0] < part[1]:
-                    found[tag][part] = found[tag].get(part, 0) + count
-    for tag, count in enumerate(accumulate(changes[:-1])):
-        if count:
-            found[tag][pieces[tag]] = count
-    return found
+                    parts.append((tag, part, count))
+    return list(accumulate(changes[:-1])), parts
 
 
 def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:

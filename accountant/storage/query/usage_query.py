@@ -482,8 +482,11 @@ def _lives(
     spans = [(piece.start_ms, piece.end_ms) for piece in pieces]
     for member, gpus in gpus_of_member.items():
         lives = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
-        for tag, parts in enumerate(in_service(lives, spans)):
-            whole_us = sum(full_us(end - start) * count for (start, end), count in parts.items())
+        counts, parts = in_service(lives, spans)
+        capacity_us = [full_us(end - start) * count for (start, end), count in zip(spans, counts, strict=True)]
+        for tag, (start, end), count in parts:
+            capacity_us[tag] += full_us(end - start) * count
+        for tag, whole_us in enumerate(capacity_us):
             yield tag, member, *kinds.shared[member], whole_us
 
 

@@ -11,24 +11,23 @@ Down time, of a node or of a lost GPU, is not capacity. Time when both are down 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from itertools import chain, compress, groupby, pairwise
-from operator import itemgetter
+from functools import cache, cached_property
+from itertools import chain, pairwise
+from math import fsum
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
 
-from accountant.core.claim_overlap import Span, cut
+from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import full_us
-from accountant.core.window_decay import age_weights, bounds, combine, factor, reference_ms, slurm_weights, term
-from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force, rolled_up
+from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
+from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
 from accountant.storage.ledger_state import State
@@ -41,20 +40,20 @@ from accountant.storage.query.gpu_weights import (
     group_changes,
 )
 from accountant.storage.query.window_sums import (
+    GROUP,
     NO_PAYER,
-    NO_SUMS,
+    QUEUE,
     CacheKey,
     Figures,
     Integers,
-    Sums,
+    Slices,
+    SliceSums,
     SumsCache,
     SumsReader,
-    TimeSlice,
-    exact,
 )
-from accountant.storage.span_splitting import EVERY_GPU, quarters
+from accountant.storage.span_splitting import next_quarter
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from gputally.base.units import MS_PER_SECOND
 
 _ALLOCATED, _LOST, _ENERGY = map(Figures._fields.index, ("allocated", "lost", "energy"))
 MEASURED: Mapping[Measure, int] = {
@@ -63,31 +62,20 @@ MEASURED: Mapping[Measure, int] = {
 """The column of `Figures` that each measure sums.
 
 A cost is that of allocated time. If it were that of busy time, holding idle GPUs would be free."""
-_GROUP, _QUEUE = 2, 3
-"""Columns of `Sums.keys`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Adjacent slices of the window during which no GPU changes its group, and the census of each group."""
+    """Slices of the window during which no GPU changes its group, by their tags, and the census of each group."""
 
-    slices: Sequence[TimeSlice]
+    tags: range
     groups: GpuGroups
     censuses: Mapping[GpuGroup, GpuCensus]
-
-    @property
-    def tags(self) -> slice:
-        """The tags of the slices, which ascend."""
-        return slice(self.slices[0].tag, self.slices[-1].tag + 1)
-
-    @property
-    def spans(self) -> list[Span]:
-        return [(one.start_ms, one.end_ms) for one in self.slices]
 
 
 @dataclass(frozen=True)
 class _Query:
-    """One window query: the slices of the window, the policy of each slice, and the pieces of the window.
+    """One window query: the slices of the window, its pieces, and the policies by the tags for which they count.
 
     `half_life_s` decays the sums within slices. It is None for Slurm's decay too, which applies to whole slices."""
 
@@ -96,8 +84,8 @@ class _Query:
     at_ms: int
     measure: Measure
     weighting: Weighting
-    slices: Sequence[TimeSlice]
-    policies: Sequence[Assignment]
+    slices: Slices
+    policies: Sequence[tuple[range, Assignment]]
     pieces: Sequence[_Piece]
 
     @classmethod
@@ -109,52 +97,29 @@ class _Query:
         period = spec.calc_period * MS_PER_SECOND
         slurm_edges = range(start - start % period, end, period) if spec.decay == "slurm" else ()
         half_life_s = None if spec.decay == "slurm" else spec.half_life
-        slices, policies = _slices(state, start, end, {*changes, *slurm_edges}, half_life_s)
-        starts = [one.start_ms for one in slices]
+        mappings = in_force(state.policies, start, end)
+        slices = Slices.of(start, end, {*changes, *slurm_edges, *(since for since, _, _ in mappings)}, half_life_s)
+        policies = [(slices.tags(*span), rules) for *span, rules in mappings]
         pieces = []
-        for first, last in pairwise(bisect_left(starts, at) for at in (start, *changes, end)):
-            if first < last:
-                groups = GpuGroups(fleet, weighting, starts[first])
-                pieces.append(_Piece(slices[first:last], groups, groups.in_service()))
+        for tags in (slices.tags(*span) for span in pairwise((start, *changes, end))):
+            groups = GpuGroups(fleet, weighting, int(slices.starts[tags.start]))
+            pieces.append(_Piece(tags, groups, groups.in_service()))
         return cls(spec, half_life_s, end, measure, weighting, slices, policies, pieces)
 
     @cached_property
-    def ages(self) -> Sequence[float] | None:
+    def ages(self) -> npt.NDArray[np.float64] | None:
         """The weight of each slice by its age; None without decay."""
         if self.spec.decay == "slurm":
-            return slurm_weights((one.start_ms for one in self.slices), self.at_ms, self.spec.half_life)
-        return age_weights((one.reference_ms for one in self.slices), self.at_ms, self.half_life_s)
+            weights = slurm_weights(self.slices.starts.tolist(), self.at_ms, self.spec.half_life)
+        else:
+            weights = age_weights(self.slices.references.tolist(), self.at_ms, self.half_life_s)
+        return None if weights is None else np.array(weights)
 
-
-@dataclass(slots=True)
-class _SliceSums:
-    """The sums of all slices, one line per slice, GPU group and queue, in the order of the slices."""
-
-    tag: npt.NDArray[np.int64]
-    keys: npt.NDArray[np.int64]
-    values: Integers
-
-    @classmethod
-    def of(cls, sums_of: Mapping[int, Sums]) -> _SliceSums:
-        ordered = sorted(sums_of.items(), key=itemgetter(0)) or [(0, NO_SUMS)]
-        return cls(
-            np.repeat([tag for tag, _ in ordered], [len(sums.keys) for _, sums in ordered]),
-            np.concatenate([sums.keys for _, sums in ordered]),
-            exact(np.concatenate([sums.values for _, sums in ordered])),
-        )
-
-    def lines_of(self, tags: slice) -> slice:
-        """Return the lines of the slices with these tags."""
-        low, high = np.searchsorted(self.tag, [tags.start, tags.stop]).tolist()
-        return slice(low, high)
-
-    def of_group(self, piece: _Piece, group: int) -> tuple[npt.NDArray[np.int64], Integers]:
-        """Return the lines of a GPU group in a piece, and their `Figures` by slice of the piece."""
-        within = self.lines_of(piece.tags)
-        lines = np.flatnonzero(self.keys[within, _GROUP] == group) + within.start
-        by_slice = np.zeros((len(piece.slices), len(Figures._fields)), dtype=self.values.dtype)
-        np.add.at(by_slice, self.tag[lines] - piece.tags.start, self.values[lines])
-        return lines, by_slice
+    def combined(self, by_slice: Integers) -> int:
+        """Return the sum of the values of all slices, decayed by their age (`combine`)."""
+        if by_slice.dtype == object:
+            return combine(by_slice.tolist(), None if self.ages is None else self.ages.tolist())
+        return int(by_slice.sum()) if self.ages is None else round(fsum((by_slice * self.ages).tolist()))
 
 
 class Windows:
@@ -202,16 +167,18 @@ class Windows:
             )
         start, end = self.bounds(spec, at_ms)
         query = _Query.of(state, spec, (start, end), measure, weighting)
-        reader = SumsReader(self.sums, cursor, state, CacheKey(query.half_life_s, weighting.grouping_key(state.fleet)))
+        key = CacheKey(query.half_life_s, weighting.grouping_key(state.fleet))
+        reader = SumsReader(self.sums, cursor, state, key, query.slices)
         for piece in query.pieces:
             down = chain.from_iterable(census.down() for census in piece.censuses.values())
-            if piece.censuses and not reader.add(piece.slices, piece.groups, down):
+            if piece.censuses and not reader.add(piece.tags, piece.groups, down):
                 return None
-        total = _Total(query, _SliceSums.of(reader.sums), _SliceSums.of(reader.in_down_time), self.sums)
+        total = _Total(query, reader.sums(), SliceSums.of(reader.in_down_time), self.sums)
         for piece in query.pieces:
             total.add(piece)
-        usage, unassigned = rolled_up(total.usage_by_leaf(), query.policies)
-        fleet, current = state.fleet, query.policies[-1] if query.policies else NO_POLICY
+        policies = [rules for _, rules in query.policies]
+        usage, unassigned = rolled_up(total.usage_by_leaf(), policies)
+        fleet, current = state.fleet, policies[-1]
         census = fleet.census_of(fleet.one_of_several(weighting.cluster))
         return UsageWindow(
             kind=spec.kind,
@@ -233,7 +200,7 @@ class Windows:
             shard=weighting.shard,
             cluster=weighting.cluster,
             policy_counting=current.counting if weighting.cluster is not None else None,
-            lost_ms=max((min(one.bucket + BUCKET_MS, query.slices[-1].end_ms) for one in total.lost), default=0),
+            lost_ms=total.lost_ms,
             since_ms=min(end, max(start, min((first for first, _ in census.lives()), default=end))),
         )
 
@@ -243,9 +210,9 @@ class _Total:
 
     GPU groups of equal weight are added as integers, by slice, and multiplied by the weight at the end, so the result
     is exact. `working` is the time of GPUs in service that were not down, without decay; `metered` is the part of it
-    with a known measure. `lost` are the slices during which a GPU was lost."""
+    with a known measure. `lost_ms` is the end of the last quarter-hour during which a GPU was lost, 0 if none was."""
 
-    def __init__(self, query: _Query, sums: _SliceSums, in_down_time: _SliceSums, cache: SumsCache) -> None:
+    def __init__(self, query: _Query, sums: SliceSums, in_down_time: SliceSums, cache: SumsCache) -> None:
         self._query = query
         self._sums = sums
         self._in_down_time = in_down_time
@@ -255,12 +222,12 @@ class _Total:
         self._available: dict[Fraction, Integers] = defaultdict(lambda: np.zeros(len(query.slices), dtype=object))
         self.working = 0
         self.metered = 0
-        self.lost: list[TimeSlice] = []
+        self.lost_ms = 0
 
     def add(self, piece: _Piece) -> None:
         """Add the sums of the slices of a piece, and the time for which its GPUs were in service."""
         sums, weighting = self._sums, self._query.weighting
-        numbers = np.unique(sums.keys[sums.lines_of(piece.tags), _GROUP]).tolist()
+        numbers = np.unique(sums.keys[sums.lines_of(piece.tags), GROUP]).tolist()
         number_of = {self._groups[number]: number for number in numbers}
         for group in number_of.keys() | piece.censuses.keys():
             if weighting.includes(group):
@@ -270,43 +237,53 @@ class _Total:
         """Add a GPU group of a piece; `number` is the group's number in the sums.
 
         Time without a weight counts neither as usage nor as capacity, and lowers the coverage."""
-        query = self._query
-        lines, by_slice = self._sums.of_group(piece, number)
-        _, down_by_slice = self._in_down_time.of_group(piece, number)
+        query, tags = self._query, piece.tags
+        lines, by_slice = self._sums.of_group(tags, number)
+        _, down_by_slice = self._in_down_time.of_group(tags, number)
         rows, rows_in_down_time = (Figures(*table.sum(axis=0).tolist()) for table in (by_slice, down_by_slice))
-        available, energy = (-by_slice[:, _LOST]).tolist(), by_slice[:, _ENERGY].tolist()
-        self.lost += compress(piece.slices, available)
+        lost = np.flatnonzero(by_slice[:, _LOST])
+        if len(lost):
+            last = int(query.slices.starts[tags.start + lost[-1]])
+            self.lost_ms = max(self.lost_ms, min(next_quarter(last), int(query.slices.ends[-1])))
+        available = -by_slice[:, _LOST]
         census = piece.censuses.get(group)
         if census is not None:
-            self._add_gpus(piece, census, available, (down_by_slice[:, _ALLOCATED] + down_by_slice[:, _LOST]).tolist())
+            available = available + self._of_gpus(tags, census, down_by_slice[:, _ALLOCATED] + down_by_slice[:, _LOST])
         # Time that was held or lost during a node's down time is already included in it.
         self.working += rows_in_down_time.plain_allocated + rows_in_down_time.plain_lost - rows.plain_lost
-        weight = query.weighting.weight(group, piece.slices[0].start_ms)
+        weight = query.weighting.weight(group, int(query.slices.starts[tags.start]))
         if weight is None:
             return
         unknown = {"busy": rows.plain_unknown, "energy": rows.plain_blind}.get(query.measure, 0)
         self.metered += rows.plain_allocated + rows.plain_unheld - rows_in_down_time.plain_unheld - unknown
         self._lines[weight].append(lines)
-        self._available[weight][piece.tags] += energy if query.measure == "energy" else available
+        by_tag = self._available[weight][tags.start : tags.stop]
+        by_tag += by_slice[:, _ENERGY] if query.measure == "energy" else available
 
-    def _add_gpus(self, piece: _Piece, census: GpuCensus, available: list[int], in_down_time: Sequence[int]) -> None:
-        """Add the time of GPUs in service to `available`, without their nodes' down time, decayed by slice of the
-        piece. `in_down_time` is the time that was held or lost during down time, by slice.
+    def _of_gpus(self, tags: range, census: GpuCensus, in_down_time: Integers) -> Integers:
+        """Return by slice the time of GPUs in service without their nodes' down time, decayed, and add it without decay
+        to `working`. `in_down_time` is the time that was held or lost during down time, by slice.
 
         The decayed terms are rounded. If everything is lost, a slice may therefore be slightly below 0."""
-        half_life_s = self._query.half_life_s
-        for index, parts in enumerate(in_service(census.lives(), piece.spans)):
-            for (start, end), count in parts.items():
-                weight = factor(start, end, piece.slices[index].reference_ms, half_life_s)
-                available[index] += term(full_us(end - start), weight) * count
-                self.working += full_us(end - start) * count
-        down = down_in(census.down(), piece.spans)
-        for span in down:
-            weight = factor(span.start_ms, span.end_ms, piece.slices[span.tag].reference_ms, half_life_s)
-            available[span.tag] -= term(full_us(span.end_ms - span.start_ms), weight)
-            self.working -= full_us(span.end_ms - span.start_ms)
-        for index in {span.tag for span in down}:
+        slices, half_life_s, within = self._query.slices, self._query.half_life_s, slice(tags.start, tags.stop)
+        ends, spans = slices.ends[within], slices.spans(tags)
+        lengths, ages = ends - slices.starts[within], slices.references[within] - ends
+
+        @cache
+        def decayed(length_ms: int, age_ms: int) -> int:
+            return term(full_us(length_ms), factor(0, length_ms, length_ms + age_ms, half_life_s))
+
+        throughout, parts = in_service(census.lives(), spans)
+        counts = np.array(throughout, np.int64)
+        available: Integers = counts * np.array(list(map(decayed, lengths.tolist(), ages.tolist())), np.int64)
+        self.working += full_us(int(lengths @ counts))
+        down = [(span.tag, (span.start_ms, span.end_ms), -1) for span in down_in(census.down(), spans)]
+        for index, (start, end), count in (*parts, *down):
+            available[index] += decayed(end - start, int(ends[index] + ages[index]) - end) * count
+            self.working += full_us(end - start) * count
+        for index in {index for index, _, _ in down}:
             available[index] += in_down_time[index]
+        return available
 
     def usage_by_leaf(self) -> dict[str, int]:
         """Return the usage of each queue without its descendants, in the window's unit; usage outside all queues as
@@ -320,8 +297,8 @@ class _Total:
             lines = lines[queue_of[lines] >= 0]
             by_slice: Integers = np.zeros((len(queues), len(query.slices)), dtype=sums.values.dtype)
             np.add.at(by_slice, (queue_of[lines], sums.tag[lines]), column[lines])
-            for queue, values in zip(queues, by_slice.tolist(), strict=True):
-                usage[queue] += weight * combine(values, query.ages)
+            for queue, values in zip(queues, by_slice, strict=True):
+                usage[queue] += weight * query.combined(values)
         return {queue: round(value) for queue, value in usage.items()}
 
     def _queues(self) -> tuple[list[str], npt.NDArray[np.int64]]:
@@ -329,10 +306,9 @@ class _Total:
         without a payer."""
         numbers: dict[str, int] = {}
         queue_of = np.full(len(self._sums.tag), -1)
-        for rules, run in groupby(enumerate(self._query.policies), lambda pair: pair[1]):
-            tags = [tag for tag, _ in run]
-            lines = self._sums.lines_of(slice(tags[0], tags[-1] + 1))
-            refs, ref_of = np.unique(self._sums.keys[lines, _QUEUE], return_inverse=True)
+        for tags, rules in self._query.policies:
+            lines = self._sums.lines_of(tags)
+            refs, ref_of = np.unique(self._sums.keys[lines, QUEUE], return_inverse=True)
             queue_of_ref = [
                 -1 if ref == NO_PAYER else numbers.setdefault(rules.queue(self._queue_refs[ref] or ""), len(numbers))
                 for ref in refs.tolist()
@@ -342,27 +318,11 @@ class _Total:
 
     def capacity(self) -> int:
         """Return the capacity in the window's unit. A negative value can only come from rounding and becomes 0."""
-        ages = self._query.ages
         available = self._available.items()
-        return round(sum(weight * combine(np.maximum(values, 0).tolist(), ages) for weight, values in available))
+        return round(sum(weight * self._query.combined(np.maximum(values, 0)) for weight, values in available))
 
 
 def _unit(measure: Measure, weighting: Weighting) -> str:
     if weighting.book is not None:
         return f"1e-{COST_UNIT_PLACES} {weighting.book.currency}"
     return "uj" if measure == "energy" else "weighted_gpu_us" if weighting.gpu_weights else "gpu_us"
-
-
-def _slices(
-    state: State, start_ms: int, end_ms: int, edges: Collection[int], half_life_s: int | None
-) -> tuple[list[TimeSlice], list[Assignment]]:
-    """Split the window at quarter-hours, at changes of the queue mapping, and at `edges`.
-
-    Returns the slices, and the policy of each slice."""
-    slices: list[TimeSlice] = []
-    policies: list[Assignment] = []
-    for begin, end, rules in in_force(state.policies, start_ms, end_ms):
-        for span in chain.from_iterable(quarters(*part) for part in cut((begin, end), sorted(edges))):
-            slices.append(TimeSlice(len(slices), *span, EVERY_GPU, reference_ms(*span, half_life_s)))
-            policies.append(rules)
-    return slices, policies

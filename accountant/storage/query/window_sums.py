@@ -19,6 +19,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from accountant.storage.gpu_lifetimes import down_in
 from accountant.storage.ledger_state import State
 from accountant.storage.query.gpu_weights import GpuGroup, GpuGroups
 from accountant.storage.query.usage_sums import straddling_parts
-from accountant.storage.span_splitting import TaggedSpan, near
+from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan, near, next_quarter
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from accountant.storage.write.record_columns import Numbering
@@ -98,6 +99,47 @@ class TimeSlice(TaggedSpan):
         return self.end_ms - self.start_ms == BUCKET_MS
 
 
+@dataclass(frozen=True)
+class Slices:
+    """The slices of a window, adjacent and ascending, as columns. The tag of a slice is its index."""
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    references: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, start_ms: int, end_ms: int, edges: Iterable[int], half_life_s: int | None) -> Slices:
+        """Split a window at every quarter-hour and at those `edges` that lie inside it."""
+        grid = np.arange(next_quarter(start_ms), end_ms, BUCKET_MS, dtype=np.int64)
+        inside = [at for at in edges if start_ms < at < end_ms]
+        bounds = np.unique(np.concatenate([grid, np.array([start_ms, end_ms, *inside], np.int64)]))
+        starts, ends = bounds[:-1], bounds[1:]
+        return cls(starts, ends, reference_ms(starts, ends, half_life_s))
+
+    @property
+    def buckets(self) -> npt.NDArray[np.int64]:
+        """The start of each slice's quarter-hour."""
+        return self.starts - self.starts % BUCKET_MS
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, tag: int) -> TimeSlice:
+        start, end, reference = (int(column[tag]) for column in (self.starts, self.ends, self.references))
+        return TimeSlice(tag, start, end, EVERY_GPU, reference)
+
+    def tags(self, start_ms: int, end_ms: int) -> range:
+        """Return the tags of the slices in a span that begins and ends with a slice."""
+        return range(*np.searchsorted(self.starts, [start_ms, end_ms]).tolist())
+
+    def spans(self, tags: range) -> list[Span]:
+        """Return (start, end) of the slices with these tags."""
+        within = slice(tags.start, tags.stop)
+        return list(zip(self.starts[within].tolist(), self.ends[within].tolist(), strict=True))
+
+
+GROUP, QUEUE = 2, 3
+"""Columns of `Sums.keys`."""
 NO_PAYER: Final = 0
 """The queue number of time without a payer."""
 
@@ -163,6 +205,56 @@ QuarterSums = Mapping[int, Mapping[RowSelection, Sums]]
 """Sums by the start of the quarter-hour."""
 
 
+@dataclass(frozen=True, slots=True)
+class QuarterTable:
+    """The sums of whole quarter-hours, one after the other: those of `buckets[i]` are the lines `offsets[i]` to
+    `offsets[i + 1]`."""
+
+    buckets: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    sums: Sums
+
+    def from_on(self, bucket: int, quarters: QuarterSums) -> QuarterTable:
+        """Return the table with the quarter-hours of `quarters` in place of its own from `bucket` on."""
+        new = sorted((at, sums["whole"]) for at, sums in quarters.items() if at >= bucket and "whole" in sums)
+        kept = int(np.searchsorted(self.buckets, bucket))
+        lines = int(self.offsets[kept])
+        lengths = np.array([len(sums.keys) for _, sums in new], np.int64)
+        return QuarterTable(
+            np.append(self.buckets[:kept], np.array([at for at, _ in new], np.int64)),
+            np.append(self.offsets[: kept + 1], lines + np.cumsum(lengths)),
+            Sums(
+                np.concatenate([self.sums.keys[:lines], *(sums.keys for _, sums in new)]),
+                np.concatenate([self.sums.values[:lines], *(sums.values for _, sums in new)]),
+            ),
+        )
+
+
+_NO_QUARTERS: Final = QuarterTable(np.zeros(0, np.int64), np.zeros(1, np.int64), NO_SUMS)
+
+
+class _Cached:
+    """What is cached of one key. `table` has the sums "whole" of `quarters`, except from `stale_from` on."""
+
+    def __init__(self) -> None:
+        self.quarters: dict[int, Mapping[RowSelection, Sums]] = {}
+        self.table = _NO_QUARTERS
+        self.stale_from: int | None = None
+
+    def put(self, bucket: int, sums: Mapping[RowSelection, Sums] | None) -> None:
+        """Replace the sums of a quarter-hour; None: remove them."""
+        if sums is not None:
+            self.quarters[bucket] = sums
+        elif self.quarters.pop(bucket, None) is None:
+            return
+        self.stale_from = bucket if self.stale_from is None else min(bucket, self.stale_from)
+
+    def up_to_date(self) -> QuarterTable:
+        if self.stale_from is not None:
+            self.table, self.stale_from = self.table.from_on(self.stale_from, self.quarters), None
+        return self.table
+
+
 class SumsCache:
     """Caches sums of quarter-hours by `CacheKey`. Thread-safe.
 
@@ -172,21 +264,26 @@ class SumsCache:
         self.groups: Numbering[GpuGroup] = Numbering()
         self.queues: Numbering[str | None] = Numbering([None])
         self._lock = threading.Lock()
-        self._sums: OrderedDict[CacheKey, dict[int, Mapping[RowSelection, Sums]]] = OrderedDict()
+        self._sums: OrderedDict[CacheKey, _Cached] = OrderedDict()
         self._changed_by: dict[int, int] = {}
         """By quarter-hour, the version of the last commit that changed it."""
+        self._last_change = 0
         self._cleared_by = 0
 
-    def cached(self, key: CacheKey, version: int) -> QuarterSums:
-        """Return the cached sums of a key that are valid for the snapshot of `version`."""
+    def cached(self, key: CacheKey, version: int) -> tuple[QuarterSums, QuarterTable]:
+        """Return the cached sums of a key that are valid for the snapshot of `version`, and those of whole
+        quarter-hours as a table."""
         with self._lock:
-            quarters = self._sums.setdefault(key, {})
+            known = self._sums.setdefault(key, _Cached())
             self._sums.move_to_end(key)
             while len(self._sums) > MOST_KEYS:
                 self._sums.popitem(last=False)
             if self._cleared_by > version:
-                return {}
-            return {bucket: sums for bucket, sums in quarters.items() if self._changed_by.get(bucket, 0) <= version}
+                return {}, _NO_QUARTERS
+            if self._last_change <= version:
+                return dict(known.quarters), known.up_to_date()
+            valid = {at: sums for at, sums in known.quarters.items() if self._changed_by.get(at, 0) <= version}
+            return valid, _NO_QUARTERS.from_on(0, valid)
 
     def store(self, key: CacheKey, version: int, found: Iterable[tuple[int, RowSelection | None, Sums]]) -> None:
         """Cache sums that were read from the snapshot of `version`, unless a later commit changed their quarter-hour.
@@ -194,20 +291,22 @@ class SumsCache:
         found: (start of the quarter-hour, selection, sums). Sums with the selection None are not cached. Sums by span
         are cached together with their total for the whole quarter-hour."""
         with self._lock:
-            quarters = self._sums.get(key)
-            if quarters is None or self._cleared_by > version:
+            known = self._sums.get(key)
+            if known is None or self._cleared_by > version:
                 return
             for bucket, selection, sums in found:
                 if selection is not None and self._changed_by.get(bucket, 0) <= version:
                     new: dict[RowSelection, Sums] = {selection: sums}
                     if selection == "by_span":
                         new["whole"] = without_spans(sums)
-                    quarters[bucket] = {**quarters.get(bucket, {}), **new}
-            tables = (sums for of in self._sums.values() for quarter in of.values() for sums in quarter.values())
+                    known.put(bucket, {**known.quarters.get(bucket, {}), **new})
+            tables = (
+                sums for of in self._sums.values() for quarter in of.quarters.values() for sums in quarter.values()
+            )
             if sum(len(sums.keys) for sums in tables) > MOST_LINES:
                 for of in self._sums.values():
-                    for bucket in sorted(of)[: (len(of) + 1) // 2]:
-                        del of[bucket]
+                    for bucket in sorted(of.quarters)[: (len(of.quarters) + 1) // 2]:
+                        of.put(bucket, None)
 
     def additions(self, booked: BookedChanges) -> Mapping[tuple[CacheKey, int], Sums]:
         """Return the sums that a commit adds to cached quarter-hours.
@@ -216,10 +315,10 @@ class SumsCache:
         with self._lock:
             extended = [
                 (key, bucket)
-                for key, quarters in self._sums.items()
+                for key, known in self._sums.items()
                 if key.grouping is None
                 for bucket in booked.added
-                if bucket in quarters or bucket in booked.fresh
+                if bucket in known.quarters or bucket in booked.fresh
             ]
         return {(key, bucket): self._sums_of(booked.added[bucket](), bucket, key) for key, bucket in extended}
 
@@ -240,14 +339,13 @@ class SumsCache:
             if booked.requeued:
                 self._clear(version)
             for bucket in booked.touched:
-                self._changed_by[bucket] = version
-                for key, quarters in self._sums.items():
-                    before = quarters.pop(bucket, None)
+                self._changed_by[bucket] = self._last_change = version
+                for key, known in self._sums.items():
+                    before = known.quarters.get(bucket)
                     if bucket in booked.fresh and before is None and not booked.requeued:
                         before = {"by_span": NO_SUMS, "whole": NO_SUMS}
                     added = additions.get((key, bucket))
-                    if before is not None and added is not None:
-                        quarters[bucket] = _extended(before, added)
+                    known.put(bucket, None if before is None or added is None else _extended(before, added))
 
     def clear(self, version: int) -> None:
         """Remove everything that was cached before the commit that creates `version`."""
@@ -256,8 +354,7 @@ class SumsCache:
 
     def _clear(self, version: int) -> None:
         self._cleared_by = version
-        for quarters in self._sums.values():
-            quarters.clear()
+        self._sums = OrderedDict((key, _Cached()) for key in self._sums)
 
 
 def _extended(before: Mapping[RowSelection, Sums], added: Sums) -> Mapping[RowSelection, Sums]:
@@ -281,44 +378,100 @@ class _Request:
     spans: Sequence[TimeSlice]
 
 
+@dataclass(slots=True)
+class SliceSums:
+    """The sums of slices, one line per slice, GPU group and queue, ascending."""
+
+    tag: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+    values: Integers
+
+    @classmethod
+    def of(cls, sums_of: Mapping[int, Sums], others: SliceSums | None = None) -> SliceSums:
+        """Return the sums of slices by tag, and those of `others`, which are other slices."""
+        others = others or SliceSums(np.zeros(0, np.int64), *NO_SUMS)
+        parts, done = [], 0
+        for tag, sums in sorted(sums_of.items(), key=itemgetter(0)):
+            at = int(np.searchsorted(others.tag, tag))
+            parts += [others._lines(done, at), (np.full(len(sums.keys), tag), *sums)]
+            done = at
+        tags, keys, values = zip(*parts, others._lines(done, len(others.tag)), strict=True)
+        return cls(np.concatenate(tags), np.concatenate(keys), exact(np.concatenate(values)))
+
+    def _lines(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Integers]:
+        return self.tag[start:stop], self.keys[start:stop], self.values[start:stop]
+
+    def lines_of(self, tags: range) -> slice:
+        """Return the lines of the slices with these tags."""
+        low, high = np.searchsorted(self.tag, [tags.start, tags.stop]).tolist()
+        return slice(low, high)
+
+    def of_group(self, tags: range, group: int) -> tuple[npt.NDArray[np.int64], Integers]:
+        """Return the lines of a GPU group in these slices, and their `Figures` by slice."""
+        within = self.lines_of(tags)
+        lines = np.flatnonzero(self.keys[within, GROUP] == group) + within.start
+        by_slice = np.zeros((len(tags), len(Figures._fields)), dtype=self.values.dtype)
+        if len(lines):
+            tag = self.tag[lines]
+            first = np.flatnonzero(np.diff(tag, prepend=-1))
+            by_slice[tag[first] - tags.start] = np.add.reduceat(self.values[lines], first, axis=0)
+        return lines, by_slice
+
+
 class SumsReader:
     """Takes the sums of slices from the cache, or reads them from the snapshot of `cursor` and caches them.
 
-    `sums` contains the sums of each slice by its tag, and `in_down_time` the part of them inside down time of nodes."""
+    `in_down_time` contains, by tag, the part of the sums inside down time of nodes."""
 
-    def __init__(self, cache: SumsCache, cursor: Cursor | None, state: State, key: CacheKey) -> None:
+    def __init__(self, cache: SumsCache, cursor: Cursor | None, state: State, key: CacheKey, slices: Slices) -> None:
         self._cache = cache
         self._cursor = cursor
         self._state = state
         self._key = key
-        self.sums: dict[int, Sums] = {}
+        self._slices = slices
+        self._in_table = np.zeros(len(slices), dtype=bool)
+        """The slices whose sums are taken from the table."""
+        self._sums: dict[int, Sums] = {}
         self.in_down_time: dict[int, Sums] = {}
 
     @cached_property
-    def _cached(self) -> QuarterSums:
+    def _cached(self) -> tuple[QuarterSums, QuarterTable]:
         return self._cache.cached(self._key, self._state.version)
 
-    def add(self, slices: Sequence[TimeSlice], groups: GpuGroups, down: Iterable[tuple[int, Span]]) -> bool:
-        """Add the sums of adjacent slices in which no GPU changes its group. `down` is the down time by GPU id.
+    def sums(self) -> SliceSums:
+        """Return the sums of all slices that were added, without spans."""
+        tags = np.flatnonzero(self._in_table)
+        if not len(tags):
+            return SliceSums.of(self._sums)
+        _, table = self._cached
+        buckets = np.searchsorted(table.buckets, self._slices.starts[tags])
+        first, last, counts = int(buckets[0]), int(buckets[-1]), np.diff(table.offsets)
+        lines: slice | npt.NDArray[np.bool_] = slice(int(table.offsets[first]), int(table.offsets[last + 1]))
+        if last - first + 1 > len(tags):
+            chosen = np.zeros(len(counts), dtype=bool)
+            chosen[buckets] = True
+            lines = np.repeat(chosen, counts)
+        keys, values = table.sums.keys[lines], table.sums.values[lines]
+        return SliceSums.of(self._sums, SliceSums(np.repeat(tags, counts[buckets]), keys, values))
+
+    def add(self, tags: range, groups: GpuGroups, down: Iterable[tuple[int, Span]]) -> bool:
+        """Add the sums of slices in which no GPU changes its group. `down` is the down time by GPU id.
 
         Returns False if some sums are not cached and there is no cursor to read them with."""
-        requests = self._requests(slices, down)
+        requests = self._requests(tags, down)
+        missing = {number: request for number, request in enumerate(requests) if self._of_cache(request) is None}
+        found: Mapping[int, Sums] = {}
         rows = None
         if self._cursor is not None:
             rows = _RowSums(self._cursor, self._state, self._cache, self._key.half_life_s, groups)
-        found: dict[int, Sums] = {}
-        for number, request in enumerate(requests):
-            cached = self._cached.get(request.slice.bucket, {})
-            if request.selection is not None and request.selection in cached:
-                found[number] = cached[request.selection]
-        missing = {number: request for number, request in enumerate(requests) if number not in found}
         if missing:
             if rows is None:
                 return False
-            found |= self._read(rows, missing)
+            found = self._read(rows, missing)
         cut: list[TimeSlice] = []
         for number, request in enumerate(requests):
-            sums = found[number]
+            sums = self._of_cache(request) if number not in found else found[number]
+            assert sums is not None
             if request.selection == "by_span":
                 sums, crossing = _inside(request.slice, sums)
                 if crossing:
@@ -328,29 +481,38 @@ class SumsReader:
             if rows is None:
                 return False
             for tag, sums in rows.straddling(cut).items():
-                self.sums[tag] = added_up([self.sums[tag], sums])
+                self._sums[tag] = added_up([self._sums[tag], sums])
         return True
 
-    def _requests(self, slices: Sequence[TimeSlice], down: Iterable[tuple[int, Span]]) -> list[_Request]:
-        requests, begin = [], slices[0].start_ms
+    def _of_cache(self, request: _Request) -> Sums | None:
+        quarter = self._cached[0].get(request.slice.bucket, {})
+        return quarter.get(request.selection) if request.selection is not None else None
+
+    def _requests(self, tags: range, down: Iterable[tuple[int, Span]]) -> list[_Request]:
+        """Take the sums of whole quarter-hours from the table, and return requests for all other sums."""
+        within, requests = slice(tags.start, tags.stop), []
+        starts, buckets = self._slices.starts[within], self._slices.buckets[within]
+        whole = self._slices.ends[within] - starts == BUCKET_MS
+        self._in_table[within] = whole & np.isin(starts, self._cached[1].buckets, assume_unique=True)
+        booked = buckets < self._state.fleet.newest_end_ms
         down_of: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-        for span in down_in(sorted(down), [(one.start_ms, one.end_ms) for one in slices]):
-            down_of[span.tag].append((span.gpu, span.start_ms, span.end_ms))
-        for index, one in enumerate(slices):
-            if one.bucket >= self._state.fleet.newest_end_ms:
-                break  # nothing is booked there yet
+        for span in down_in(sorted(down), self._slices.spans(tags)):
+            if booked[span.tag]:
+                down_of[span.tag + tags.start].append((span.gpu, span.start_ms, span.end_ms))
+        for tag in (np.flatnonzero(booked & ~self._in_table[within]) + tags.start).tolist():
+            one = self._slices[tag]
             if one.whole:
-                requests.append(_Request(one, self.sums, "whole", [one]))
-            elif self._key.decays_to_quarter_end and (self._key.grouping is None or begin <= one.bucket):
+                requests.append(_Request(one, self._sums, "whole", [one]))
+            elif self._key.decays_to_quarter_end and (self._key.grouping is None or starts[0] <= one.bucket):
                 # Cached sums by span belong to the groups at the beginning of the quarter-hour.
                 quarter = replace(one, start_ms=one.bucket, end_ms=one.bucket + BUCKET_MS, by_span=True)
-                requests.append(_Request(one, self.sums, "by_span", [quarter]))
+                requests.append(_Request(one, self._sums, "by_span", [quarter]))
             else:
-                requests.append(_Request(one, self.sums, None, [one]))
-            if index in down_of:
-                selection = tuple(down_of[index]) if one.whole else None
-                spans = [replace(one, gpu=gpu, start_ms=start, end_ms=end) for gpu, start, end in down_of[index]]
-                requests.append(_Request(one, self.in_down_time, selection, spans))
+                requests.append(_Request(one, self._sums, None, [one]))
+        for tag, spans in down_of.items():
+            one = self._slices[tag]
+            parts = [replace(one, gpu=gpu, start_ms=low, end_ms=high) for gpu, low, high in spans]
+            requests.append(_Request(one, self.in_down_time, tuple(spans) if one.whole else None, parts))
         return requests
 
     def _read(self, rows: _RowSums, requests: Mapping[int, _Request]) -> dict[int, Sums]:
@@ -378,7 +540,7 @@ def _inside(within: TimeSlice, sums: Sums) -> tuple[Sums, bool]:
     starts, ends = sums.keys[:, 0], sums.keys[:, 1]
     inside = (starts >= within.start_ms) & (ends <= within.end_ms)
     crossing = (starts < within.end_ms) & (ends > within.start_ms) & ~inside
-    return sums.select(inside), bool(crossing.any())
+    return without_spans(sums.select(inside)), bool(crossing.any())
 
 
 class _RowSums:
