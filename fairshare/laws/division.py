@@ -36,15 +36,12 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import frexp, fsum, ldexp
+from functools import reduce
+from itertools import groupby, pairwise
+from math import fsum
 from operator import add, attrgetter, lt, sub
-from struct import pack
-
-import numpy as np
-import numpy.typing as npt
 
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
@@ -58,137 +55,56 @@ from fairshare.core.queues_and_weights import (
 from gputally.base.errors import DivisionError
 
 Steps = list[DivisionRound | Remainder]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.intp]
-
-_NARROW = 128
-"""Number of values below which they are added one by one."""
-_SAFE = 2.0**900
-_WHOLE = 2.0**53
-"""Whole numbers whose sum is below this are added without rounding."""
-_MOST_SLICES = 4
-_MANTISSA = 53
 
 
-def _column(values: Sequence[float]) -> Floats:
-    """Return a read-only column. Packing is several times faster than numpy's conversion of a list."""
-    return np.frombuffer(pack(f"{len(values)}d", *values)) if values else np.zeros(0)
-
-
-def _sum(values: Floats, *, whole: bool = False) -> float:
-    """Return the sum of values >= 0, rounded exactly as `math.fsum` rounds it.
-
-    The result therefore does not depend on the order. Set `whole` if all values are known to be whole numbers.
-
-    Whole numbers add up exactly as long as the sum stays below 2^53. Other long columns are cut into slices, starting
-    with the highest bits. Each slice has so few bits that its plain sum is exact. `fsum` then adds the sums of the
-    slices.
-
-    Source: Rump, Ogita, Oishi 2008, "Accurate floating-point summation"."""
-    if len(values) < _NARROW:
-        return fsum(values.tolist())
-    plain = float(np.add.reduce(values))
-    if not 0 < plain < _SAFE:
-        return fsum(values.tolist())
-    if plain < _WHOLE and (whole or _all_whole(values)):
-        return plain
-    bits = len(values).bit_length() + 1
-    sigma = ldexp(1.0, frexp(float(np.maximum.reduce(values)))[1] + bits)
-    sums: list[float] = []
-    rest = values
-    for _ in range(_MOST_SLICES):
-        top = rest + sigma
-        top -= sigma
-        sums.append(float(np.add.reduce(top)))
-        rest = rest - top
-        if not np.count_nonzero(rest):
-            return fsum(sums)
-        sigma = ldexp(sigma, bits - _MANTISSA)
-    return fsum(sums + rest.tolist())
-
-
-def _all_whole(values: Floats) -> bool:
-    return not np.count_nonzero(np.floor(values) != values)
-
-
-def _sum_in_order(values: Floats) -> float:
-    """Add the values one after the other and round at every step, as KAI does.
-
-    Python's `sum` compensates rounding errors from version 3.12 on, and numpy's `sum` adds in pairs."""
-    return float(np.add.accumulate(values)[-1]) if len(values) else 0.0
-
-
-def history(weights: Floats, usage: Floats, k: float, total: float) -> Floats:
+def history(weights: Sequence[float], usage: Sequence[float], k: float, total: float) -> list[float]:
     """Return P = max(0, n + k (n - U)) per queue. total: the sum of the weights."""
     if total == 0:
-        return np.zeros(len(weights))
-    n = weights / total
+        return [0.0] * len(weights)
+    normalised = [weight / total for weight in weights]
     if k == 0:
-        return n
-    p = n - usage
-    p *= k
-    p += n
-    return np.maximum(p, 0.0, out=p)
-
-
-def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
-    """Return (priority, start, end) for every range of equal priorities."""
-    bounds = [0, *(np.diff(priorities).nonzero()[0] + 1).tolist(), len(priorities)]
-    return [(int(priorities[start]), start, end) for start, end in pairwise(bounds)]
+        return normalised
+    p = [(n - used) * k + n for n, used in zip(normalised, usage, strict=True)]
+    return p if min(p) >= 0 else [max(each, 0.0) for each in p]
 
 
 class Siblings:
     """One sibling set during a division.
 
-    The columns are sorted by falling priority, then age, then name. Each priority is therefore a slice of every column.
-    """
+    The queues are sorted by falling priority, then age, then name; all columns are in this order."""
 
     def __init__(
         self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
     ) -> None:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
-        size = len(claims)
-        request = _column([claim.request for claim in claims])
-        deserved = _column([claim.deserved for claim in claims])
-        limit = _column([claim.limit for claim in claims])
-        weight = _column([claim.weight for claim in claims])
-        usage = _column([claim.usage for claim in claims])
-        priorities, ages = [claim.priority for claim in claims], [claim.creation for claim in claims]
-        self._by_name = self.names = [claim.name for claim in claims]
-        self._order: Ints | None = None
-        self._levels = [(priorities[0], 0, size)] if claims else []
-        if len(set(priorities)) > 1 or ages != sorted(ages):
-            priority = np.array(priorities)
-            order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equal ones stay sorted by name
-            request, deserved, limit, weight, usage = (
-                column.take(order) for column in (request, deserved, limit, weight, usage)
-            )
-            self._levels = _levels(priority.take(order))
-            self.names = [self.names[i] for i in order.tolist()]
-        self.deserved, self.weight, self.usage = deserved, weight, usage
+        self._names = [claim.name for claim in claims]
+        ordered = sorted(claims, key=lambda claim: (-claim.priority, claim.creation))
+        self.names = [claim.name for claim in ordered]
+        self.deserved = [claim.deserved for claim in ordered]
+        self.weight = [claim.weight for claim in ordered]
+        self.usage = [claim.usage for claim in ordered]
+        self.cap = [claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit) for claim in ordered]
+        self.initial = [claim.initial for claim in ordered]
+        self.share = [0.0] * len(ordered)
+        self.fraction = [0.0] * len(ordered)
+        """Of a unit, what the rounds have left out for each queue."""
         self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
-        self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
-        self.share: Floats = np.zeros(size)
+        self._levels = [
+            (priority, [index for index, _ in queues])
+            for priority, queues in groupby(enumerate(ordered), lambda queue: queue[1].priority)
+        ]
 
     def shares(self) -> dict[str, float]:
-        """Return the shares by name."""
-        share = self.share
-        if self._order is not None:
-            share = np.empty_like(share)
-            share[self._order] = self.share
-        return dict(zip(self._by_name, share.tolist(), strict=True))
-
-    def begin_with(self, shares: Sequence[float]) -> None:
-        """Set the shares with which the second phase starts, in the order of the names."""
-        share = np.array(shares, float)
-        self.share = share if self._order is None else share.take(self._order)
+        """Return the shares by name, sorted by name."""
+        share_of = dict(zip(self.names, self.share, strict=True))
+        return {name: share_of[name] for name in self._names}
 
     def give_deserved(self, total: float) -> float:
         """Run phase one and return the rest of the total, which may be negative.
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
-        quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
-        self.share = np.minimum(quota, self.cap)
+        quotas = [total if deserved == UNLIMITED else deserved for deserved in self.deserved]
+        self.share = list(map(min, quotas, self.cap))
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
@@ -196,125 +112,95 @@ class Siblings:
 
         The priorities follow each other from high to low: the rounds of one, then its fractions. In KAI's mode the
         fractions of all priorities come after all rounds."""
-        fractions: list[tuple[int, Ints, Floats]] = []
-        for level, start, end in self._levels:
+        unsatisfied: list[tuple[int, list[int]]] = []
+        for level, queues in self._levels:
             if not pool > 0:
                 break
-            pool, index, fraction = self._rounds(pool, k, level, start, end)
+            pool, index = self._rounds(pool, k, level, queues)
             if self.kai_compat:
-                fractions.append((level, index, fraction))
+                unsatisfied.append((level, index))
             else:
-                pool = self._remainders(pool, level, index, fraction)
-        for level, index, fraction in fractions:
-            pool = self._kai_remainders(pool, level, index, fraction)
+                pool = self._remainders(pool, level, index)
+        for level, index in unsatisfied:
+            pool = self._remainders(pool, level, index)
         return pool
 
-    def _sum(self, values: Floats, *, whole: bool = False) -> float:
-        """Return the sum, exactly or in KAI's way. whole: the values are known to be whole numbers."""
-        return _sum_in_order(values) if self.kai_compat else _sum(values, whole=whole)
+    def _sum(self, values: Iterable[float]) -> float:
+        """Return the sum, exactly or in KAI's way: rounded at every step. `sum` does neither from Python 3.12 on."""
+        return reduce(add, values, 0.0) if self.kai_compat else fsum(values)
 
-    def _less(self, total: float, parts: Floats, *, whole: bool = False) -> float:
+    def _less(self, total: float, parts: Iterable[float]) -> float:
         """Subtract the parts from the total, exactly or in KAI's way."""
-        if not self.kai_compat:
-            return total - _sum(parts, whole=whole)
-        for part in parts.tolist():
-            total -= part
-        return total
+        return reduce(sub, parts, total) if self.kai_compat else total - fsum(parts)
 
-    def _weightless(self, wanting: Ints, k: float) -> Floats:
+    def _weightless(self, wanting: Iterable[int], k: float) -> list[float]:
         """Return the positive P of queues with weight 0. KAI adds these to the sum S but gives the queues nothing."""
         if k == 0 or not self.kai_compat:
-            return np.zeros(0)
-        p = self.usage[wanting[~(self.weight[wanting] > 0)]] * -k
-        return p[p > 0]
+            return []
+        return [p for i in wanting if not self.weight[i] > 0 and (p := self.usage[i] * -k) > 0]
 
-    def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
+    def _rounds(self, pool: float, k: float, level: int, queues: Sequence[int]) -> tuple[float, list[int]]:
         """Give out whole units until a round leaves no surplus.
 
-        Returns the rest of the pool, the indexes of the queues that still want more, and the fraction of a unit that
-        each of them has not got."""
-        wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
-        weighty = self.weight[wanting] > 0
-        index = wanting[weighty]
-        weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
+        Returns the rest of the pool, and the indexes of the queues that still want more."""
+        share, cap, fraction = self.share, self.cap, self.fraction
+        wanting = [i for i in queues if share[i] < cap[i]]
         weightless = self._weightless(wanting, k)
-        fraction = np.zeros(len(index))
-        whole_weights, whole_units = _all_whole(weight), _all_whole(cap) and _all_whole(share)
+        index = [i for i in wanting if self.weight[i] > 0]
         number, surplus = 0, True
-        while surplus and len(index) and pool > 0:
-            total = self._sum(weight, whole=whole_weights)
+        while surplus and index and pool > 0:
+            weight, usage = [self.weight[i] for i in index], [self.usage[i] for i in index]
+            total = self._sum(weight)
             p = history(weight, usage, k, total)
-            sum_p = self._sum(np.concatenate((p, weightless)) if len(weightless) else p)
+            sum_p = self._sum([*p, *weightless])
             if sum_p == 0:
                 if self.kai_compat:
                     break
                 p = history(weight, usage, 0.0, total)
-                sum_p = _sum(p)
-            offered = p / sum_p
-            offered *= pool
-            want = cap - share
-            met = want <= offered
-            # A queue that is offered whole units keeps the fraction of an earlier round. A satisfied queue has no
-            # fraction.
-            given = np.floor(offered)
-            part = offered - given
-            np.copyto(fraction, part, where=part != 0)
-            surplus = bool(np.count_nonzero(met))
-            if surplus:
-                surplus = bool(np.count_nonzero(want < offered))
-                np.copyto(given, want, where=met)
-                np.copyto(fraction, 0.0, where=met)
-            share += given
-            left = self._less(pool, given, whole=whole_units)
+                sum_p = fsum(p)
+            offered = [each / sum_p * pool for each in p]
+            surplus, given = False, []
+            for i, offer in zip(index, offered, strict=True):
+                give = cap[i] - share[i]
+                if give <= offer:
+                    surplus = surplus or give < offer
+                    fraction[i] = 0.0
+                else:
+                    # A queue that is offered whole units keeps the fraction of an earlier round.
+                    give = offer // 1
+                    fraction[i] = offer - give or fraction[i]
+                share[i] += give
+                given.append(give)
+            left = self._less(pool, given)
             if self.steps is not None:
                 number += 1
-                columns = (weight / _sum(weight), usage, p, offered, given, fraction)
-                rows = zip([self.names[i] for i in index], *(column.tolist() for column in columns), strict=True)
-                offers = tuple(RoundOffer(*row) for row in rows)
+                names, fractions = zip(*((self.names[i], fraction[i]) for i in index), strict=True)
+                normalised = history(weight, usage, 0.0, fsum(weight))
+                offers = tuple(map(RoundOffer, names, normalised, usage, p, offered, given, fractions))
                 self.steps.append(DivisionRound(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            unsatisfied = (share < cap).nonzero()[0]
-            if len(unsatisfied) < len(index):
-                self.share[index] = share
-                index = index.take(unsatisfied)
-                weight, usage, cap, share, fraction = (
-                    column.take(unsatisfied) for column in (weight, usage, cap, share, fraction)
-                )
-        self.share[index] = share
-        return pool, index, fraction
+            index = [i for i in index if share[i] < cap[i]]
+        return pool, index
 
-    def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
+    def _remainders(self, pool: float, level: int, index: Iterable[int]) -> float:
         """Give up to one unit to each queue, the largest fraction first, until nothing is left of the pool.
 
-        Of equal fractions the older queue comes first, then the first by name."""
-        if not len(index):
-            return pool
-        order = np.argsort(-fraction, kind="stable")
-        order = order[: np.count_nonzero(fraction > 0)]
-        chosen = index[order]
-        unit = np.minimum(1.0, self.cap[chosen] - self.share[chosen])
-        give = np.clip(pool - (np.cumsum(unit) - unit), 0.0, unit)
-        chosen, give = chosen[give > 0], give[give > 0]
-        self.share[chosen] += give
-        if self.steps is not None:
-            parts = zip(chosen.tolist(), fraction[order].tolist(), give.tolist(), strict=False)
-            self.steps += [Remainder(self.parent, level, self.names[i], part, unit) for i, part, unit in parts]
-        return pool - _sum(give)
-
-    def _kai_remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
-        """Divide the remainders as KAI does: a unit may exceed the limit of a queue, and the pool shrinks unit by
-        unit."""
-        order = np.argsort(-fraction, kind="stable")
-        order = order[: np.count_nonzero(fraction > 0)]
-        for queue, part in zip(index[order].tolist(), fraction[order].tolist(), strict=True):
-            if not pool > 0:
+        Of equal fractions the older queue comes first, then the first by name. In KAI's way a unit may exceed the limit
+        of a queue, and the pool shrinks unit by unit."""
+        gone, given = 0.0, []
+        for i in sorted((i for i in index if self.fraction[i] > 0), key=lambda i: -self.fraction[i]):
+            most = 1.0 if self.kai_compat else min(1.0, self.cap[i] - self.share[i])
+            gone += most
+            give = min(pool - (gone - most), most)
+            if not give > 0:
                 break
-            unit = min(1.0, pool)
-            self.share[queue] += unit
-            pool -= unit
+            self.share[i] += give
+            given.append(give)
+            if self.kai_compat:
+                pool, gone = pool - give, 0.0
             if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, self.names[queue], part, unit))
-        return pool
+                self.steps.append(Remainder(self.parent, level, self.names[i], self.fraction[i], give))
+        return pool if self.kai_compat else pool - fsum(given)
 
 
 def divide_above(case: DivisionProblem, least: Mapping[str, float]) -> Mapping[str, float]:
@@ -354,7 +240,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = Siblings(claims, None, steps, kai_compat=kai_compat)
-        siblings.begin_with([claim.initial for claim in claims])
+        siblings.share = siblings.initial
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
