@@ -20,6 +20,7 @@ import msgspec
 from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable
 from accountant.history_import.import_run import is_import
 from accountant.ledger.protocols import Ledger, Receipt
+from accountant.storage.write.batch_admission import has_controls
 from agent.wire import SCHEMA, Batch, Labels
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -85,7 +86,7 @@ def decode(raw: bytes) -> Batch:
 def _printable(batch: Batch) -> Batch:
     """The batch without labels and requests that contain control characters. Otherwise the author of a pod could cause
     the facts of the node to be refused."""
-    if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
+    if not has_controls(*batch.facts):
         return batch
     facts = tuple(
         msgspec.structs.replace(fact, labels=_printable_labels(fact.labels), requests=_printable_labels(fact.requests))

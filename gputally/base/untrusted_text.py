@@ -105,7 +105,9 @@ def unprintable(value: object) -> str:
     while todo:
         place, part = todo.pop()
         if isinstance(part, str):
-            if any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\r\t" for char in part):
+            if not part.isprintable() and any(
+                unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\r\t" for char in part
+            ):
                 return place or "the body"
         elif isinstance(part, dict):
             for key, inner in part.items():

@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import TypeGuard
 
@@ -311,11 +312,17 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     references = (fact.node, fact.workload, fact.queue_ref)  # a job's node is a list of nodes
     named = all(map(is_name, _names_in(fact))) and all(is_name(text, LONGEST_REFERENCE) for text in references)
-    if not named or unprintable([fact.labels, fact.requests]):
+    if not named or has_controls(fact):
         return Fault("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
     if not in_range(fact):
         return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
     return None
+
+
+def has_controls(*facts: PodFacts) -> bool:
+    """Return whether a label or a request of a fact has a control character other than a line end or a tab."""
+    texts = "".join([text for fact in facts for part in (fact.labels, fact.requests) for text in chain(*part.items())])
+    return bool(unprintable(texts))
 
 
 def in_range(fact: PodFacts) -> bool:
@@ -515,13 +522,17 @@ class GroupCommit:
     def _sets_of_foreign_gpus(self, gpus: GpuClaims, left: _Left) -> Iterator[_FaultySet]:
         """Yield sets of GPUs that belong to another node, each GPU's in order of time."""
         sets, records = left.incoming.sets, left.incoming.records
-        for place, section in enumerate(sets.section.tolist()):
-            number, (stream, *_) = left.sections[section]
-            members = sets.members(place)
-            first = records[members[0]]
-            fault = gpus.fault((stream[0], first.gpu_uuid), stream, first.start_ms, first.end_ms)
-            if fault is not None:
-                yield number, [records[member] for member in members], fault
+        new = (np.diff(sets.section, prepend=-1) != 0) | (np.diff(sets.gpu, prepend=-1) != 0)
+        for begin, end in pairwise([*np.flatnonzero(new).tolist(), len(new)]):
+            number, (stream, *_) = left.sections[sets.section[begin]]
+            gpu = stream[0], records[sets.places[sets.first[begin]]].gpu_uuid
+            start_ms, end_ms = int(sets.start_ms[begin]), int(sets.end_ms[begin:end].max())
+            if gpus.fault(gpu, stream, start_ms, end_ms) is None:  # nearly always: the node may report all of this time
+                continue
+            for place in range(begin, end):
+                fault = gpus.fault(gpu, stream, int(sets.start_ms[place]), int(sets.end_ms[place]))
+                if fault is not None:
+                    yield number, [records[member] for member in sets.members(place)], fault
 
     def _name_pods(self, pods: PodClaims, sections: _Numbered) -> None:
         named = {
