@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -130,7 +130,7 @@ class OpenSpan:
         """True if busy time was read in any step of the span."""
         self._sm: _Activity | None = None
         self._tensor: _Activity | None = None
-        self._ranks: Sequence[int] = ()
+        self._ranks: tuple[int, ...] = ()
         """The highest rank of the methods that read each share's busy time."""
         self._parts_rank = 0
         self._memory: Sequence[int | None] = ()
@@ -161,7 +161,8 @@ class OpenSpan:
             self._parts = list(map(operator.add, self._parts, step.parts))
             self._others = list(map(operator.add, self._others, step.others))
             self._holders = list(map(operator.add, self._holders, step.holders))
-            self._ranks = list(map(max, self._ranks, step.ranks))
+            if step.ranks != self._ranks:
+                self._ranks = tuple(map(max, self._ranks, step.ranks))
         self._sm = self._active(self._sm, step.sm_active_us, step.busy_known)
         self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
         self._known = self._known or step.busy_known
@@ -436,19 +437,19 @@ class Meter:
             closed += self.flush(self._at_ms)
         if not isinstance(snapshot.allocations, Unavailable) and snapshot.allocations != self._listed:
             self._listed, self._allocations = snapshot.allocations, _by_gpu(snapshot.allocations)
-        closed += self._continue(snapshot)
-        closed += self._begin(snapshot)
-        self._unknown = _unknown_holders(snapshot)
+        unknown = _unknown_holders(snapshot)
+        closed += self._continue(snapshot, unknown)
+        closed += self._begin(snapshot, unknown)
+        self._unknown = unknown
         self._at_ms = at_ms
         return tuple(closed)
 
-    def _continue(self, snapshot: Snapshot) -> list[ClosedSet]:
+    def _continue(self, snapshot: Snapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
         """Meter the devices that are metered already, up to the snapshot. Return the sets that close."""
         if self._at_ms is None or not self._open or self._allocations is None:
             return []
         at_ms = snapshot.at_ms
         closed: list[ClosedSet] = []
-        unknown = _unknown_holders(snapshot)
         devices = {device.gpu.uuid: device for device in snapshot.devices}
         instants = self._instants(self._at_ms, at_ms)
         cut = self._is_cut(instants)
@@ -459,7 +460,7 @@ class Meter:
             allocations = self._allocations.get(uuid, ())
             layout = _layout_now(open_, after, allocations)
             unsure = ""
-            if layout is not None and any(share.holder is None for share in layout.shares):
+            if layout is not None and len(layout.positions) < len(layout.shares):
                 unsure = unknown.get(uuid, "")  # it is unknown whether these shares are still unheld
             if unsure and layout is not None and not layout.positions:
                 layout = None
@@ -474,12 +475,11 @@ class Meter:
                 self._open[uuid] = _MeteredGpu(after, index, allocations, at_ms, open_.idle_power_mw, layout, unsure)
         return closed
 
-    def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
+    def _begin(self, snapshot: Snapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
         """Start to meter new devices whose holders are known. Return the sets of the time since an earlier state."""
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
-        unknown = _unknown_holders(snapshot)
         for device in snapshot.devices:
             uuid = device.gpu.uuid
             if uuid in self._open or uuid in unknown:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import NamedTuple
 
 import msgspec
 
@@ -117,14 +117,77 @@ def measure(
     device = _MISSED if after.sample_gaps > before.sample_gaps else _difference(before.busy_us, after.busy_us)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
+    busy = _of_whole_gpu(layout, device, after, holders, holders_after)
+    if busy is None:
+        busy = _reconciled(layout, device, before, after, holders, holders_after)
+    idle = busy.device == 0 and not (isinstance(device, Unavailable) and any(busy.reasons))
+    sm_active_us, tensor_active_us = _activities(layout, before, after)
+    return Step(
+        *busy,
+        _or_none(energy),
+        sm_active_us,
+        tensor_active_us,
+        tuple([_memory(share, before, holders) for share in layout.shares]),
+        _or_none(before.memory_used_mib),
+        _or_none(before.power_mw) if idle else None,
+    )
+
+
+class _Busy(NamedTuple):
+    """The busy times of a step; see `Step`."""
+
+    known: bool
+    device: int
+    parts: tuple[int, ...]
+    holders: tuple[int, ...]
+    others: tuple[int, ...]
+    reasons: tuple[str, ...]
+    ranks: tuple[int, ...]
+    parts_rank: int
+
+
+def _of_whole_gpu(
+    layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
+) -> _Busy | None:
+    """Return the same as `_reconciled` where nothing has to be reconciled, as in most steps: for a GPU without MIG that
+    was read with all of its holders and no other process, or that has one holder and no readings of processes. None for
+    all others."""
+    if isinstance(device, Unavailable) or layout.gpu.mig:
+        return None
+    rank = _rank(after, after)
+    busy = [0] * len(layout.shares)
+    ranks = [rank] * len(busy)
+    if holders_after.keys() == layout.positions.keys():
+        for key, position in layout.positions.items():
+            first = holders.get(key)
+            own = _difference(first.busy_us if first else 0, holders_after[key].busy_us)
+            if isinstance(own, Unavailable):
+                return None
+            busy[position], ranks[position] = own, _RANK[after.method]
+    elif not holders_after and len(busy) == 1 and layout.shares[0].exclusive and after.method not in _COMPLETE:
+        busy[0] = device
+    else:
+        return None
+    parts_rank = 0 if rank == _RANK["allocation"] else rank
+    return _Busy(True, device, (device,), tuple(busy), (0,), ("",) * len(busy), tuple(ranks), parts_rank)
+
+
+def _reconciled(
+    layout: Layout,
+    device: Reading,
+    before: DeviceReading,
+    after: DeviceReading,
+    holders: Holders,
+    holders_after: Holders,
+) -> _Busy:
+    """Return the busy times of a step in which some may be missing, or not agree. device: that of the whole GPU."""
     others = _others(layout, holders, holders_after)
     holders_busy: list[Reading] = []
     parts_busy: list[int] = []
     ranks: list[int] = []
     parts_rank = 0
     busy_known, complete = not isinstance(device, Unavailable), after.method in _COMPLETE
-    for number, part in enumerate(layout.parts):
-        first, last = _part_reading(part, before), _part_reading(part, after)
+    for number, (part, (first, last)) in enumerate(zip(layout.parts, _readings(layout, before, after), strict=True)):
         whole = device if last is after else _busy(part, first, last)
         own = [0 if s.holder is None else _holder_busy(s.key, holders, holders_after, complete) for s in part.shares]
         rank, own_unread = _rank(after, last), isinstance(own[0], Unavailable)
@@ -141,23 +204,8 @@ def measure(
         holders_busy += own
     total = sum(parts_busy) if isinstance(device, Unavailable) else device
     reasons = tuple([busy.reason if isinstance(busy, Unavailable) else "" for busy in holders_busy])
-    idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
-    return Step(
-        busy_known,
-        total,
-        tuple(parts_busy),
-        tuple([_or_zero(busy) for busy in holders_busy]),
-        tuple(others),
-        reasons,
-        tuple(ranks),
-        parts_rank,
-        _or_none(energy),
-        _activities(layout, before, after, "sm_active_us"),
-        _activities(layout, before, after, "tensor_active_us"),
-        tuple([_memory(share, before, holders) for share in layout.shares]),
-        _or_none(before.memory_used_mib),
-        _or_none(before.power_mw) if idle else None,
-    )
+    own_busy = tuple([_or_zero(busy) for busy in holders_busy])
+    return _Busy(busy_known, total, tuple(parts_busy), own_busy, tuple(others), reasons, tuple(ranks), parts_rank)
 
 
 def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: int) -> tuple[Reading, list[Reading]]:
@@ -169,7 +217,7 @@ def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: in
     time of the part and of all its holders is unknown."""
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(holders[0], Unavailable):
-            return whole, holders if holders[0].refused else [max(whole - others, 0)]
+            return whole, holders if holders[0].refused else [max(whole - others, 0), *holders[1:]]
         return whole, holders
     known = [busy for busy in holders if not isinstance(busy, Unavailable)]
     if len(known) == len(holders) and any(share.holder for share in part.shares):
@@ -232,11 +280,16 @@ def _others(layout: Layout, before: Holders, after: Holders) -> list[int]:
 _PartReading = DeviceReading | InstanceReading | None
 
 
-def _part_reading(part: GpuPart, reading: DeviceReading) -> _PartReading:
-    """Return the reading of a part: that of the device or of the MIG instance; None if there is none."""
-    if part.outside:
-        return None
-    return _instance(reading, part.mig_uuid) if part.mig_uuid else reading
+def _readings(layout: Layout, before: DeviceReading, after: DeviceReading) -> list[tuple[_PartReading, _PartReading]]:
+    """Return both readings of each part: those of the device or of the MIG instance; None if there is none."""
+    first = {instance.mig_uuid: instance for instance in before.instances}
+    last = {instance.mig_uuid: instance for instance in after.instances}
+    return [
+        (None, None) if part.outside
+        else (first.get(part.mig_uuid), last.get(part.mig_uuid)) if part.mig_uuid
+        else (before, after)
+        for part in layout.parts
+    ]  # fmt: skip
 
 
 def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
@@ -247,22 +300,28 @@ def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
     return _difference(before.busy_us, after.busy_us)
 
 
-_Activity = Literal["sm_active_us", "tensor_active_us"]
+_Activities = tuple[int | None, ...] | None
 
 
-def _activities(
-    layout: Layout, before: DeviceReading, after: DeviceReading, name: _Activity
-) -> tuple[int | None, ...] | None:
-    """Return the SM or tensor activity of each part; None if no part was read."""
-    values = [_activity(_part_reading(part, before), _part_reading(part, after), name) for part in layout.parts]
+def _activities(layout: Layout, before: DeviceReading, after: DeviceReading) -> tuple[_Activities, _Activities]:
+    """Return the SM and the tensor activity of each part; None if it was not read of any part."""
+    unread = isinstance(before.sm_active_us, Unavailable) and isinstance(before.tensor_active_us, Unavailable)
+    if unread and not before.instances:
+        return None, None
+    sm: list[int | None] = []
+    tensor: list[int | None] = []
+    for first, last in _readings(layout, before, after):
+        if first is None or last is None:
+            sm.append(None)
+            tensor.append(None)
+            continue
+        sm.append(_or_none(_difference(first.sm_active_us, last.sm_active_us)))
+        tensor.append(_or_none(_difference(first.tensor_active_us, last.tensor_active_us)))
+    return _unless_unread(sm), _unless_unread(tensor)
+
+
+def _unless_unread(values: list[int | None]) -> _Activities:
     return None if all(value is None for value in values) else tuple(values)
-
-
-def _activity(before: _PartReading, after: _PartReading, name: _Activity) -> int | None:
-    """Return the activity of a part; None if it was not read."""
-    if before is None or after is None:
-        return None
-    return _or_none(_difference(getattr(before, name), getattr(after, name)))
 
 
 def _rank(after: DeviceReading, part_reading: _PartReading) -> int:
