@@ -63,12 +63,12 @@ class Snapshot:
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """Return the held time by team, queue and hour, as columns."""
-        return hours(self._cursor, self._state, start_ms, end_ms, timezone)
+        return hours(self._cursor, self._state, start_ms, end_ms, timezone, self._cache)
 
     def usage_columns(
         self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
     ) -> list[UsageColumns]:
-        return usage_columns(self._cursor, self._state, edges, cuts, timezone, memos=memos)
+        return usage_columns(self._cursor, self._state, edges, cuts, timezone, self._cache, memos=memos)
 
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"

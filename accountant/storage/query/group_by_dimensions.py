@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -34,6 +35,8 @@ from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
 MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. DuckDB groups more than that."""
+MOST_CLASSES: Final = 8
+"""Largest number of groupings of holders in the cache of a snapshot."""
 MOST_LINES: Final = 20_000
 """Answers with more lines are not cached."""
 
@@ -52,6 +55,7 @@ class ResultCache:
     """Cached holders and usage lines of one snapshot, limited in number. Not thread-safe."""
 
     _holders: dict[Hashable, Mapping[int, HolderName] | None] = field(default_factory=dict)
+    _classes: dict[Hashable, HolderClasses] = field(default_factory=dict)
     _usage: dict[_UsageQuery, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
 
     def candidates(
@@ -68,6 +72,14 @@ class ResultCache:
             few = len(ids) <= MOST_CANDIDATES
             self._holders[key] = holders(cursor, ids, labels, users=True) if few else None
         return self._holders[key]
+
+    def classes(self, question: Hashable, read: Callable[[], HolderClasses]) -> HolderClasses:
+        """Return the classes that answer a question, from the cache or from `read`."""
+        if question not in self._classes:
+            if len(self._classes) >= MOST_CLASSES:
+                self._classes.pop(next(iter(self._classes)))
+            self._classes[question] = read()
+        return self._classes[question]
 
     def usage(
         self,
@@ -146,18 +158,51 @@ def classes(
     `labels` are the pod labels that can name a team. `cache` is that of the snapshot. If it is given, a filter by job
     or pod is answered from it, and the result can contain holders outside the span."""
     columns = _class_columns(dimensions)
-    if cache is not None and OF_FEW & where.keys():
+    if cache is None:
+        return _read_classes(cursor, start_ms, end_ms, columns, where, labels)
+    if OF_FEW & where.keys():
         candidates = cache.candidates(cursor, where.get("job", ()), where.get("pod", ()), labels)
         if candidates is not None:
             return _classes_of(candidates, columns, where)
-    _create_class_table(cursor, start_ms, end_ms, columns, where, labels)
-    quoted = ", ".join(_QUOTED[name] for name in columns)
-    names = {
-        row[0]: _holder_name(dict(zip(columns, row[1:], strict=True)), labels)
-        for row in cursor.run(f"SELECT DISTINCT class, {quoted} FROM holder_class")  # noqa: S608 - our own names
-    }
-    ids = cursor.columns("SELECT id, class FROM holder_class")
-    of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
+    filters = frozenset((name, frozenset(values)) for name, values in where.items())
+    return cache.classes(
+        (start_ms, end_ms, columns, filters, frozenset(labels)),
+        partial(_read_classes, cursor, start_ms, end_ms, columns, where, labels),
+    )
+
+
+def _read_classes(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    columns: Sequence[str],
+    where: Mapping[Dimension, Collection[str]],
+    labels: Collection[str],
+) -> HolderClasses:
+    """Return the classes of the holders in [start_ms, end_ms) by these columns."""
+    filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
+    by_label = "labels" in columns and bool(labels)
+    by_user = "user" in columns or "user" in filters
+    joins = (
+        f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
+        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
+    )
+    label_values = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
+    sql = statement(
+        "holder_classes",
+        joins=joins, labels=label_values,
+        user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in columns),
+        filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
+    )  # fmt: skip
+    parameters: dict[str, object] = {"low": start_ms, "high": end_ms}
+    parameters |= {f"{name}s": values for name, values in filters.items()}
+    if by_label:
+        parameters["labels"] = sorted(labels)
+    of: dict[int, int] = {}
+    names: dict[int, HolderName] = {}
+    for number, (*values, members) in enumerate(cursor.run(sql, parameters), 1):
+        names[number] = _holder_name(dict(zip(columns, values, strict=True)), labels)
+        of |= dict.fromkeys(members, number)
     if asks_for_unheld_time(where):
         of[UNHELD] = UNHELD
     return HolderClasses(of, names)
@@ -192,36 +237,6 @@ def _class_columns(dimensions: Collection[Dimension]) -> tuple[str, ...]:
     A dimension may need several columns: a team, for example, depends on the cluster, the namespace and the queue."""
     needed = {name for dimension in dimensions for name in _NEEDED.get(dimension, ())}
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
-
-
-def _create_class_table(
-    cursor: Cursor,
-    start_ms: int,
-    end_ms: int,
-    columns: Sequence[str],
-    where: Mapping[Dimension, Collection[str]],
-    labels: Collection[str],
-) -> None:
-    """Create the table holder_class with the holders in [start_ms, end_ms) and these columns."""
-    filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
-    by_label = "labels" in columns and bool(labels)
-    by_user = "user" in columns or "user" in filters
-    joins = (
-        f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
-        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
-    )
-    label_values = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
-    sql = statement(
-        "holder_classes",
-        joins=joins, labels=label_values,
-        user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in columns),
-        filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
-    )  # fmt: skip
-    parameters: dict[str, object] = {"low": start_ms, "high": end_ms}
-    parameters |= {f"{name}s": values for name, values in filters.items()}
-    if by_label:
-        parameters["labels"] = sorted(labels)
-    cursor.run(sql, parameters)
 
 
 def _holder_name(columns: Mapping[str, Any], labels: Collection[str]) -> HolderName:

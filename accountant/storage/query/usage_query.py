@@ -125,6 +125,7 @@ def usage_columns(
     edges: Sequence[int],
     cuts: Sequence[Sequence[Dimension]],
     timezone: str,
+    cache: ResultCache | None = None,
     *,
     memos: bool = False,
 ) -> list[UsageColumns]:
@@ -132,7 +133,7 @@ def usage_columns(
 
     The result has one UsageColumns per grouping in `cuts`. Each is grouped by its dimensions and by PRICED_BY."""
     zone = ZoneInfo(timezone)
-    tables = [_UsageTable(cursor, state, edges, by, zone, priced_by=PRICED_BY, memos=memos) for by in cuts]
+    tables = [_UsageTable(cursor, state, edges, by, zone, priced_by=PRICED_BY, memos=memos, cache=cache) for by in cuts]
     every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
     _, finest = _pieces(state, edges, every, zone)
     for rows in idle_time(cursor, state, finest) if finest else ():
@@ -490,14 +491,16 @@ def _lives(
             yield tag, member, *kinds.shared[member], whole_us
 
 
-def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
+def hours(
+    cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str, cache: ResultCache | None = None
+) -> Hours:
     """Return the held time by team, queue and local hour."""
     dimensions: tuple[Dimension, ...] = ("team", "queue", "hour")
     fleet = state.fleet
     pieces = pieces_of(state, start_ms, end_ms, frozenset(dimensions), ZoneInfo(timezone)) if start_ms < end_ms else []
     if not pieces:
         return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
-    known = classes(cursor, start_ms, end_ms, dimensions, {}, fleet.team_labels)
+    known = classes(cursor, start_ms, end_ms, dimensions, {}, fleet.team_labels, cache)
     table = sums(cursor, state, _spans(pieces), payers=known.of, memos=False)
     tag, _, payer, busy, idle, unknown, unheld, down = table.T
     names = sorted({piece.hour for piece in pieces})

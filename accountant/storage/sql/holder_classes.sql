@@ -1,6 +1,5 @@
--- The holders of a span, except number 0, with each requested property as a column. Holders with the same properties
--- have the same number in `class`. {joins}: holder_labels.sql and holder_users.sql if they are needed.
-CREATE OR REPLACE TEMP TABLE holder_class AS
+-- The holders of a span, except number 0, by the requested properties: each combination, with the holders that have it.
+-- {joins}: holder_labels.sql and holder_users.sql if they are needed.
 WITH incoming AS (SELECT payer AS id FROM ({payers}) WHERE payer != 0),
 holder_columns AS (
     SELECT n.id, n.cluster, n.namespace, n.name, n.container, n.queue_ref,
@@ -9,4 +8,4 @@ holder_columns AS (
     FROM ({holder_names}) n(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
     {joins}
 )
-SELECT id, {columns}, dense_rank() OVER (ORDER BY {columns}) AS class FROM holder_columns WHERE {filter}
+SELECT {columns}, list(id) FROM holder_columns WHERE {filter} GROUP BY {columns} ORDER BY {columns}
