@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ from agent.wire import Batch
 from fairshare.usage.multi_cluster_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
+from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.properties.interval_streams import (
     POLICY,
@@ -523,6 +525,65 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
         shards = [first.window(plain, at_ms, "allocated", 0.98, shard=shard) for shard in ("a", "b", "")]
         assert straight.capacity == sum(shard.capacity for shard in shards)
         assert straight.usage == {queue: sum(shard.usage[queue] for shard in shards) for queue in straight.usage}
+
+
+def questions(prices: PriceBook) -> list[tuple[WindowSpec, Measure, dict[str, Any]]]:
+    """Every way to weigh a window. The size begins the window inside a quarter-hour."""
+    plain, decayed = ({"size": 2_300, "half_life": half_life} for half_life in (None, 3600))
+    short, weighted = {**plain, "half_life": 60}, {**plain, "gpu_weights": WEIGHTS}
+    asked: list[tuple[dict[str, Any], Measure, dict[str, Any]]] = [
+        *((spec, measure, {}) for spec in (plain, decayed, short) for measure in MEASURES),
+        *((spec, "cost", {"book": prices}) for spec in (plain, decayed)),
+        (weighted, "allocated", {}), ({**weighted, "half_life": 3600}, "busy", {}),
+        *((plain, "allocated", {"shard": shard}) for shard in ("a", "b", "")),
+        (decayed, "allocated", {"shard": "a", "cluster": "c"}), (plain, "allocated", {"cluster": "c"}),
+        (plain, "allocated", {"cluster": "other"}),
+    ]  # fmt: skip
+    return [(WindowSpec.model_validate(spec), measure, named) for spec, measure, named in asked]
+
+
+def arriving() -> Iterator[list[Batch]]:
+    """Batches of two nodes over forty minutes, as in life: ten minutes at a time in order, and two minutes late."""
+    sent = dict.fromkeys(("n1", "n2"), 1)
+    late = {"n1": 12, "n2": 27}
+    for step in range(5):
+        group = []
+        for node, gpu, pod, queue in (("n1", "g1", "a", "left"), ("n2", "g2", "d", "right")):
+            minutes = [late[node]] if step == 4 else [m for m in range(10 * step, 10 * step + 10) if m != late[node]]
+            rows = [
+                interval(
+                    START_MS + minute * 60_000, gpu, pod_holder(pod), span_ms=60_000, gpu_model=MODELS[gpu],
+                    busy_us=minute * 1_000_000, energy_uj=minute * 1_000,
+                )
+                for minute in minutes
+            ]  # fmt: skip
+            facts = [pod_facts(pod, START_MS, node=node, queue_ref=f"kai:{queue}")] if step == 0 else []
+            group.append(batch(rows, facts, cluster="c", node=node, first_seq=sent[node]))
+            sent[node] += len(rows) + len(facts)
+        yield group
+
+
+def test_after_each_batch_a_window_is_that_of_a_reopened_ledger(
+    ledgers: Ledgers, prices: PriceBook, tmp_path: Path
+) -> None:
+    living, asked = ledgers(NODES), questions(prices)
+    path, clock = fresh(tmp_path / "reopened.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS)
+    reopened = open_ledger(path, clock)
+    reopened.put_policy(POLICY, START_MS)
+    reopened.observe(NODES, START_MS)
+    for number, sent in enumerate(arriving()):
+        for ledger in (living, reopened):
+            book(ledger, sent)
+        reopened.close()
+        reopened = open_ledger(path, clock)
+        at_ms = START_MS + 40 * 60_000 - number % 3 * 60_000
+        for spec, measure, named in asked:
+            window = living.window(spec, at_ms, measure, 0.98, **named)
+            assert window == reopened.window(spec, at_ms, measure, 0.98, **named), (spec, measure, named)
+            if measure != "cost":  # a price book weighs costs only
+                assert window == living.window(spec, at_ms, measure, 0.98, **{**named, "book": prices})
+    assert window.usage.keys() >= {"left", "right"}
+    reopened.close()
 
 
 def test_time_without_a_price_is_neither_usage_nor_covered(ledgers: Ledgers, prices: PriceBook) -> None:
