@@ -19,6 +19,9 @@ from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
+_PATIENCE = 5
+"""A whole answer may take this many times as long as the next part of it."""
+_MOST_BYTES = 512 * 2**20
 Query = Mapping[str, str | Sequence[str] | None]
 
 
@@ -52,7 +55,8 @@ class AccountantConnection:
     ca_file: PEM file of the CAs to trust instead of the system's. It is read again when it changes; CAs that were
         trusted before remain trusted.
     proxies: True to use the proxies that environment variables name.
-    transport: replaces the network."""
+    transport: replaces the network.
+    most_bytes: size of the largest answer, except in `save`."""
 
     def __init__(
         self,
@@ -64,6 +68,7 @@ class AccountantConnection:
         timeout_s: float = _TIMEOUT_SECONDS,
         proxies: bool = False,
         transport: httpx2.BaseTransport | None = None,
+        most_bytes: int = _MOST_BYTES,
     ) -> None:
         parsed = http_calls.address(url, "http://127.0.0.1:8080", Unanswered)
         self._ca_file = ca_file if parsed.scheme == "https" else None
@@ -73,6 +78,7 @@ class AccountantConnection:
         self._token = token
         self._token_file = token_file
         self._timeout_s, self._proxies, self._transport = timeout_s, proxies, transport
+        self._most_bytes = most_bytes
         self._reused: httpx2.Client | None = None
 
     def __enter__(self) -> Self:
@@ -97,7 +103,7 @@ class AccountantConnection:
             for value in ([values] if isinstance(values, str) else values)
         ]
         with self._success("GET", path, params=parameters) as response:
-            return response.read()
+            return self._content(response)
 
     def send_body(
         self, method: str, path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
@@ -106,13 +112,13 @@ class AccountantConnection:
         parameters = {name: value for name, value in (query or {}).items() if isinstance(value, str)}
         headers = {"Content-Type": media_type, **({"Content-Encoding": encoding} if encoding else {})}
         with self._success(method, path, params=parameters, content=body, headers=headers) as response:
-            return response.read()
+            return self._content(response)
 
     def probe(self, path: str) -> ProbeResult:
         """Send a GET and return the answer, also if its status is an error. Raises Unanswered without an answer."""
         with self._response("GET", path) as response:
-            response.read()
-            reason = "" if response.status_code == 200 else problem(response)
+            content = self._content(response)
+            reason = "" if response.status_code == 200 else problem(response, content)
             return ProbeResult(response.status_code, reason, _date_ms(response.headers.get("Date", "")))
 
     def save(self, path: str, to: Path) -> None:
@@ -130,8 +136,7 @@ class AccountantConnection:
         """Send a request and yield the open response. Raises Unanswered for an error status."""
         with self._response(method, path, **request) as response:
             if not response.is_success:
-                response.read()
-                text = f"{self.url}{path}: {response.status_code} {problem(response)}"
+                text = f"{self.url}{path}: {response.status_code} {problem(response, self._content(response))}"
                 raise Unanswered(text, response.status_code)
             yield response
 
@@ -148,6 +153,13 @@ class AccountantConnection:
                 yield stack.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
         except httpx2.HTTPError as error:
             raise Unanswered(f"{self.url}: {http_calls.reason(error)}") from error
+
+    def _content(self, response: httpx2.Response) -> bytes:
+        """Read the whole body, within limits of size and time."""
+        content = http_calls.read_bounded(response, self._most_bytes, _PATIENCE * self._timeout_s)
+        if content is None:
+            raise Unanswered(f"{self.url}: the answer is larger than {self._most_bytes} bytes")
+        return content
 
     def _connection(self) -> httpx2.Client:
         return http_calls.client(self._tls, self._timeout_s, transport=self._transport, proxies=self._proxies)
@@ -175,10 +187,10 @@ def _date_ms(text: str) -> int | None:
         return None
 
 
-def problem(response: httpx2.Response) -> str:
+def problem(response: httpx2.Response, content: bytes) -> str:
     """Return the reason of an error response: title and detail of its problem document, or else the HTTP reason."""
     try:
-        document = json.loads(response.content)
+        document = json.loads(content)
         return f"{document['title']}: {document['detail']}"
     except (ValueError, KeyError, TypeError):
         return response.reason_phrase

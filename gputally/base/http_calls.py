@@ -5,8 +5,10 @@ can fail take the exception to raise as the argument `fault`. Its message has on
 
 from __future__ import annotations
 
+import math
 import ssl
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,13 +109,16 @@ def exchange(tls: ssl.SSLContext, method: str, url: str, *, seconds: float, most
     return Reply(response.status_code, content)
 
 
-def read_bounded(response: httpx2.Response, most_bytes: int) -> bytes | None:
-    """Read the body of a streamed response; None if it is larger than `most_bytes`."""
-    body = bytearray()
+def read_bounded(response: httpx2.Response, most_bytes: int, most_s: float = math.inf) -> bytes | None:
+    """Read the body of a streamed response; None if it is larger than `most_bytes`. Raises httpx2.ReadTimeout if it
+    takes longer than `most_s`, however steadily it arrives."""
+    body, until = bytearray(), time.monotonic() + most_s
     for part in response.iter_bytes():
         body += part
         if len(body) > most_bytes:
             return None
+        if time.monotonic() > until:
+            raise httpx2.ReadTimeout(f"the answer takes longer than {most_s:g} s")
     return bytes(body)
 
 
