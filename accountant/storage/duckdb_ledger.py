@@ -313,12 +313,14 @@ class Offsite(Transactions):
             return 0
         total = 0
         while True:
-            with self._writing, self._transaction() as cursor:
-                hours = retention.freeze_hours(cursor, self._archive, before_ms)
-                self._commit(cursor, replace(self._state, frozen=self._state.frozen | hours), news=False)
+            with self._snapshot() as (cursor, _):
+                hours, fingerprint = retention.archived_hours(cursor, self._archive, before_ms)
             if not hours:
                 return total
-            total += len(hours)
+            with self._writing, self._transaction() as cursor:
+                frozen = retention.freeze_hours(cursor, self._archive, before_ms, hours, fingerprint)
+                self._commit(cursor, replace(self._state, frozen=self._state.frozen | frozen), news=False)
+            total += len(frozen)
 
 
 class DuckLedger(Offsite):

@@ -264,6 +264,13 @@ def marks_of(cursor: Cursor, archive: Archive, part: ArchivePart) -> dict[Stream
     return {(cluster, node, epoch): seq for cluster, node, epoch, seq in rows}
 
 
+def mark_of(cursor: Cursor, archive: Archive, number: int, stream: Stream) -> int:
+    """Return the number up to which an outbox is archived with part `number`; 0 if it was unknown then."""
+    sql = "SELECT seq FROM read_parquet(?) WHERE cluster = ? AND node = ? AND epoch = ?"
+    found = cursor.run(sql, [archive.files([number], "marks")[0], *stream])
+    return int(found[0][0]) if found else 0
+
+
 def _group(
     cursor: Cursor,
     archive: Archive,

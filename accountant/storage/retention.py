@@ -8,13 +8,15 @@ for such an hour is booked, the rows of the hour are brought back (`thaw`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from functools import cache
 from itertools import pairwise
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.core.periods import utc
 from accountant.storage.duckdb_engine import Cursor, Row
-from accountant.storage.record_archive import Archive, rows_of
+from accountant.storage.record_archive import Archive, mark_of, rows_of
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
 from accountant.storage.write.record_columns import Incoming, Stream
 from gputally.base.units import MS_PER_HOUR
@@ -28,24 +30,33 @@ HOURS_AT_ONCE = 4
 """Largest number of hours of one transaction, because the writer waits while they are compared with the archive."""
 
 
-def freeze_hours(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
-    """Remove the rows of at most HOURS_AT_ONCE hours before an instant from the file, oldest first, and return the
-    hours.
+def archived_hours(cursor: Cursor, archive: Archive, before_ms: int) -> tuple[list[int], list[Row]]:
+    """Return at most HOURS_AT_ONCE hours before an instant whose rows can be removed from the file, oldest first, and
+    the fingerprint of their rows in the archive. It reads the archive, so no writer should wait for it."""
+    hours = _freezable(cursor, before_ms)[:HOURS_AT_ONCE]
+    return hours, cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours)) if hours else []
+
+
+def freeze_hours(
+    cursor: Cursor, archive: Archive, before_ms: int, hours: Sequence[int], fingerprint: Sequence[Row]
+) -> frozenset[int]:
+    """Remove the rows of `archived_hours` from the file, and return the hours; none if rows arrived for them meanwhile.
 
     Raises LedgerDamaged, and removes nothing, if the archive's rows differ from the file's."""
-    hours = [row[0] for row in cursor.rows("freezable", {"before": before_ms})][:HOURS_AT_ONCE]
-    if not hours:
+    if not set(hours) <= set(_freezable(cursor, before_ms)):
         return frozenset()
-    here = cursor.run(_fingerprint("received", hours))
-    there = cursor.run(_fingerprint(f"({_archived(cursor, archive, hours)})", hours))
-    if here != there:
+    if cursor.run(_fingerprint("received", hours)) != fingerprint:
         raise LedgerDamaged(
             f"archive {archive.store}: its rows from {utc(hours[0])} on differ from the ledger's, so the ledger keeps "
             "them: restore the archive's files"
         )
     cursor.run(f"DELETE FROM received WHERE {_inside(hours)}")  # noqa: S608
-    cursor.run("INSERT INTO frozen SELECT unnest(?)", [hours])
+    cursor.run("INSERT INTO frozen SELECT unnest(?)", [list(hours)])
     return frozenset(hours)
+
+
+def _freezable(cursor: Cursor, before_ms: int) -> list[int]:
+    return [row[0] for row in cursor.rows("freezable", {"before": before_ms})]
 
 
 def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
@@ -81,7 +92,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 
 def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
     """Return (number, digest) for each of these record numbers of an outbox that a part of the archive has."""
-    files = archive_of(archive).files(_numbers(cursor, 0, 1 << 62))
+    files = archive_of(archive).files(_parts_with(cursor, archive_of(archive), stream, min(seqs), max(seqs)))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
         f"SELECT seq, digest FROM ({rows_of(cursor, files)}) WHERE stream = ? AND seq IN (SELECT unnest(?))",  # noqa: S608
@@ -99,13 +110,25 @@ def archive_of(archive: Archive | None) -> Archive:
 
 
 def _archived(cursor: Cursor, archive: Archive, hours: Collection[int]) -> str:
-    return rows_of(cursor, archive.files(_numbers(cursor, min(hours), max(hours) + MS_PER_HOUR)))
+    """Return a query for the rows of the parts that have rows in one of the hours."""
+    sql = (
+        "SELECT number FROM archive_part WHERE rows > 0 AND EXISTS "
+        "(SELECT 1 FROM (SELECT unnest(?) AS at_ms) h WHERE low_ms < h.at_ms + ? AND high_ms > h.at_ms) ORDER BY number"
+    )
+    return rows_of(cursor, archive.files([row[0] for row in cursor.run(sql, [sorted(hours), MS_PER_HOUR])]))
 
 
-def _numbers(cursor: Cursor, low_ms: int, high_ms: int) -> list[int]:
-    """Return the numbers of the parts with rows in the span."""
-    sql = "SELECT number FROM archive_part WHERE rows > 0 AND low_ms < ? AND high_ms > ? ORDER BY number"
-    return [row[0] for row in cursor.run(sql, [high_ms, low_ms])]
+def _parts_with(cursor: Cursor, archive: Archive, stream: Stream, low_seq: int, high_seq: int) -> list[int]:
+    """Return the numbers of the parts with these records of an outbox. Each part has the records between the outbox's
+    marks of the part before and its own, so only the marks of a few parts are read."""
+    numbers = [row[0] for row in cursor.run("SELECT number FROM archive_part ORDER BY number")]
+
+    @cache
+    def mark(number: int) -> int:
+        return mark_of(cursor, archive, number, stream)
+
+    first, last = (bisect_left(numbers, seq, key=mark) for seq in (low_seq, high_seq))
+    return numbers[first : last + 1]
 
 
 def _inside(hours: Collection[int]) -> str:

@@ -185,6 +185,28 @@ def test_frozen_rows_are_still_asked_for_and_come_back_when_late_ones_touch_them
     assert everything(again) == truth  # what is carried gives way to what was metered
 
 
+def test_a_record_that_is_sent_again_is_compared_with_its_own_part_of_the_archive(make, hand, archive):
+    """The other parts are not read: the writer would wait for the whole archive."""
+    ledger = make()
+    hand.now_ms = LATER_MS
+    batches = [hand.batch(*(hand.row(n, n, n + 1) for n in range(first, first + 20))) for first in range(1, 120, 20)]
+    for sent in batches:
+        ledger.append([sent], LATER_MS)
+        ledger.checkpoint()
+        ledger.archive(LATER_MS)
+    ledger.append([hand.batch(hand.row(121, 400, 401))], LATER_MS)
+    ledger.checkpoint()
+    ledger.archive(LATER_MS)
+    assert ledger.freeze(TWO_HOURS[1]) == 2
+    for rows in archive.glob("part-*/rows.parquet"):
+        if rows.parent.name != "part-00000003":
+            rows.unlink()
+    (replayed,) = ledger.append([batches[2]], LATER_MS)
+    assert (replayed.duplicates, replayed.quarantined) == (20, 0)
+    (contradicting,) = ledger.append([hand.batch(hand.row(45, 90, 91, busy_us=7))], LATER_MS)
+    assert (contradicting.duplicates, contradicting.quarantined) == (0, 1)
+
+
 def test_an_archive_that_says_something_else_keeps_the_rows_in_the_file(make, hand, archive):
     ledger = make()
     ledger.append([hand.batch(*(hand.row(n, n, n + 1) for n in range(1, 30)))], NOW_MS)
