@@ -190,8 +190,8 @@ def test_a_record_that_is_sent_again_is_compared_with_its_own_part_of_the_archiv
     ledger = make()
     hand.now_ms = LATER_MS
     batches = [hand.batch(*(hand.row(n, n, n + 1) for n in range(first, first + 20))) for first in range(1, 120, 20)]
-    for sent in batches:
-        ledger.append([sent], LATER_MS)
+    for records in batches:
+        ledger.append([records], LATER_MS)
         ledger.checkpoint()
         ledger.archive(LATER_MS)
     ledger.append([hand.batch(hand.row(121, 400, 401))], LATER_MS)
