@@ -267,7 +267,7 @@ def _connect(path: Path, now_ms: int, fsync: bool, randbits: Callable[[int], int
         db.text_factory = _text
         db.execute(f"PRAGMA page_size={_PAGE}")
         db.execute("PRAGMA locking_mode=EXCLUSIVE")
-        db.execute("PRAGMA journal_mode=TRUNCATE")
+        db.execute(f"PRAGMA journal_mode={'TRUNCATE' if fsync else 'MEMORY'}")
         db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'OFF'}")
         db.execute("SELECT count(*) FROM sqlite_master")  # undoes a transaction that was not completed
         if path.stat().st_size == 0:

@@ -72,7 +72,7 @@ def build(folder: Path, *, killed: bool) -> Spool:
     """Write a spool with small and large records, delivered, parked and undelivered ones. killed: leave it as a process
     does that ends while it writes."""
     folder.mkdir()
-    outbox = Outbox(folder / FILE, VirtualClock(T0), fsync=False)
+    outbox = Outbox(folder / FILE, VirtualClock(T0))
     ClockOrigins(outbox, BOOT).date_following(T0)
     chance = random.Random(7)
     for number in range(40):

@@ -106,6 +106,7 @@ OWN = {
     "accountant/storage/write/rollups.py": {"source"},
     "agent/upload/spool_file.py": {
         "'FULL' if fsync else 'OFF'",
+        "'TRUNCATE' if fsync else 'MEMORY'",
         "_AT_ONCE",
         "_LAYOUT * _REPEATED",
         "_PAGE",

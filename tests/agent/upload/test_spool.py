@@ -56,7 +56,7 @@ def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int)
 
 def test_other_users_cannot_read_the_spool_in_a_folder_that_they_can_read(open_outbox: Open, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    outbox = open_outbox()
+    outbox = open_outbox(fsync=True)
     outbox.append([make_set(rows=1)], [make_facts("p1")], None)
     modes = {file.name: file.stat().st_mode & 0o007 for file in tmp_path.iterdir()}
     assert {"outbox.sqlite", "outbox.sqlite-journal"} <= modes.keys()
@@ -521,9 +521,8 @@ def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, ope
     assert outbox.meter_state() == b"held"
 
 
-def test_a_process_that_dies_within_a_transaction_leaves_what_was_before_it(
-    outbox: Outbox, open_outbox: Open, tmp_path: Path
-) -> None:
+def test_a_process_that_dies_within_a_transaction_leaves_what_was_before_it(open_outbox: Open, tmp_path: Path) -> None:
+    outbox = open_outbox(fsync=True)
     for number in range(40):
         outbox.append([make_set(rows=2)], [], f"after {number}".encode())
     with suppress(KeyError), outbox._spool.transaction():
