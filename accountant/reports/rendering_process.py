@@ -14,7 +14,8 @@ from contextlib import nullcontext, suppress
 from typing import Final, TypeVar
 
 import anyio
-from anyio import CapacityLimiter, from_thread, move_on_after, to_process
+import structlog
+from anyio import CapacityLimiter, from_thread, move_on_after, to_process, to_thread
 from anyio.lowlevel import RunVar
 
 from accountant.core.errors import CannotRender
@@ -30,6 +31,7 @@ MOST_S: Final = 60.0
 MOST_MIB: Final = 1_024
 _NICE: Final = 5
 _SMALLER: Final = "ask for one team, for a shorter span, or for the format csv"
+_log = structlog.get_logger("accountant.reports.rendering_process")
 _limiter: RunVar[CapacityLimiter] = RunVar("documents")
 
 
@@ -62,6 +64,11 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
                     _limited, function, *arguments, cancellable=True, limiter=_of_this_loop()
                 )
             except (anyio.BrokenWorkerProcess, MemoryError) as error:
+                if isinstance(error, anyio.BrokenWorkerProcess) and error.args:
+                    # The process cannot load this program's main module, a script of the operator's. The document is
+                    # then made here, as a small one would be.
+                    _log.warning("document_made_in_this_process", reason=str(error.__cause__))
+                    return await to_thread.run_sync(lambda: function(*arguments), abandon_on_cancel=True)
                 raise CannotRender(f"the document needs more than {MOST_MIB} MiB: {_SMALLER}") from error
     if work is not None and work.over:
         raise CalledOff
