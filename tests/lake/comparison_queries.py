@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from accountant.lake.query_engines import Engine
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
-from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Decision, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -116,6 +117,46 @@ class PublishedLedger:
     def asked(self, engine: Engine) -> LakeLedger:
         return LakeLedger(engine, ledgers(engine)[self.publisher.name])
 
+    def kept(self, files: Path) -> KeptLedger:
+        """Copy what is booked and published so far to `files`, a new folder."""
+        self.ledger.checkpoint()
+        shutil.copytree(self.settings.data, files)
+        return KeptLedger(self.settings, self.clock.wall_ms(), files)
+
+
+@dataclass(frozen=True)
+class KeptLedger:
+    """The files of a published ledger, which many tests start from, because to publish takes seconds."""
+
+    settings: Settings
+    at_ms: int
+    files: Path
+
+    @contextmanager
+    def again(self) -> Iterator[PublishedLedger]:
+        """Open a copy, with the publisher of a process that has just started. Only one is open at a time: a lake's
+        files name each other by address, so that a copy lies where the first lake lay."""
+        place = self.settings.data
+        shutil.copytree(self.files, place)
+        clock = VirtualClock(self.at_ms)
+        try:
+            with closing(open_ledger(place / "ledger.duckdb", clock)) as ledger, ExitStack() as stack:
+                books = Bookkeeper(ledger, clock, self.settings.timezone)
+                yield _with_publisher(ledger, books, clock, self.settings, stack)
+        finally:
+            shutil.rmtree(place)
+
+
+def _with_publisher(
+    ledger: DuckLedger, books: Bookkeeper, clock: VirtualClock, settings: Settings, stack: ExitStack
+) -> PublishedLedger:
+    assert settings.lake is not None
+    found = Catalogue.connect(settings.lake)
+    stack.callback(found.close)
+    return PublishedLedger(
+        ledger, books, clock, Publisher(ledger, books, settings, clock, lambda: found), settings, stack
+    )
+
 
 @contextmanager
 def published(
@@ -132,7 +173,11 @@ def published(
     epochs: bool = True,
 ) -> Iterator[PublishedLedger]:
     """Publish a ledger of some busy hours to a lake. warehouse: "" for a folder of its own."""
-    with TemporaryDirectory() as folder, busy_ledger(rows, random.Random(seed)) as ledger, ExitStack() as closing:
+    with (
+        TemporaryDirectory() as folder,
+        busy_ledger(rows, random.Random(seed), Path(folder)) as ledger,
+        ExitStack() as stack,
+    ):
         lake = Lake(
             warehouse=warehouse or f"{folder}/lake", catalog=catalog or LakeCatalog(), ledger=name, secrets=secrets
         )
@@ -169,12 +214,10 @@ def published(
             for number, subject in enumerate(("PodGroup/ns-0/j0", "Job/ns-0/j0", "pod/ns-1/p1", "ns-0/j0"))
         ]  # fmt: skip
         ledger.record_decisions(decided, SPAN[1])
-        found = Catalogue.connect(lake)
-        closing.callback(found.close)
-        publisher = Publisher(ledger, books, settings, clock, lambda: found)
+        known = _with_publisher(ledger, books, clock, settings, stack)
         if publish:
-            publisher.publish()
-        yield PublishedLedger(ledger, books, clock, publisher, settings, closing)
+            known.publisher.publish()
+        yield known
 
 
 def differences(known: PublishedLedger, engine: Engine) -> list[str]:

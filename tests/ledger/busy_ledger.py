@@ -49,12 +49,14 @@ ROWS = st.lists(
 
 
 @contextmanager
-def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Random) -> Iterator[DuckLedger]:
+def busy_ledger(
+    rows: list[tuple[int, int, int, int, bool]], order: random.Random, place: Path | None = None
+) -> Iterator[DuckLedger]:
     """Open a ledger with these ROWS, pods of several teams, a node that was down, and changes of policies and
-    labels."""
+    labels. place: the folder of its file; None for one of its own."""
     with (
-        TemporaryDirectory() as folder,
-        closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
+        TemporaryDirectory() as own,
+        closing(open_ledger(fresh((place or Path(own)) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
     ):
         sent = [
             HAND.row(
