@@ -99,7 +99,7 @@ def test_a_price_change_between_two_epochs_is_theirs(ledger, tmp_path):
     reports = [EpochReport(KEY, n, START + at * MINUTE, "w") for n, at in ((1, 80), (2, 120))]
     ledger.report_epochs(reports, START + SPAN)
     with ledger.moment() as moment:
-        found = job(moment, prices, KEY, (None, START + SPAN), START + SPAN)
+        found = job(moment, prices, KEY, (START, START + SPAN), START + SPAN)
     assert found is not None
     held = [sum(2 if m % 7 < 3 else 1 for m in range(a, b)) for a, b in ((0, 80), (80, 120), (120, 180))]
     assert [line.gpu_us for line in found.epochs] == [minutes * MINUTE * 1000 for minutes in held]
