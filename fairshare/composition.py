@@ -6,13 +6,14 @@ Lease, and the servers close."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
+from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
 from fairshare.core.gpu_demand import BoundPods
 from fairshare.core.queues_and_weights import Pod
@@ -58,6 +60,9 @@ END_S = 5.0
 """How long a thread may take to end before the process exits without it."""
 HISTORY_TIMEOUT_S = 300.0
 """How long a preview waits for one answer of the accountant."""
+THREAD_SWITCH_S = 0.0005
+"""How long a thread may compute while others wait, in a controller with the extender: an answer waits for its turn at
+every read and write, behind a cycle that computes."""
 CYCLE_PATIENCE_S = 50.0
 """The time limit of one cycle, after which the task `cycle` counts as faulty."""
 
@@ -73,13 +78,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
     file = policies.reloaded(settings.policy, others)
     report_log = event_and_decision_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
+    pods = PodIndex()
     reflector: Reflector[dict[str, Any], Pod] = Reflector(
-        cluster.api(), POD.path(), dict, BoundPods(clock), now_ms=clock.monotonic_ms
+        cluster.api(), POD.path(), dict, BoundPods(clock), pods.change, now_ms=clock.monotonic_ms
     )
-
-    def pods() -> tuple[Pod, ...]:
-        return tuple(sorted(reflector.values().values(), key=attrgetter("namespace", "name")))
-
     views = ExtenderViews(pods, clock)
     reports = ReportCache()
     election = _election(settings, clock)
@@ -132,11 +134,13 @@ def run(settings: Settings, stop: threading.Event) -> None:
         )
         if settings.watch_pods:
             reflector.prime()
+            gc.freeze()  # a full collection would stop every thread to look through pods that stay
             stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks))
         if election is not None:
             stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
         extender = Extender(views.view, clock) if settings.extender_listen else None
         if extender is not None:
+            sys.setswitchinterval(THREAD_SWITCH_S)
             stack.enter_context(_extender(settings, extender, metrics, tasks))
         if settings.pages_listen:
             stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks))
@@ -159,7 +163,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             interval_s=settings.interval,
             reload=reload,
             observe=observe,
-            pods=pods,
+            pods=pods.pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
             unreadable=lambda: tuple(reflector.unreadable().values()),
             term=term,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -131,7 +132,8 @@ def serve_extender(
         except BadRequest as error:
             result, response = "refused", _refused(400, str(error))
         else:
-            result, response = "late" if decision.late else "ok", JSONResponse(decision.body)
+            result = "late" if decision.late else "ok"
+            response = Response(msgspec.json.encode(decision.body), media_type="application/json")
         if answered is not None:
             answered(verb, time.monotonic() - started, result)
         return response

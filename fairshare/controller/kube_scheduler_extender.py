@@ -23,8 +23,10 @@ gang."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import fsum
 from typing import Any
 
@@ -32,7 +34,8 @@ import msgspec
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
-from fairshare.core.gpu_demand import LABELLED, gpus_taken, queue_lookup, read_pod
+from fairshare.controller.pod_index import NO_SIDES, NodePods, PodIndex, Sides, demands_by_label
+from fairshare.core.gpu_demand import queues_by_ref, read_pod
 from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from gputally.base.clock import Clock
@@ -57,10 +60,6 @@ class QueueShare:
         return self.allocated + more > self.entitled + _SLACK
 
 
-def _no_queue(_pod: Pod) -> str | None:
-    return None
-
-
 SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
 
 
@@ -69,17 +68,21 @@ class ExtenderView:
     """The state of the cluster from which the extender answers.
 
     gpus: allocatable GPUs by node.
-    pods: by uid.
+    pods: the pods that the watch shows.
     shares: by queue.
-    queue_of: returns the policy queue of a pod, None if it has none.
+    queues: the policy queue of each reference.
+    sides: which queues are above their share.
     shares_for: returns shares that include the request of a pod that the cycle did not know; None if `shares` apply to
-        every pod."""
+        every pod.
+    assumed: by node, its pods together with those that are assumed there."""
 
     gpus: Mapping[str, float]
-    pods: Mapping[str, Pod]
+    pods: PodIndex
     shares: Mapping[str, QueueShare] = field(default_factory=dict)
-    queue_of: Callable[[Pod], str | None] = _no_queue
+    queues: Mapping[str, str] = field(default_factory=dict)
+    sides: Sides = NO_SIDES
     shares_for: SharesFor | None = None
+    assumed: Mapping[str, NodePods] = field(default_factory=dict)
 
     def for_request(self, pod: Pod) -> ExtenderView:
         """Return the view for a request about this pod."""
@@ -89,46 +92,55 @@ class ExtenderView:
 
     def share_of(self, pod: Pod) -> QueueShare | None:
         """Return the share of the pod's queue; None if queue or share are unknown."""
-        queue = self.queue_of(pod)
+        queue = self.queues.get(pod.ref)
         return self.shares.get(queue) if queue is not None else None
+
+
+_NODES_BETWEEN_CHECKS = 64
+"""Nodes that are scored between two looks at the clock."""
 
 
 def scores(
     pod: Pod, nodes: Sequence[str], view: ExtenderView, deadline_passed: Callable[[], bool] = lambda: False
 ) -> dict[str, int]:
     """Return a score of 0..10 for each of `nodes`; 0 without room, or if the deadline passes before it is scored."""
-    pods_by_node: dict[str, list[Pod]] = {}
-    for other in view.pods.values():
-        if other.node and other.uid != pod.uid:
-            pods_by_node.setdefault(other.node, []).append(other)
+    result = dict.fromkeys(nodes, 0)
+    capacity = [view.gpus.get(node, 0.0) for node in nodes]
+    largest = max(capacity, default=0.0)
+    if pod.gpus <= 0 or largest <= 0:
+        return result
     share = view.share_of(pod)
     borrows = share.exceeded(pod.gpus) if share is not None else None
-    result = dict.fromkeys(nodes, 0)
-    largest = max((view.gpus.get(node, 0.0) for node in nodes), default=0.0)
-    for node in nodes:
-        if deadline_passed():
+    known = view.pods.get(pod.uid)
+    own_node = known.node if known is not None else ""
+    sides, assumed, on_node = view.sides, view.assumed, view.pods.on_node
+    for number, (node, listed) in enumerate(zip(nodes, capacity, strict=True)):
+        if number % _NODES_BETWEEN_CHECKS == 0 and deadline_passed():
             break
-        neighbors = pods_by_node.get(node, [])
-        left = view.gpus.get(node, 0.0) - gpus_taken(neighbors) - pod.gpus
-        if pod.gpus <= 0 or left < -_SLACK or largest <= 0:
-            continue
-        fit = _FIT * (1 - max(0.0, left) / largest)
-        result[node] = round(fit + _COMPANY * _company(borrows, neighbors, view))
+        neighbors = assumed.get(node) or on_node(node)
+        if node == own_node:
+            neighbors = neighbors.without(pod.uid)
+        _, taken, over, within = neighbors.occupancy(sides)
+        left = listed - taken - pod.gpus
+        if left >= -_SLACK:
+            # which part of the neighbors is of similar queues: like the pod's, above their share or within it
+            similar = None if borrows is None else over if borrows else within
+            fit = _FIT * (1 - max(0.0, left) / largest)
+            result[node] = round(fit + _COMPANY * (0.5 if similar is None else similar))
     return result
 
 
-def _company(borrows: bool | None, neighbors: Sequence[Pod], view: ExtenderView) -> float:
-    """Return which part (0..1) of a node's pods, by GPUs, belongs to similar queues; 0.5 if this is unknown.
+def sides_of(shares: Mapping[str, QueueShare], queues: Mapping[str, str]) -> Sides:
+    """Return which references are to queues above their share, and which to queues within it.
 
-    borrows: whether the pod's queue is above its share; None if unknown. Queues are similar if the same is true of
-        them."""
-    if borrows is None or not neighbors:
-        return 0.5
-    similar = 0.0
-    for other in neighbors:
-        share = view.share_of(other)
-        similar += other.gpus if share is not None and share.exceeded() is borrows else 0.0
-    return similar / fsum(other.gpus for other in neighbors)
+    queues: by reference."""
+    over: set[str] = set()
+    within: set[str] = set()
+    for ref, queue in queues.items():
+        share = shares.get(queue)
+        if share is not None:
+            (over if share.exceeded() else within).add(ref)
+    return Sides(frozenset(over), frozenset(within))
 
 
 def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], view: ExtenderView) -> tuple[str, ...]:
@@ -138,24 +150,26 @@ def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], view: ExtenderVie
     if not view.shares:
         return tuple(sorted(victims))
     view = view.for_request(pod)
-    gangs: dict[str, float] = {}
-    for other in view.pods.values():
-        if other.gang:
-            gangs[other.gang] = gangs.get(other.gang, 0.0) + (other.gpus if other.held else 0.0)
     costs: dict[str, float] = {}
     for node, uids in victims.items():
-        known = [view.pods[uid] for uid in uids if uid in view.pods]
+        known = [victim for uid in uids if (victim := view.pods.get(uid)) is not None]
         if all(_is_fair(pod, victim, view) for victim in known):
-            lost = {victim.gang or victim.uid: gangs.get(victim.gang, victim.gpus) for victim in known}
+            lost = {victim.gang or victim.uid: _lost_with(victim, view.pods) for victim in known}
             costs[node] = fsum(lost.values())
     least = min(costs.values(), default=0.0)
     return tuple(sorted(node for node, cost in costs.items() if cost <= least + _SLACK))
 
 
+def _lost_with(victim: Pod, pods: PodIndex) -> float:
+    """Return the GPUs that are lost with the victim: those of its whole gang."""
+    of_gang = pods.held_by_gang(victim.gang) if victim.gang else None
+    return victim.gpus if of_gang is None else of_gang
+
+
 def _is_fair(pod: Pod, victim: Pod, view: ExtenderView) -> bool:
     """Return whether the pod may preempt this victim."""
     victim_share, share = view.share_of(victim), view.share_of(pod)
-    if victim_share is None or view.queue_of(victim) == view.queue_of(pod):
+    if victim_share is None or view.queues.get(victim.ref) == view.queues.get(pod.ref):
         return True
     return victim_share.exceeded() and not (share is not None and share.exceeded(pod.gpus))
 
@@ -180,9 +194,16 @@ class BadRequest(ValueError):
     """The request is not one of a kube-scheduler. The message is one line."""
 
 
+class HostPriority(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+    """The score of one node, as the scheduler reads it."""
+
+    host: str
+    score: int
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to the scheduler. late: whether it was ready only after the deadline."""
+    """An answer to the scheduler, which msgspec encodes. late: whether it was ready only after the deadline."""
 
     body: Any
     late: bool = False
@@ -200,6 +221,7 @@ class Extender:
         self._deadline_ms = deadline_ms
         self._lock = threading.Lock()
         self._assumed: dict[str, tuple[Pod, int]] = {}
+        self._on_nodes: dict[str, tuple[NodePods, list[Pod], NodePods]] = {}
         self._asked = False
 
     def acts(self) -> Condition:
@@ -219,18 +241,20 @@ class Extender:
         nodes, capacity = _nodes(args)
         view = self._view()
         if pod is None or view is None:
-            return Answer([{"Host": node, "Score": 0} for node in nodes])
+            return Answer([HostPriority(node, 0) for node in nodes])
         with self._lock:
-            view = self._with_assumed(view, capacity)
+            view = self._with_assumed(view, pod.uid, capacity)
             result = scores(pod, nodes, view, lambda: self._clock.monotonic_ms() > deadline_ms)
-            best = max(result, key=lambda node: (result[node], node), default=None)
-            if best is not None and result[best] > 0:
+            top = max(result.values(), default=0)
+            if top > 0:
                 # Only one node may have the top score: the scheduler breaks ties at random, and the extender would not
                 # know the result.
-                result = {node: score - (score == result[best] and node != best) for node, score in result.items()}
+                equal = [node for node, score in result.items() if score == top]
+                best = max(equal)
+                result.update(dict.fromkeys(equal, top - 1) | {best: top})
                 self._assumed[pod.uid] = (replace(pod, node=best, held=True), self._clock.monotonic_ms() + ASSUME_MS)
         late = self._clock.monotonic_ms() > deadline_ms
-        return Answer([{"Host": node, "Score": result[node]} for node in nodes], late)
+        return Answer([HostPriority(node, result[node]) for node in nodes], late)
 
     def preempt(self, content: bytes) -> Answer:
         """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
@@ -251,16 +275,31 @@ class Extender:
             }
         )
 
-    def _with_assumed(self, view: ExtenderView, capacity: Mapping[str, float]) -> ExtenderView:
-        """Return the view with the assumed placements of pods that it does not show on a node yet."""
+    def _with_assumed(self, view: ExtenderView, asking: str, capacity: Mapping[str, float]) -> ExtenderView:
+        """Return the view with the assumed placements of pods that it does not show on a node yet.
+
+        asking: uid of the pod that is to be placed; where it was assumed before does not count."""
         now = self._clock.monotonic_ms()
         self._assumed = {
             uid: (pod, until)
             for uid, (pod, until) in self._assumed.items()
-            if until > now and not (uid in view.pods and view.pods[uid].node)
+            if until > now and not ((known := view.pods.get(uid)) is not None and known.node)
         }
-        pods = {**view.pods, **{uid: pod for uid, (pod, _) in self._assumed.items()}}
-        return replace(view, gpus={**view.gpus, **capacity}, pods=pods)
+        by_node: dict[str, list[Pod]] = {}
+        for uid, (pod, _) in self._assumed.items():
+            if uid != asking:
+                by_node.setdefault(pod.node, []).append(pod)
+        self._on_nodes = {node: self._joined(node, view.pods.on_node(node), pods) for node, pods in by_node.items()}
+        assumed = {node: joined for node, (_, _, joined) in self._on_nodes.items()}
+        return replace(view, gpus={**view.gpus, **capacity} if capacity else view.gpus, assumed=assumed)
+
+    def _joined(self, node: str, shown: NodePods, pods: list[Pod]) -> tuple[NodePods, list[Pod], NodePods]:
+        """Return the pods that a node shows, those that are assumed there, and both, whose sums are kept until one of
+        them changes."""
+        known = self._on_nodes.get(node)
+        if known is not None and known[0] is shown and known[1] == pods:
+            return known
+        return shown, pods, shown.and_also(pods)
 
 
 def _parse(content: bytes) -> Mapping[str, Any]:
@@ -335,17 +374,21 @@ STALE_MS = 600_000
 """Age of entitlements above which they no longer show which queues are above their shares."""
 
 
-class ExtenderViews:
-    """Builds the extender's view from the latest report. Thread-safe."""
+MOST_COMPUTED = 100
+"""Entitlements with additional requests that are kept for one report."""
 
-    def __init__(self, pods: Callable[[], Sequence[Pod]], clock: Clock) -> None:
+
+class ExtenderViews:
+    """Combines the latest report with the pods as they are now. Thread-safe."""
+
+    def __init__(self, pods: PodIndex, clock: Clock) -> None:
         self._pods = pods
         self._clock = clock
-        self._latest: tuple[CycleReport, Policy] | None = None
+        self._latest: _Shares | None = None
 
     def observe(self, report: CycleReport, policy: Policy) -> None:
         """Store the latest report, and the policy that was in force."""
-        self._latest = (report, policy)
+        self._latest = _Shares(report, policy, self._pods)
 
     def view(self) -> ExtenderView | None:
         """Return the view; None before the first report. It has no shares during a hold, or if the report is too
@@ -353,64 +396,103 @@ class ExtenderViews:
         latest = self._latest
         if latest is None:
             return None
-        report, policy = latest
-        queue_of = queue_lookup(policy)
-        pods = {pod.uid: pod for pod in self._pods()}
+        report = latest.report
         if report.hold is not None or self._clock.wall_ms() - report.at_ms > STALE_MS:
-            return ExtenderView(report.gpus_by_node, pods, {}, queue_of)
-        allocated: dict[str, list[float]] = {}
-        for pod in pods.values():
-            queue = queue_of(pod) if pod.held else None
-            if queue is not None:
-                allocated.setdefault(queue, []).append(pod.gpus)
-        allocated_gpus = {queue: fsum(amounts) for queue, amounts in allocated.items()}
-
-        def shares(entitlements_of: Callable[[TargetReport], Sequence[Entitlement]]) -> dict[str, QueueShare]:
-            return {
-                due.queue: QueueShare(allocated_gpus.get(due.queue, 0.0), due.gpus)
-                for target in report.targets
-                for due in entitlements_of(target)
-                if due.queue in target.standings
-            }
-
-        def shares_for(pod: Pod) -> Mapping[str, QueueShare]:
-            with_pod = {**pods, pod.uid: pod}
-            return shares(lambda target: _with_new_pods(target, report, policy, with_pod, queue_of))
-
-        known_shares = shares(lambda target: target.entitlements)
-        return ExtenderView(report.gpus_by_node, pods, known_shares, queue_of, shares_for)
+            return ExtenderView(report.gpus_by_node, self._pods, {}, latest.queues)
+        return ExtenderView(report.gpus_by_node, self._pods, latest, latest.queues, latest.sides(), latest.with_request)
 
 
-def _with_new_pods(
-    target: TargetReport,
-    report: CycleReport,
-    policy: Policy,
-    pods: Mapping[str, Pod],
-    queue_of: Callable[[Pod], str | None],
-) -> tuple[Entitlement, ...]:
-    """Return the queues' entitlements with the requests of pods that the cycle has not seen.
+class _Shares(Mapping[str, QueueShare]):
+    """The shares of queues: what they are due by one report, and what their pods hold now."""
 
-    A queue that requested nothing was due nothing. Without these requests its first pod would not get the queue's own
-    share until the next cycle."""
-    known = {pod.uid for gang in target.gangs for pod in gang.pods}
-    requested: dict[str, float] = {}
-    for pod in pods.values():
-        # For pods in a scheduler's own queue, the scheduler's objects already include their request.
-        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
-        if queue is None or queue not in target.standings:
-            continue
-        if pod.uid not in known and not pod.gated and not pod.leaving:
-            requested[queue] = requested.get(queue, 0.0) + pod.gpus
-    if not requested or report.window is None or target.gpus <= 0 or not target.entitlements:
-        return target.entitlements
-    requested = PolicyTree(policy).sum_up(requested)
-    standings = {
-        queue: replace(standing, requested=standing.requested + requested.get(queue, 0.0))
-        for queue, standing in target.standings.items()
-    }
-    return calculate_weights(
-        WeightInputs(
-            policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted,
-            target.devices, target.pools,
-        )
-    ).entitlements  # fmt: skip
+    def __init__(self, report: CycleReport, policy: Policy, pods: PodIndex) -> None:
+        self.report = report
+        self.queues = queues_by_ref(policy)
+        self._policy = policy
+        self._pods = pods
+        self._refs: dict[str, list[str]] = {}
+        for ref, queue in self.queues.items():
+            self._refs.setdefault(queue, []).append(ref)
+        self._entitled = self._due(lambda target: target.entitlements)
+        self._computed: dict[Hashable, tuple[Entitlement, ...]] = {}
+        self._split: tuple[list[float], Sides] = ([], NO_SIDES)
+
+    def __getitem__(self, queue: str) -> QueueShare:
+        return QueueShare(fsum(self._pods.held_by_ref(self._refs.get(queue, ()))), self._entitled[queue])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entitled)
+
+    def __len__(self) -> int:
+        return len(self._entitled)
+
+    def sides(self) -> Sides:
+        """Return which queues are above their share now: the same object until another queue is."""
+        held, sides = self._pods.held_by_ref(self.queues), self._split[1]
+        if held != self._split[0]:
+            changed = sides_of(self, self.queues)
+            sides = sides if sides == changed else changed
+            self._split = held, sides
+        return sides
+
+    def with_request(self, pod: Pod) -> _Shares:
+        """Return the shares that include the requests of this pod and of other pods that the cycle has not seen."""
+        other = copy(self)
+        other._entitled = self._due(lambda target: self._with_new_pods(target, pod))
+        return other
+
+    def _due(self, entitlements_of: Callable[[TargetReport], Sequence[Entitlement]]) -> dict[str, float]:
+        return {
+            due.queue: due.gpus
+            for target in self.report.targets
+            for due in entitlements_of(target)
+            if due.queue in target.standings
+        }
+
+    @cached_property
+    def _known(self) -> Mapping[str, frozenset[str]]:
+        """By target, the uids of the pods that its cycle has seen."""
+        return {
+            target.target: frozenset(pod.uid for gang in target.gangs for pod in gang.pods)
+            for target in self.report.targets
+        }
+
+    def _with_new_pods(self, target: TargetReport, pod: Pod) -> tuple[Entitlement, ...]:
+        """Return the queues' entitlements with the requests of pods that the cycle has not seen.
+
+        A queue that requested nothing was due nothing. Without these requests its first pod would not get the queue's
+        own share until the next cycle."""
+        if self.report.window is None or target.gpus <= 0 or not target.entitlements:
+            return target.entitlements
+        known = self._known[target.target]
+        unknown = {**self._pods.demanding_besides(known), pod.uid: pod}
+        by_queue: dict[str, list[float]] = {}
+        for other in unknown.values():
+            queue = self.queues.get(other.ref) if other.uid not in known and demands_by_label(other) else None
+            if queue is not None and queue in target.standings:
+                by_queue.setdefault(queue, []).append(other.gpus)
+        if not by_queue:
+            return target.entitlements
+        requested = {queue: fsum(amounts) for queue, amounts in sorted(by_queue.items())}
+        key = (target.target, *requested.items())
+        computed = self._computed.get(key)
+        if computed is None:
+            if len(self._computed) >= MOST_COMPUTED:
+                self._computed.clear()
+            computed = self._computed[key] = self._with_requests(target, requested)
+        return computed
+
+    def _with_requests(self, target: TargetReport, requested: Mapping[str, float]) -> tuple[Entitlement, ...]:
+        report = self.report
+        assert report.window is not None  # `_with_new_pods` has looked
+        more = PolicyTree(self._policy).sum_up(requested)
+        standings = {
+            queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
+            for queue, standing in target.standings.items()
+        }
+        return calculate_weights(
+            WeightInputs(
+                self._policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted,
+                target.devices, target.pools,
+            )
+        ).entitlements  # fmt: skip

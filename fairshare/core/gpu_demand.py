@@ -289,14 +289,16 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
 
 def queue_lookup(policy: Policy) -> Callable[[Pod], str | None]:
     """Return a function that returns the name of a pod's queue in the policy, None if it has none."""
-    owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
-    names = {queue.name for queue in policy.queues}
+    queues = queues_by_ref(policy)
+    return lambda pod: queues.get(pod.ref)
 
-    def queue_of(pod: Pod) -> str | None:
-        prefix, _, label = pod.ref.partition(":")
-        return owner.get(pod.ref) or (label if prefix == LABELLED and label in names else None)
 
-    return queue_of
+def queues_by_ref(policy: Policy) -> Mapping[str, str]:
+    """Return the queue of the policy to which each reference of a pod (`Pod.ref`) belongs.
+
+    A label names a queue by its name, unless another queue has this label among its references."""
+    labels = {f"{LABELLED}:{queue.name}": queue.name for queue in policy.queues}
+    return labels | {ref: queue.name for queue in policy.queues for ref in queue.refs}
 
 
 def sorted_gangs(gangs: Iterable[Gang]) -> tuple[Gang, ...]:

@@ -20,7 +20,7 @@ from tests.bench.figure import Figure
 
 PARTS = (
     "division", "simulate", "tick", "windows", "ingest", "fleet", "serving", "month", "prometheus", "cycle",
-    "preemption", "idle", "pages", "opencost", "fleet-lake", "paths",
+    "preemption", "extender", "idle", "pages", "opencost", "fleet-lake", "paths",
 )  # fmt: skip
 
 

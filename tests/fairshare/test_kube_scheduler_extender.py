@@ -9,14 +9,17 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import fsum
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 import trustme
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.controller.cycle_report import CycleReport
@@ -31,8 +34,10 @@ from fairshare.controller.kube_scheduler_extender import (
     QueueShare,
     fair_nodes,
     scores,
+    sides_of,
 )
-from fairshare.core.gpu_demand import read_pod
+from fairshare.controller.pod_index import PodIndex, Sides
+from fairshare.core.gpu_demand import gpus_taken, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
 from gputally.base.clock import VirtualClock
@@ -49,8 +54,16 @@ def _pod(uid: str, gpus: float, *, node: str = "", ref: str = "", gang: str = ""
     return Pod(uid, "ns", uid, gpus, node=node, ref=ref, gang=gang, held=bool(node))
 
 
+def _indexed(pods: Iterable[Pod]) -> PodIndex:
+    index = PodIndex()
+    for pod in pods:
+        index.change(pod.uid, pod)
+    return index
+
+
 def _room(*pods: Pod, **shares: QueueShare) -> ExtenderView:
-    return ExtenderView(NODES, {pod.uid: pod for pod in pods}, shares, lambda pod: pod.ref or None)
+    queues = {name: name for name in shares}
+    return ExtenderView(NODES, _indexed(pods), shares, queues, sides_of(shares, queues))
 
 
 def _object(uid: str, gpus: int = 2) -> dict[str, Any]:
@@ -96,6 +109,70 @@ def test_scores_keep_their_range_in_any_order(placed: list[tuple[str, float]], g
     assert scores(_pod("new", gpus), sorted(NODES, reverse=True), _room(*pods)) == first
 
 
+def test_a_neighbor_that_requests_no_gpu_is_no_company() -> None:
+    """A pod that requests GPU memory has no GPUs until KAI's part of it is computed."""
+    room = _room(_pod("a", 0, node="n1", ref="over"), over=QueueShare(8, 4))
+    scored = scores(_pod("new", 2, ref="over"), list(NODES), room)
+    assert scored["n1"] == scored["n2"]
+
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from("pqrstu"),
+        st.none()
+        | st.builds(
+            lambda node, gpus, ref, gang, leaving, kind: Pod(
+                "", "ns", "", gpus, node=node, ref=ref, gang=gang, held=bool(node) and not leaving,
+                keeps=kind == 1, shares=kind == 2,
+            ),
+            st.sampled_from(["", *NODES]), st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]),
+            st.sampled_from(["", "policy:a", "policy:b", "kai:a"]), st.sampled_from(["", "g", "h"]),
+            st.booleans(), st.integers(0, 3),
+        ),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(CHANGES)
+def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[str, Pod | None]]) -> None:
+    index, now = PodIndex(), dict[str, Pod]()
+    for uid, pod in changes:
+        index.pods()  # a reader between the changes keeps nothing old
+        index.on_node("n1").occupancy(Sides())
+        if pod is None:
+            now.pop(uid, None)
+            index.change(uid, None)
+        else:
+            now[uid] = replace(pod, uid=uid, name=uid)
+            index.change(uid, now[uid])
+    assert index.pods() == tuple(now[uid] for uid in sorted(now))
+    for node in NODES:
+        there = [pod for pod in now.values() if pod.node == node]
+        sides = Sides(frozenset({"policy:a", "kai:a"}), frozenset({"policy:b"}))
+        _, taken, over, within = index.on_node(node).occupancy(sides)
+        requested = fsum(pod.gpus for pod in there)
+        parts = [fsum(pod.gpus for pod in there if pod.ref in refs) for refs in (sides.over, sides.within)]
+        assert taken == gpus_taken(there)
+        assert [over, within] == ([part / requested for part in parts] if requested else [None, None])
+    for gang in "gh":
+        members = [pod for pod in now.values() if pod.gang == gang]
+        held = fsum(pod.gpus for pod in members if pod.held)
+        assert index.held_by_gang(gang) == (held if members else None)
+    for ref in ("policy:a", "kai:a"):
+        assert index.held_by_ref([ref]) == [fsum(pod.gpus for pod in now.values() if pod.held and pod.ref == ref)]
+    demanding = {uid for uid, pod in now.items() if pod.ref.startswith("policy:") and not pod.leaving}
+    assert index.demanding_besides(frozenset("p")).keys() == demanding - {"p"}
+    for uid in "pu":
+        new = Pod(uid, "ns", uid, 1.0, ref="policy:a")
+        shares = {"a": QueueShare(2, 1), "b": QueueShare(1, 2)}
+        queues = {"policy:a": "a", "policy:b": "b", "kai:a": "a"}
+        view = ExtenderView(NODES, index, shares, queues, sides_of(shares, queues))
+        anew = replace(view, pods=_indexed(now.values()))
+        assert scores(new, list(NODES), view) == scores(new, list(NODES), anew)
+
+
 def test_only_who_is_above_his_share_is_a_victim_of_others() -> None:
     room = _room(
         _pod("v1", 4, node="n1", ref="over"), _pod("v2", 4, node="n2", ref="within"), _pod("v3", 4, node="n3"),
@@ -121,7 +198,7 @@ def test_a_burst_counts_the_pods_placed_just_before(clock: VirtualClock) -> None
     extender = Extender(_room, clock)
     chosen = []
     for i in range(5):
-        answer = extender.prioritize(_args(f"p{i}", 2)).body
+        answer = msgspec.to_builtins(extender.prioritize(_args(f"p{i}", 2)).body)
         assert [set(each) for each in answer] == [{"Host", "Score"}] * 3
         chosen.append(max(answer, key=lambda each: (each["Score"], each["Host"]))["Host"])
     assert chosen[:4] == [chosen[0]] * 4  # one node fills up
@@ -136,7 +213,7 @@ def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None
     items = [{"metadata": {"name": n}, "status": {"allocatable": {GPU: "4"}}} for n in ("x", "y")]
     extender = Extender(lambda: _room(_pod("a", 2, node="x")), clock)
     body = json.dumps({"Pod": _object("new"), "Nodes": {"items": items}, "NodeNames": None}).encode()
-    found = {each["Host"]: each["Score"] for each in extender.prioritize(body).body}
+    found = {each.host: each.score for each in extender.prioritize(body).body}
     assert found["x"] > found["y"]
     room = _room(_pod("v", 4, node="n1", ref="within"), within=QueueShare(4, 8))
     victims = {"n1": {"Pods": [_object("v")], "NumPDBViolations": 1}, "n2": {"Pods": [_object("w")]}}
@@ -152,7 +229,7 @@ def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None
 
 def test_who_knows_nothing_decides_nothing(clock: VirtualClock) -> None:
     extender = Extender(lambda: None, clock)
-    assert {each["Score"] for each in extender.prioritize(_args()).body} == {0}
+    assert {each.score for each in extender.prioritize(_args()).body} == {0}
     victims = {"n1": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
     body = json.dumps({"Pod": _object("new"), "NodeNameToMetaVictims": victims}).encode()
     assert extender.preempt(body).body == {"NodeNameToMetaVictims": victims}
@@ -165,7 +242,7 @@ def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) 
 
     answer = Extender(room, clock).prioritize(_args())
     assert answer.late
-    assert [each["Score"] for each in answer.body] == [0, 0, 0]
+    assert [each.score for each in answer.body] == [0, 0, 0]
 
 
 def _bent(name: str, key: str, value: str) -> bytes:
@@ -225,7 +302,7 @@ def test_no_body_breaks_it(body: bytes) -> None:
     extender = Extender(_room, VirtualClock(0))
     for verb in (extender.prioritize, extender.preempt):
         with contextlib.suppress(BadRequest):
-            json.dumps(verb(body).body)
+            msgspec.json.encode(verb(body).body)
 
 
 Served = tuple[http.client.HTTPConnection, list[tuple[str, str]]]
@@ -355,17 +432,17 @@ def _pods(cluster: MemoryCluster) -> Sequence[Pod]:
 
 
 @pytest.fixture
-def seen(clock: VirtualClock, controller_of: Make) -> tuple[MemoryCluster, ExtenderViews]:
+def seen(clock: VirtualClock, controller_of: Make) -> tuple[PodIndex, ExtenderViews]:
     """Queue a holds all 8 GPUs with a quota of 4; b requested nothing in the last cycle."""
     cluster = cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"))
     policy = policy_of(QUEUES)
-    view = ExtenderViews(lambda: _pods(cluster), clock)
+    view = ExtenderViews(index := _indexed(_pods(cluster)), clock)
 
     def observe(report: CycleReport) -> None:
         view.observe(report, policy)
 
-    controller_of(policy, cluster, pods=lambda: _pods(cluster), observe=observe).cycle()
-    return cluster, view
+    controller_of(policy, cluster, pods=index.pods, observe=observe).cycle()
+    return index, view
 
 
 def _asking(name: str, **fields: Any) -> Pod:
@@ -375,17 +452,17 @@ def _asking(name: str, **fields: Any) -> Pod:
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_the_first_question_counts_its_own_demand(seen: tuple[MemoryCluster, ExtenderViews], watched: bool) -> None:
+def test_the_first_question_counts_its_own_demand(seen: tuple[PodIndex, ExtenderViews], watched: bool) -> None:
     """b had no share, because it requested nothing; its request now is within its quota."""
-    cluster, view = seen
+    index, view = seen
     if watched:  # the watch may have shown the pod already
-        cluster.load([pod_object("b0", "b", node="")])
+        index.change("uid-b0", _asking("b0"))
     room = view.view()
     assert {name: share.entitled for name, share in room.shares.items()} == {"a": 8.0, "b": 0.0}
     assert fair_nodes(_asking("b0"), {"n0": ["uid-a0"]}, room) == ("n0",)
 
 
-def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, ExtenderViews]) -> None:
+def test_what_is_above_its_share_stays_refused(seen: tuple[PodIndex, ExtenderViews]) -> None:
     _, view = seen
     room = view.view()
     assert room is not None
@@ -393,11 +470,11 @@ def test_what_is_above_its_share_stays_refused(seen: tuple[MemoryCluster, Extend
 
 
 def test_whether_the_scheduler_asks_is_heard(
-    clock: VirtualClock, seen: tuple[MemoryCluster, ExtenderViews], controller_of: Make
+    clock: VirtualClock, seen: tuple[PodIndex, ExtenderViews], controller_of: Make
 ) -> None:
-    cluster, view = seen
+    _, view = seen
     extender = Extender(view.view, clock)
-    loop = controller_of(policy_of(QUEUES), cluster, acts={"kube-scheduler": extender.acts})
+    loop = controller_of(policy_of(QUEUES), cluster_with(node_object("n0", 8)), acts={"kube-scheduler": extender.acts})
 
     def said() -> tuple[str, str]:
         conditions = loop.cycle().targets[0].conditions
