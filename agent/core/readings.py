@@ -226,10 +226,15 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     condition: Condition = Condition()
 
     @property
+    def unanswered(self) -> bool:
+        """True if no reading succeeds."""
+        answers = (self.busy_us, self.energy_uj, self.memory_used_mib, self.power_mw)
+        return all(isinstance(answer, Unavailable) for answer in answers)
+
+    @property
     def silent(self) -> bool:
         """True if the device is not lost and no reading succeeds, so that its use is unknown."""
-        answers = (self.busy_us, self.energy_uj, self.memory_used_mib, self.power_mw)
-        return self.health == "ok" and all(isinstance(answer, Unavailable) for answer in answers)
+        return self.health == "ok" and self.unanswered
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from agent.devices.mig_layout import Instance, MigLayout
 from agent.devices.nvml_events import RECOVERY, Events
 from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
 from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
+from agent.wire import Health
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
@@ -68,6 +69,10 @@ def total_mib(driver: Driver, handle: Any) -> Reading:
     if isinstance(size, Unavailable):
         size = driver.figure(name, handle, driver.constant("nvmlMemory_v2"), read=lambda info: int(info.total) // _MIB)
     return size or Unavailable(f"{name}: no size")
+
+
+def _health(recoveries: Sequence[Recovery]) -> Health:
+    return "lost" if any(recovery.unusable for recovery in recoveries) else "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,8 @@ class Device:
         self._remap_recovery: Recovery | None = None
         self._driver_recovery: Recovery | None = None
         self._recoveries: tuple[Recovery, ...] = ()
+        self._was_lost = False
+        """True from a reading in which the GPU was lost until it answers again."""
         self._victims: set[int] | None = None
         """Processes that ran when a contained memory error was reported and still run; None if unknown."""
 
@@ -175,20 +182,29 @@ class Device:
         self._driver.doubts.clear()
         reading = self._read(at_ms)
         if self._driver.doubts:
-            self._confirm(reading.silent)
-        return reading
+            self._confirm(reading.unanswered)
+        return self._returned(reading) if self._was_lost and not reading.unanswered else reading
 
-    def _confirm(self, silent: bool) -> None:
+    def _returned(self, reading: DeviceReading) -> DeviceReading:
+        """Return the first reading of a GPU that was lost and answers again. It was reset, which is the action that its
+        earlier faults required; a fault that remains is reported again."""
+        self._was_lost = False
+        self._events.mend(self.gpu.uuid)
+        recoveries = self._recover(reading.condition, None)
+        condition = replace(reading.condition, recoveries=recoveries)
+        return msgspec.structs.replace(reading, condition=condition, health=_health(recoveries))
+
+    def _confirm(self, unanswered: bool) -> None:
         """Check whether the error codes of this reading mean that the GPU is lost, that the library must be restarted,
         or that the driver was replaced. Raises Lost, Restart or DriverReplaced if they do.
 
-        silent: True if no reading of the GPU succeeded. Then Lost and DriverReplaced need no confirmation."""
+        unanswered: True if no reading of the GPU succeeded. Then Lost and DriverReplaced need no confirmation."""
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
         with suppress(Refused):
             self._driver.call(_OPEN, self.gpu.index)
         for doubt in doubts:
-            if silent and not isinstance(doubt, Restart):
+            if unanswered and not isinstance(doubt, Restart):
                 raise doubt
 
     def _read(self, at_ms: int) -> DeviceReading:
@@ -223,7 +239,7 @@ class Device:
         condition = replace(condition, recoveries=self._recover(condition, processes))
         return DeviceReading(
             gpu=self.gpu,
-            health="lost" if any(recovery.unusable for recovery in condition.recoveries) else "ok",
+            health=_health(condition.recoveries),
             counter_epoch=f"{self._origin}.{self._epoch}",
             busy_us=busy,
             energy_uj=energy,
@@ -241,12 +257,13 @@ class Device:
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
         """Return a reading without figures, for a GPU that cannot be read. reason: why it cannot."""
+        self._was_lost = self._was_lost or lost
         why = Unavailable(reason)
         condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
         recoveries = self._recover(self._condition, None)
         return DeviceReading(
             gpu=self.gpu,
-            health="lost" if lost or any(recovery.unusable for recovery in recoveries) else "ok",
+            health="lost" if lost else _health(recoveries),
             counter_epoch=f"{self._origin}.{self._epoch}",
             busy_us=why,
             energy_uj=why,

@@ -20,11 +20,18 @@ are grouped by what may hang together: a group for each GPU, one for starting an
 events. If a call does not return in time, its thread is abandoned, further calls of its group are refused until it
 returns, and a new worker serves the other groups. Normally one worker runs all calls of a reading, and no new thread is
 needed. While a call of a group hangs, its thread may still write to the group's data. Two groups must therefore not
-share data."""
+share data.
+
+A driver may write larger structures than nvml.h of this binding describes; it then writes over the memory behind the
+buffer. `_GuardedLibrary` therefore gives each function larger buffers than it asks for, and refuses the answer if the
+driver used more than the declared size. The lists of processes are read with the size of entry that the driver uses,
+because it is known to differ: drivers 535.43 to 535.86 write 32 bytes for an entry of 24, and one was reported that
+writes 16. Source: XuehaiPan/nvitop, pull requests 79 and 226."""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -34,6 +41,7 @@ from agent.core.readings import Reading, Unavailable
 from gputally.base.errors import AgentError
 
 _REASONS = {
+    -1: "structure of unknown size", -2: "process list with impossible process numbers",
     0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
     6: "not found", 7: "insufficient size", 8: "insufficient power", 9: "driver not loaded", 10: "timeout",
     11: "interrupt issue", 12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost",
@@ -56,7 +64,17 @@ NO_GPUS_REMEDY = "on Bottlerocket set agent.privileged: true; elsewhere check wh
 """Remedy if the driver answers and shows no GPU."""
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
 _NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
+_UNKNOWN_SIZE, _NOT_PROCESSES = -1, -2
+"""Codes of our own for answers that cannot be read. NVML's codes are not negative."""
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
+_ENTRY_SIZES = (24, 32, 16, 40, 48, 56, 64)
+"""Sizes in bytes of an entry in a list of processes, the usual one first. Each begins with the process number (32 bits)
+and, after 8 bytes, the memory (64 bits)."""
+_FIRST_FIELDS = 16
+MOST_PID = 1 << 22
+"""Largest process number of Linux."""
+_PATTERN = b"\xa5"
+"""Fills a buffer before a call. No figure of a driver ends with it: its highest byte would be 0 or 255."""
 _NOT_REPORTED = 2**64 - 1
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
@@ -123,15 +141,85 @@ class Restart(Fault):
     """The library must be shut down and started again."""
 
 
-class _Process(ctypes.Structure):
-    """nvmlProcessInfo_t."""
+def _entries(found: bytes, count: int, name: str) -> list[tuple[int, int | None]]:
+    """Decode a list of processes, whose entries have the size that the driver wrote. Raises Refused if the size is
+    unknown or if an entry is no process, because then no entry can be trusted."""
+    written = len(found.rstrip(_PATTERN))
+    whole = [size for size in _ENTRY_SIZES if written == count * size]
+    partly = [
+        size for size in _ENTRY_SIZES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
+    ]
+    if count > len(found) // max(_ENTRY_SIZES) or not (whole or partly):
+        raise Refused(_UNKNOWN_SIZE, name)
+    size = (whole or partly)[0]
+    processes = list(struct.iter_unpack(f"=I4xQ{size - _FIRST_FIELDS}x", found[: count * size]))
+    if not all(0 < pid <= MOST_PID for pid, _ in processes):
+        raise Refused(_NOT_PROCESSES, name)
+    return [(pid, None if memory == _NOT_REPORTED else memory) for pid, memory in processes]
 
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("memory", ctypes.c_ulonglong),
-        ("gi", ctypes.c_uint),
-        ("ci", ctypes.c_uint),
-    )
+
+class _GuardedLibrary:
+    """The library, whose functions are `_GuardedFunction`."""
+
+    def __init__(self, library: Any) -> None:
+        self.unguarded = library
+
+    def __getattr__(self, name: str) -> _GuardedFunction:
+        return _GuardedFunction(getattr(self.unguarded, name), _LISTS.get(name))
+
+
+_LISTS = {
+    "nvmlDeviceGetSamples": (4, 5),
+    "nvmlDeviceGetProcessUtilization": (2, 1),
+    "nvmlDeviceGetAccountingPids": (1, 2),
+}
+"""Functions that fill an array, with the positions of the argument that counts the entries and of the array."""
+_SPARE = 256
+"""Bytes behind a guarded buffer, beside its own size once more."""
+_ByReference = type(ctypes.byref(ctypes.c_int()))
+
+
+class _GuardedFunction:
+    """A function of the library that is called with larger buffers, so that it cannot write over other memory.
+
+    A structure has one size, so a function that fills structures is called without a guard once it has succeeded
+    since the library was started.
+
+    list_at: as in `_LISTS`; None if the function fills no array."""
+
+    def __init__(self, function: Any, list_at: tuple[int, int] | None) -> None:
+        self._function = function
+        self._list_at = list_at
+        self._guarded = True
+
+    def __call__(self, *arguments: Any) -> int:
+        if not self._guarded:
+            return int(self._function(*arguments))
+        count_at, list_at = self._list_at or (-1, -1)
+        passed = list(arguments)
+        targets: dict[int, Any] = {}
+        for at, argument in enumerate(arguments):
+            if isinstance(argument, (_ByReference, ctypes.Array)):
+                target: Any = getattr(argument, "_obj", argument)
+                targets[at] = target
+                room = 2 * ctypes.sizeof(target) + _SPARE
+                passed[at] = ctypes.create_string_buffer(_PATTERN * room, room)
+                if at != list_at:
+                    ctypes.memmove(passed[at], ctypes.byref(target), ctypes.sizeof(target))
+        code = int(self._function(*passed))
+        for at, target in targets.items():
+            if at != list_at:
+                ctypes.memmove(ctypes.byref(target), passed[at], ctypes.sizeof(target))
+                if passed[at].raw[ctypes.sizeof(target) :].strip(_PATTERN):
+                    return _UNKNOWN_SIZE
+        if code == 0 and list_at in targets:
+            listed = targets[list_at]
+            written = passed[list_at].raw.rstrip(_PATTERN)
+            if len(written) > min(targets[count_at].value, len(listed)) * ctypes.sizeof(listed._type_):
+                return _UNKNOWN_SIZE
+            ctypes.memmove(ctypes.byref(listed), written, len(written))
+        self._guarded = code != 0 or self._list_at is not None
+        return code
 
 
 def _wide_fault(code: int, function: str) -> Fault | DriverReplaced | None:
@@ -161,7 +249,11 @@ class Driver:
         """Make one NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
         nvml = self._binding()
         try:
-            return getattr(nvml, name)(*arguments)
+            answer = getattr(nvml, name)(*arguments)
+            if name == "nvmlInit":
+                nvml.nvmlLib = _GuardedLibrary(getattr(nvml.nvmlLib, "unguarded", nvml.nvmlLib))
+                nvml._nvmlGetFunctionPointer_cache.clear()
+            return answer
         except nvml.NVMLError as error:
             raise self._fault(error.value, name) from error
         except nvml.NVMLLibraryMismatchError as error:  # how the binding reports a missing symbol
@@ -204,13 +296,14 @@ class Driver:
         count = ctypes.c_uint(_EXPECTED)
         while True:
             room = count.value
-            found = (_Process * room)()
+            size = room * max(_ENTRY_SIZES)
+            found = ctypes.create_string_buffer(_PATTERN * size, size)
             code = function(handle, ctypes.byref(count), found)
             if code == 0:
-                return [(p.pid, None if p.memory == _NOT_REPORTED else p.memory) for p in found[: count.value]]
+                return _entries(found.raw, count.value, name) if count.value else []
             if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
                 raise self._fault(code, name)
-            count.value = max(count.value, room) * 2  # further calls may begin meanwhile
+            count.value = min(max(count.value, room), _MOST_PROCESSES) * 2  # further calls may begin meanwhile
 
     @staticmethod
     def address(handle: Any) -> int:

@@ -37,7 +37,7 @@ from typing import Any
 
 from agent.core.readings import ProcessReading, Reading, Unavailable
 from agent.devices.mig_layout import MigLayout
-from agent.devices.nvml_library import Driver, Refused
+from agent.devices.nvml_library import MOST_PID, Driver, Refused
 from gputally.base.apportionment import apportion
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
@@ -365,8 +365,6 @@ _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
 _NOT_REPORTED = Unavailable("not reported")
 _HIDDEN = "processes outside the agent's process namespace"
-_MOST_PID = 1 << 22
-"""Largest process number of Linux. Some drivers report larger numbers, which belong to no process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +412,8 @@ class ProcessSampler:
         self._listed: dict[str, list[int]] = {}
         self._last_rates: dict[int, int] = {}
         """Busy microseconds by pid at the last reading."""
+        self._unlisted: dict[str, str] = {}
+        """Why the processes of a device could not be listed at the last reading, by MIG uuid."""
         self._unlisted_workers: set[int] = set()
         """Processes in the last samples that are in no list."""
         self._hidden = False
@@ -459,6 +459,7 @@ class ProcessSampler:
                 running.update(self._running(place, uuid))
             except Refused as fault:
                 unlisted[uuid] = str(fault)
+        self._log_unlisted(unlisted)
         self._seen_us = max(self._seen_us, since_us)
         expected = bool(running) and device_busy_us > 0
         rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, expected)
@@ -485,6 +486,13 @@ class ProcessSampler:
         self._alive.update({pid: one.place for pid, one in running.items()})
         return Processes(tuple(readings), tuple(unlisted.items()))
 
+    def _log_unlisted(self, unlisted: dict[str, str]) -> None:
+        """Log why the processes of a device cannot be listed, once for each new reason."""
+        for mig_uuid, reason in unlisted.items() - self._unlisted.items():
+            log.warning("the driver does not list the processes of a device: the busy time of its holders is unknown",
+                        extra={"uuid": mig_uuid or self._uuid, "reason": reason})  # fmt: skip
+        self._unlisted = dict(unlisted)
+
     def _add_ended(self, rates: dict[int, int], gone: Sequence[int], device_busy_us: int) -> None:
         """Add the busy times of processes that ended to `rates`. The driver does not report the samples of an ended
         process (measured on an H200 with driver 580), so these processes get the device's busy time that no other
@@ -502,7 +510,7 @@ class ProcessSampler:
 
         A process can begin between the call for the lists and the call for the samples, so a process counts as missing
         only at its second reading. The result stays True until all busy processes are listed again."""
-        unlisted = {pid for pid in rates if pid <= _MOST_PID and pid not in running and pid not in self._alive}
+        unlisted = {pid for pid in rates if pid <= MOST_PID and pid not in running and pid not in self._alive}
         if unlisted & self._unlisted_workers:
             if not self._hidden:
                 log.warning("busy processes of a GPU are not listed: the agent needs the host's process namespace "

@@ -30,7 +30,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
-from agent.metering.reading_deltas import METHODS, NO_HOLDER_READING, Holders, Step, index_holders, measure
+from agent.metering.reading_deltas import NO_HOLDER_READING, Holders, Step, index_holders, measure, method_of
 from agent.metering.usage_attribution import (
     Layout,
     Share,
@@ -226,12 +226,12 @@ class OpenSpan:
                     _seconds(self._memory_of(i)),
                     energies[i],
                     tuple(self._gaps.get(i, ())),
-                    METHODS[self._ranks[i]] if read else "allocation",
+                    method_of(self._ranks[i]) if read else "allocation",
                 )
             )
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        method = METHODS[self._parts_rank]
+        method = method_of(self._parts_rank)
         return figures, SpanReadings(rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method)
 
     def _activity(

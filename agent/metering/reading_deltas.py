@@ -20,11 +20,19 @@ from gputally.base.apportionment import prorate
 Holders = dict[tuple[str, str, str], HolderReading]
 """The readings of one device's holders, by `usage_attribution.reading_key`."""
 
-METHODS: tuple[Method, ...] = (
+_METHODS: tuple[Method, ...] = (
     "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
 )  # fmt: skip
-"""Methods of measuring busy time, the finest first. A method's rank is its position here."""
-_RANK = {method: rank for rank, method in enumerate(METHODS)}
+"""Methods of measuring busy time, the finest first."""
+_RANK = {method: rank for rank, method in enumerate(_METHODS, 1)}
+
+
+def method_of(rank: int) -> Method:
+    """Return the method with this rank. Rank 0 means that no method read a busy time; if it is known even so, it
+    follows from the device's busy time and the allocation."""
+    return _METHODS[rank - 1] if rank else "allocation"
+
+
 _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process, so that a holder without a reading did nothing."""
 

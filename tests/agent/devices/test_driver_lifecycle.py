@@ -11,7 +11,7 @@ import pytest
 
 from accountant.core.gpu_time_accounts import split
 from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
-from agent.devices.driver_lifecycle import RETRY_MIN_MS, Gpus
+from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
 from agent.devices.nvml_device import CONDITION_EVERY_MS
 from agent.devices.nvml_library import Driver, DriverReplaced
 from gputally.base.clock import VirtualClock
@@ -79,6 +79,22 @@ def test_an_error_that_makes_a_gpu_unusable_loses_it_until_the_driver_is_let_go(
     assert [d.health for d in rig.tick(CONDITION_EVERY_MS).devices] == ["ok", "lost"]
     rig.let_go("reset")
     assert [d.health for d in rig.tick().devices] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("xid", [48, 79, 94, 119])
+def test_a_gpu_that_was_lost_and_answers_again_is_back_without_a_restart(rig: Rig, xid: int) -> None:
+    rig.start(7, 1, 500_000)
+    rig.look()
+    rig.fake.tell("on 1", f"xid {xid}", "lost")
+    rig.tick()
+    assert [d.health for d in rig.tick().devices] == ["ok", "lost"]
+    rig.fake.tell("on 1", "found")
+    rig.tick(REVIVE_MS)
+    reading = rig.tick().devices[1]
+    assert (reading.health, reading.condition.recoveries) == ("ok", ())
+    rig.fake.tell("on 1", f"xid {xid}")
+    rig.tick()
+    assert rig.tick().devices[1].condition.recoveries, "a fault that is reported again counts again"
 
 
 def test_the_time_of_a_gpu_that_must_be_reset_is_down_from_the_error_on(rig: Rig) -> None:

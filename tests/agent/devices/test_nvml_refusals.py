@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.core.readings import Allocation
-from agent.devices.nvml_library import DriverReplaced
+from agent.devices.nvml_library import Driver, DriverReplaced
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
@@ -280,3 +280,77 @@ def test_a_sum_that_was_refused_for_a_while_is_not_booked_in_one_step(new_rig: N
     node.close()
     late = [row for row in node.rows_of(1) if row.start_ms >= T0 + 15_000]
     assert [(row.busy_us or 0) <= SAMPLE_US for row in late] == [True] * 5
+
+
+def test_a_structure_of_another_size_changes_no_figure_and_no_other_memory(new_rig: NewRig) -> None:
+    """The driver writes 8 bytes more than the binding's structure has, in every call of one function."""
+    node = new_rig(Node)
+    node.play()
+    true = by_second(node.rows())
+    wrong: list[str] = []
+    for function in (name for name in FUNCTIONS if name != "*"):
+        node = new_rig(Node)
+        node.fake.tell(f"grow {function} 8")
+        node.play()
+        wrong += [f"{function}: {line}" for line in accused(true, node.rows(), -1)]
+    assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
+
+
+ENTRY_SIZES = [16, 24, 32, 40, 64]
+
+
+@pytest.mark.parametrize("size", ENTRY_SIZES)
+def test_three_equal_processes_get_a_third_each_whatever_the_size_of_the_drivers_entries(
+    new_rig: NewRig, size: int
+) -> None:
+    node = new_rig(setup=[f"entry {size}"])
+    for pod in (1, 2, 3):
+        node.start(pod, 0, 300_000, of=3)
+    node.fake.tell("on 0", "draw 1002 2", f"mps 1003 {GIB}")
+    node.run(60)
+    for pod in (1, 2, 3):
+        assert sum(row.busy_us or 0 for row in node.rows_of(pod)) == pytest.approx(60 * 300_000, rel=0.05)
+        assert sum(row.memory_mib_s or 0 for row in node.rows_of(pod)) == 60 * 1024
+
+
+@pytest.mark.parametrize("size", ENTRY_SIZES)
+@pytest.mark.parametrize("count", [1, 2, 25, 30, 100, 200])
+def test_a_list_of_any_length_is_read(fake_nvml: FakeNvml, size: int, count: int) -> None:
+    fake_nvml.tell("reset", "gpu GPU-0 NVIDIA_H200", f"entry {size}")
+    for kind in ("proc", "gfx", "mps"):
+        fake_nvml.tell("on 0", *(f"{kind} {pid} {pid * 7}" for pid in range(1, count + 1)))
+    driver = Driver()
+    driver.call("nvmlInit")
+    handle = driver.call("nvmlDeviceGetHandleByIndex", 0)
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        listed = driver.processes(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
+        assert listed == [(pid, pid * 7) for pid in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("fault", ["scrambled 1", "entry 23", "entry 33"])
+def test_a_list_that_names_no_processes_is_unreadable_and_never_empty(new_rig: NewRig, fault: str) -> None:
+    node = new_rig(setup=[fault])
+    for pod in (1, 2, 3):
+        node.start(pod, 0, 300_000, of=3)
+    node.run(60)
+    rows = [row for row in node.rows() if row.holder and row.holder.kind == "pod"]
+    assert {row.holder.uid for row in rows if row.holder} == {node.uid(pod) for pod in (1, 2, 3)}
+    assert {row.busy_us for row in rows} == {None}
+    assert all("nvmlDeviceGetComputeRunningProcesses_v3" in gap.reason for row in rows for gap in row.gaps)
+
+
+def test_an_unreadable_list_is_not_blamed_on_the_process_namespace(
+    new_rig: NewRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = new_rig(setup=["scrambled 1"])
+    node.start(1, 0, 300_000)
+    node.run(20)
+    assert not [record for record in caplog.records if "hostPID" in record.getMessage()]
+    assert len([r for r in caplog.records if "RunningProcesses" in str(getattr(r, "reason", ""))]) == 1
+
+
+def test_a_gpu_whose_list_is_unreadable_is_not_booked_unheld(new_rig: NewRig) -> None:
+    node = new_rig(Standalone, setup=["scrambled 1"])
+    node.start(1, 0, 900_000, allocate=False)
+    node.run(60)
+    assert node.rows() == [], "nothing is known about its holders"

@@ -134,6 +134,15 @@ def test_a_shared_gpu_that_did_nothing_needs_no_holder_readings() -> None:
     assert [(row.busy_us, row.gaps) for row in found] == [(0, ()), (0, ())]
 
 
+def test_a_shared_gpu_without_holder_readings_keeps_its_method_idle_or_busy() -> None:
+    (idle, _), (busy, *_) = (
+        over_a_minute(device(3), device(3), claims=BOTH),
+        over_a_minute(device(3), device(9), claims=BOTH),
+    )
+    assert (idle.busy_us, busy.busy_us) == (0, None)
+    assert idle.method == busy.method == "allocation"
+
+
 def test_busy_while_nobody_is_allocated_is_unattributed() -> None:
     unheld, nobody = over_a_minute(device(0), device(7, 700), claims=())
     assert (unheld.holder, unheld.busy_us, unheld.allocated_us) == (None, 0, 0)

@@ -25,21 +25,24 @@ Return nvmlShutdown(void) {
     return rc == UNKNOWN ? OK : rc;
 }
 const char *nvmlErrorString(Return code) { (void)code; return "fake error"; }
-Return nvmlSystemGetDriverVersion(char *text, u32 size) { BEGIN snprintf(text, size, "580.00-fake"); END }
-Return nvmlDeviceGetCount_v2(u32 *count) { BEGIN *count = (u32)gpu_count; END }
+Return nvmlSystemGetDriverVersion(char *text, u32 size) { BEGIN snprintf(text, size, "580.00-fake"); if (!rc) grow(__func__, text + size); END }
+Return nvmlDeviceGetCount_v2(u32 *count) { BEGIN *count = (u32)gpu_count; GROW(count);
+    END }
 Return nvmlDeviceGetHandleByIndex_v2(u32 index, void **device) {
     BEGIN
     if (index >= (u32)gpu_count) REFUSE(INVALID_ARGUMENT);
     if (gpus[index].lost) REFUSE(GPU_IS_LOST);
     if ((rc = faulty(gpus[index].fail, &gpus[index].fails, __func__))) goto out;
     *device = handle_of(&gpus[index], NULL);
+    GROW(device);
     END
 }
-Return nvmlDeviceGetUUID(void *device, char *text, u32 size) { BEGIN DEVICE snprintf(text, size, "%s", m ? m->uuid : g->uuid); END }
+Return nvmlDeviceGetUUID(void *device, char *text, u32 size) { BEGIN DEVICE snprintf(text, size, "%s", m ? m->uuid : g->uuid); if (!rc) grow(__func__, text + size); END }
 Return nvmlDeviceGetName(void *device, char *text, u32 size) {
     BEGIN DEVICE
     if (m) snprintf(text, size, "%s MIG %s", g->name, m->profile);
     else snprintf(text, size, "%s", g->name);
+    if (!rc) grow(__func__, text + size);
     END
 }
 typedef struct { char legacy[16]; u32 domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
@@ -47,12 +50,14 @@ Return nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {
     BEGIN DEVICE
     memset(pci, 0, sizeof *pci);
     snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 16 + g->index);
+    GROW(pci);
     END
 }
 Return nvmlDeviceGetMinorNumber(void *device, u32 *minor) {
     BEGIN DEVICE
     if (m) REFUSE(NOT_SUPPORTED);
     *minor = (u32)g->minor;
+    GROW(minor);
     END
 }
 static u64 used_bytes(const Gpu *g, const Mig *m) {
@@ -69,6 +74,7 @@ Return nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
     memory->total = m ? m->total : g->total;
     memory->used = used_bytes(g, m);
     memory->free = memory->total - memory->used;
+    GROW(memory);
     END
 }
 typedef struct { u32 version; u64 total, reserved, free, used; } Memory2;
@@ -78,22 +84,26 @@ Return nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *memory) {
     memory->used = used_bytes(g, m);
     memory->free = memory->total - memory->used;
     memory->reserved = 0;
+    GROW(memory);
     END
 }
 typedef struct { u32 version, mode; } Addressing;
-Return nvmlDeviceGetAddressingMode(void *device, Addressing *addressing) { BEGIN DEVICE addressing->mode = (u32)g->addressing; END }
+Return nvmlDeviceGetAddressingMode(void *device, Addressing *addressing) { BEGIN DEVICE addressing->mode = (u32)g->addressing; GROW(addressing);
+    END }
 typedef struct { u32 gpu, memory; } Utilization;
 Return nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
     BEGIN DEVICE
     if (m || g->migmode) REFUSE(NOT_SUPPORTED);
     rates->gpu = g->simulated ? load_now(g) / 10000 : g->util;
     rates->memory = g->memory_util;
+    GROW(rates);
     END
 }
 Return nvmlDeviceGetPowerUsage(void *device, u32 *milliwatts) {
     BEGIN DEVICE
     if (m) REFUSE(NOT_SUPPORTED);
     *milliwatts = g->simulated ? g->idle_milliwatts + (u32)((u64)g->extra_milliwatts * load_now(g) / 1000000) : g->milliwatts;
+    GROW(milliwatts);
     END
 }
 Return nvmlDeviceGetTotalEnergyConsumption(void *device, u64 *millijoules) {
@@ -101,12 +111,14 @@ Return nvmlDeviceGetTotalEnergyConsumption(void *device, u64 *millijoules) {
     if (m) REFUSE(NOT_SUPPORTED);
     *millijoules = g->simulated ? g->microjoules / 1000 + g->energy_offset : g->millijoules;
     if (g->energy_wrap) *millijoules %= g->energy_wrap;
+    GROW(millijoules);
     END
 }
 Return nvmlDeviceGetTemperature(void *device, u32 sensor, u32 *celsius) {
     BEGIN DEVICE
     if (m || sensor) REFUSE(m ? NOT_SUPPORTED : INVALID_ARGUMENT);
     *celsius = g->temperature;
+    GROW(celsius);
     END
 }
 Return nvmlDeviceGetClockInfo(void *device, u32 type, u32 *mhz) {
@@ -114,6 +126,7 @@ Return nvmlDeviceGetClockInfo(void *device, u32 type, u32 *mhz) {
     if (m) REFUSE(NOT_SUPPORTED);
     if (type != 1 && type != 2) REFUSE(INVALID_ARGUMENT);
     *mhz = type == 1 ? g->sm_clock : g->memory_clock;
+    GROW(mhz);
     END
 }
 Return nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *count) {
@@ -121,6 +134,7 @@ Return nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *co
     if (m) REFUSE(NOT_SUPPORTED);
     if (error > 1 || counter) REFUSE(INVALID_ARGUMENT);
     *count = error ? g->ecc_uncorrected : g->ecc_corrected;
+    GROW(count);
     END
 }
 Return nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed) {
@@ -129,6 +143,7 @@ Return nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected,
     *corrected = *uncorrected = 0;
     *pending = g->remap_pending;
     *failed = g->remap_failed;
+    GROW(failed);
     END
 }
 typedef struct { u32 field, scope; long long timestamp, latency; u32 type; Return rc; union { u32 u; u64 ull; } value; } Field;
@@ -139,12 +154,14 @@ Return nvmlDeviceGetFieldValues(void *device, int count, Field *values) {
         values[i].type = 1;
         values[i].value.ull = values[i].rc ? 0 : g->recovery;
     }
+    GROW(&values[count - 1]);
     END
 }
 Return nvmlDeviceGetCurrentClocksEventReasons(void *device, u64 *reasons) {
     BEGIN DEVICE
     if (m) REFUSE(NOT_SUPPORTED);
     *reasons = g->throttle;
+    GROW(reasons);
     END
 }
 typedef struct { u64 at; union { double d; u32 u; u64 l; } value; } NvmlSample;
@@ -162,5 +179,6 @@ Return nvmlDeviceGetSamples(void *device, u32 type, u64 since, u32 *value_type, 
     }
     *count = n;
     if (!n) rc = NOT_FOUND;
+    if (n) GROW(&samples[n - 1]);
     END
 }

@@ -32,6 +32,7 @@ Return nvmlEventSetCreate(void **set) {
         *set = &sets[i];
         rc = OK;
     }
+    GROW(set);
     END
 }
 Return nvmlEventSetFree(void *set) {
@@ -40,7 +41,8 @@ Return nvmlEventSetFree(void *set) {
     known(set)->used = 0;
     END
 }
-Return nvmlDeviceGetSupportedEventTypes(void *device, u64 *types) { BEGIN DEVICE *types = 0x8 | 0x100; END }
+Return nvmlDeviceGetSupportedEventTypes(void *device, u64 *types) { BEGIN DEVICE *types = 0x8 | 0x100; GROW(types);
+    END }
 Return nvmlDeviceRegisterEvents(void *device, u64 types, void *set) {
     BEGIN DEVICE
     if (!known(set)) REFUSE(INVALID_ARGUMENT);
@@ -60,5 +62,6 @@ Return nvmlEventSetWait_v2(void *set, Event *event, u32 milliseconds) {
     if (!s->count) REFUSE(TIMEOUT);
     *event = s->queue[0];
     memmove(s->queue, s->queue + 1, sizeof s->queue[0] * (size_t)--s->count);
+    GROW(event);
     END
 }

@@ -36,7 +36,7 @@ typedef struct { char function[64]; int code, after, times; } Fail;
 typedef struct { u32 pid; u64 bytes; int gi, ci; } Process;
 typedef struct { u64 at; u32 pid, percent; } ProcessBusy;
 typedef struct { u64 at; u32 pid, util; } Sample; /* util in hundredths of a percent */
-typedef struct { int hole, gi, ci, slices, gi_slices, serial; char uuid[96], profile[32]; u64 total, used; } Mig;
+typedef struct { int hole, gi, ci, slices, gi_slices, serial, profile_id, start; char uuid[96], profile[32]; u64 total, used; } Mig;
 
 /* A simulated process. load: millionths of its device or instance. busy: its true time, millionths of a us. */
 /* graphics: 0 computes, 1 draws, 2 both. */
@@ -46,7 +46,7 @@ typedef struct { int running, graphics, gi, ci; u32 pid, load; u64 bytes, busy, 
 typedef struct { u64 busy, sm, tensor; } Engine;
 
 typedef struct {
-    int index, minor, lost, stale, migmode, addressing, simulated, gpm, accounting, sampler, garbage;
+    int index, minor, lost, stale, migmode, addressing, simulated, gpm, accounting, sampler, garbage, entry, scrambled;
     int processes, drawers, clients, entries, samples, instances, fails, workers;
     char uuid[96], name[96];
     u64 total, used, millijoules, energy_offset, energy_wrap;
@@ -76,6 +76,13 @@ extern u64 now_us;
 extern long long wall_us; /* what the system clock is ahead of now_us: samples are dated by it */
 extern pthread_mutex_t mutex;
 extern pthread_cond_t released;
+
+extern char grown_function[64];
+extern int grown_bytes;
+
+/* Writes what a newer driver would write behind a structure that `GROW` names: `grow FUNCTION BYTES`. */
+void grow(const char *function, void *end);
+#define GROW(pointer) do { if (!rc && (pointer)) grow(__func__, (char *)(pointer) + sizeof *(pointer)); } while (0)
 
 void load_state(void);
 Return enter(const char *function);

@@ -18,5 +18,6 @@ FUNCTIONS = [
     "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
     "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet",
     "nvmlGpmMetricsGet", "nvmlGpmSampleFree", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree",
-    "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes", "nvmlShutdown", "nvmlSystemGetDriverVersion", "*",
+    "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo", "nvmlShutdown", "nvmlSystemGetDriverVersion", "*",
 ]  # fmt: skip

@@ -3,14 +3,15 @@
  *
  * machine:    reset (nothing there, the library not started) · process (a new one: not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
  *             wall MICROSECONDS (what the system clock is ahead) · at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
+ *             grow FUNCTION BYTES (its structures are that much larger than the binding's; '*': of every function)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
  *             remap PENDING FAILED · recovery ACTION (what the driver asks for)
  *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · gfx PID BYTES · mps PID BYTES · pu MICROSECONDS PID PERCENT
- *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1 · addressing 0|1|2 (2: coherent)
+ *             garbage N (readings no process made) · entry BYTES (size of an entry in the lists of processes, else 24) · scrambled 0|1 (they name no process) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1 · addressing 0|1|2 (2: coherent)
  * simulated:  simulate IDLE_MW EXTRA_MW · load PID PPM [BYTES [GI CI]] · exit PID · noise SEED · wrap MILLIJOULES
  *             shares SM_PPM TENSOR_PPM (of the busy time) · draw PID 0|1|2 (it computes, draws, does both)
- * MIG:        migmode [0|1] · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES]
+ * MIG:        migmode [0|1] · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES [PROFILE_ID START]]
  */
 #include "fake.h"
 #include <sys/stat.h>
@@ -24,11 +25,13 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
     if (!strcmp(key, "initerr")) init_error = atoi(rest);
     else if (!strcmp(key, "namespace")) foreign_namespace = atoi(rest);
     else if (!strcmp(key, "replaced")) replaced = atoi(rest);
+    else if (!strcmp(key, "grow")) sscanf(rest, "%63s %d", grown_function, &grown_bytes);
     else if (!strcmp(key, "reset")) {
         memset(gpus, 0, sizeof gpus);
         gpu_count = fail_count = init_error = replaced = reloaded = foreign_namespace = initialised = 0;
         now_us = 0;
         wall_us = 0;
+        grown_bytes = 0;
         generation++;
         current = NULL;
         void_events();
@@ -134,7 +137,7 @@ static void on_list(Gpu *g, const char *key, const char *rest) {
         memset(m, 0, sizeof *m);
         m->serial = ++serial;
         m->hole = key[3] != 0;
-        int given = sscanf(rest, "%95s %d %d %d %31s %llu %llu %d", m->uuid, &m->gi, &m->ci, &m->slices, m->profile, &m->total, &m->used, &m->gi_slices);
+        int given = sscanf(rest, "%95s %d %d %d %31s %llu %llu %d %d %d", m->uuid, &m->gi, &m->ci, &m->slices, m->profile, &m->total, &m->used, &m->gi_slices, &m->profile_id, &m->start);
         if (given < 8) m->gi_slices = m->slices;
     }
 }
@@ -151,6 +154,8 @@ static void on_gpu(Gpu *g, const char *key, const char *rest) {
     else if (!strcmp(key, "found")) { g->stale = g->lost; g->lost = 0; g->microjoules = 0; g->samples = 0; }
     else if (!strcmp(key, "minor")) g->minor = atoi(rest);
     else if (!strcmp(key, "garbage")) g->garbage = atoi(rest);
+    else if (!strcmp(key, "entry")) g->entry = atoi(rest);
+    else if (!strcmp(key, "scrambled")) g->scrambled = atoi(rest);
     else if (!strcmp(key, "accounting")) g->accounting = atoi(rest);
     else if (!strcmp(key, "addressing")) g->addressing = atoi(rest);
     else if (!strcmp(key, "gpm")) g->gpm = atoi(rest);

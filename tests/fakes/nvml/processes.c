@@ -5,18 +5,26 @@ typedef struct { u32 pid; u64 bytes; u32 gi, ci; } ProcessInfo;
 
 static int here(const Mig *m, int gi, int ci) { return !m || (gi == m->gi && ci == m->ci); }
 
+/* An entry of the size that this driver writes; what lies behind the known fields is what newer drivers add. */
+static void write_entry(const Gpu *g, char *infos, u32 n, ProcessInfo info) {
+    size_t size = g->entry ? (size_t)g->entry : sizeof info;
+    if (g->scrambled) info.pid = n % 2 ? 0 : 4000000000u + n;
+    memset(infos + n * size, 0, size);
+    memcpy(infos + n * size, &info, size < sizeof info ? size : sizeof info);
+}
+
 /* Processes written down, and the simulated ones of `g` (NULL: none) that are in the list of those that compute, or draw. */
-static Return list(const Process *from, int available, const Gpu *g, int draw, const Mig *m, u32 *count, ProcessInfo *infos) {
+static Return list(const Gpu *from_gpu, const Process *from, int available, const Gpu *g, int draw, const Mig *m, u32 *count, void *infos) {
     u32 n = 0;
     for (int i = 0; i < available; i++) {
         if (!here(m, from[i].gi, from[i].ci)) continue;
-        if (infos && n < *count) infos[n] = (ProcessInfo){from[i].pid, from[i].bytes, (u32)from[i].gi, (u32)from[i].ci};
+        if (infos && n < *count) write_entry(from_gpu, infos, n, (ProcessInfo){from[i].pid, from[i].bytes, (u32)from[i].gi, (u32)from[i].ci});
         n++;
     }
     for (int i = 0; g && i < g->workers; i++) {
         const Worker *w = &g->worker[i];
         if (!w->running || !here(m, w->gi, w->ci) || (draw ? !w->graphics : w->graphics == 1)) continue;
-        if (infos && n < *count) infos[n] = (ProcessInfo){w->pid, w->bytes, (u32)w->gi, (u32)w->ci};
+        if (infos && n < *count) write_entry(from_gpu, infos, n, (ProcessInfo){w->pid, w->bytes, (u32)w->gi, (u32)w->ci});
         n++;
     }
     Return rc = n > *count ? INSUFFICIENT_SIZE : OK;
@@ -24,16 +32,16 @@ static Return list(const Process *from, int available, const Gpu *g, int draw, c
     return rc;
 }
 Return nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
-    BEGIN DEVICE rc = list(g->process, g->processes, g, 0, m, count, infos); END
+    BEGIN DEVICE rc = list(g, g->process, g->processes, g, 0, m, count, infos); END
 }
 Return nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
     BEGIN DEVICE
     if (m) REFUSE(NOT_SUPPORTED);
-    rc = list(g->drawer, g->drawers, g, 1, m, count, infos);
+    rc = list(g, g->drawer, g->drawers, g, 1, m, count, infos);
     END
 }
 Return nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
-    BEGIN DEVICE rc = list(g->client, g->clients, NULL, 0, m, count, infos); END
+    BEGIN DEVICE rc = list(g, g->client, g->clients, NULL, 0, m, count, infos); END
 }
 
 /* One entry per process that did something since then: literal, or folded from the ring, one runner per sample. Samples
@@ -66,6 +74,7 @@ Return nvmlDeviceGetProcessUtilization(void *device, ProcessUtilization *samples
     for (u32 i = 0; i < n; i++) samples[i] = (ProcessUtilization){found[i].pid, found[i].at, found[i].percent, 0, 0, 0};
     *count = n;
     if (!n) rc = NOT_FOUND;
+    if (n) GROW(&samples[n - 1]);
     END
 }
 typedef struct { u64 at; u32 pid, sm, memory, encoder, decoder, jpeg, ofa; } ProcessUtilizationInfo;
@@ -88,6 +97,7 @@ Return nvmlDeviceGetAccountingMode(void *device, u32 *mode) {
     BEGIN DEVICE
     if (g->migmode) REFUSE(NOT_SUPPORTED);
     *mode = (u32)g->accounting;
+    GROW(mode);
     END
 }
 Return nvmlDeviceSetAccountingMode(void *device, u32 mode) {
@@ -96,7 +106,8 @@ Return nvmlDeviceSetAccountingMode(void *device, u32 mode) {
     g->accounting = (int)mode;
     END
 }
-Return nvmlDeviceGetAccountingBufferSize(void *device, u32 *size) { BEGIN DEVICE *size = 4000; END }
+Return nvmlDeviceGetAccountingBufferSize(void *device, u32 *size) { BEGIN DEVICE *size = 4000; GROW(size);
+    END }
 Return nvmlDeviceGetAccountingPids(void *device, u32 *count, u32 *pids) {
     BEGIN DEVICE
     if (!g->accounting || g->migmode) REFUSE(NOT_SUPPORTED);
@@ -106,6 +117,7 @@ Return nvmlDeviceGetAccountingPids(void *device, u32 *count, u32 *pids) {
         pids[n++] = g->worker[i].pid;
     }
     *count = n;
+    if (n) GROW(&pids[n - 1]);
     END
 }
 static u32 count_of(const Gpu *g, const Worker *w) { return (u32)((w->running ? g->sample_count : w->until) - w->since); }
@@ -122,6 +134,7 @@ Return nvmlDeviceGetAccountingStats(void *device, u32 pid, Stats *stats) {
     stats->time = w->running ? 0 : (w->ended - w->started) / 1000;
     stats->start = w->started;
     stats->running = (u32)w->running;
+    GROW(stats);
     END
 }
 typedef struct { u32 pid, running, gpu, memory; u64 max_memory; u32 count; u64 sum, memory_sum, time, start; } Stats2;
@@ -134,5 +147,6 @@ Return nvmlDeviceGetAccountingStats_v2(void *device, Stats2 *stats) {
     u32 count = count_of(g, w);
     *stats = (Stats2){pid, (u32)w->running, count ? (u32)(w->sum / count / 100) : 0, 0, w->bytes, count, w->sum, 0,
                       w->running ? 0 : (w->ended - w->started) / 1000, w->started};
+    GROW(stats);
     END
 }
