@@ -90,7 +90,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         printed = []
         for line in demo.stdout:
             printed.append(line)
-            if found := re.search(r"pages: (http://\S+)", line):
+            if found := re.search(r"pages stay at (http://\S+)", line):
                 break
         else:
             pytest.fail("the demo ended early:\n" + "".join(printed))
