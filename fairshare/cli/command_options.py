@@ -203,13 +203,13 @@ def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
-    """Return the pods that request GPUs; none if the API server refuses to list pods."""
-    from fairshare.core.gpu_demand import read_pod
+    """Return the pods that request GPUs or belong to a PodGroup; none if the API server refuses to list pods."""
+    from fairshare.core.gpu_demand import read_member
     from gputally.kubernetes.objects import POD
 
     pods: list[Pod | None] = []
     try:
-        cluster.scan(POD, lambda obj: pods.append(read_pod(obj)))
+        cluster.scan(POD, lambda obj: pods.append(read_member(obj)))
     except ClusterError:
         return ()
     return tuple(pod for pod in pods if pod is not None)

@@ -171,7 +171,7 @@ class PodIndex:
 
 
 def demands_by_label(pod: Pod) -> bool:
-    """Return whether the pod names a queue by label, and is neither gated nor being deleted.
+    """Return whether the pod requests GPUs in a queue that it names by label, and is neither gated nor being deleted.
 
     The objects of a scheduler with queues of its own already contain the requests of its pods."""
-    return pod.ref.startswith(f"{LABELLED}:") and not pod.gated and not pod.leaving
+    return pod.requests_gpus and pod.ref.startswith(f"{LABELLED}:") and not pod.gated and not pod.leaving

@@ -1,8 +1,8 @@
 """Reads the GPU demand of a pod: how many GPUs it requests, in which queue, as part of which gang.
 
 The label that a pod's scheduler reads assigns the pod to a queue (`gputally.base.pod_queue_labels`, the same rule for
-bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods and pods that
-request no GPU are ignored.
+bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods are ignored, and
+so are pods that request no GPU, unless they are members of a PodGroup: a gang may need them to start.
 
 Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler); Kueue
 `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
@@ -47,11 +47,21 @@ LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 MOST_DEVICES = 1_000_000
 """Largest number of GPUs that an annotation can request."""
+_GROUP_OF = {"kai": "pod-group-name", "volcano": "scheduling.k8s.io/group-name"}
+"""The annotation with the pod's PodGroup, by scheduler. It counts only on pods that this scheduler places."""
+_TASK_PRIORITY = "kai.scheduler/task-priority"
+_MOST_TASK_PRIORITY = 10**18
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
 def read_pod(obj: Object) -> Pod | None:
     """Return the pod; None if it requests no GPU, or is finished."""
+    pod = read_member(obj)
+    return pod if pod is not None and pod.requests_gpus else None
+
+
+def read_member(obj: Object) -> Pod | None:
+    """Return the pod; None if it is finished, or neither requests a GPU nor is a member of a PodGroup."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
@@ -63,7 +73,7 @@ def read_pod(obj: Object) -> Pod | None:
     part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
-    if amount <= 0 and memory <= 0:
+    if amount <= 0 and memory <= 0 and not annotations.get(_GROUP_OF.get(placer, "")):
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
@@ -97,7 +107,21 @@ def read_pod(obj: Object) -> Pod | None:
         memory_mib=memory,
         subgroup=_subgroup(placer, labels, annotations),
         scheduler=placer,
+        rank=_kai_rank(labels) if placer == "kai" else (),
     )
+
+
+def _kai_rank(labels: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the rank by which KAI places the members of a gang: launchers and heads first, then those with a task
+    priority, the highest first.
+
+    Source: KAI pkg/scheduler/plugins: kubeflow, ray and taskorder, in the order of their default priorities."""
+    leads = labels.get("training.kubeflow.org/job-role") in ("master", "launcher")
+    heads = labels.get("ray.io/node-type") == "head"
+    text = labels.get(_TASK_PRIORITY)
+    priority = _integer(text)
+    unread = -_MOST_TASK_PRIORITY if text is not None else -_MOST_TASK_PRIORITY - 1
+    return (not leads, not heads, -(unread if priority is None else priority))
 
 
 def requested_gpus(spec: Mapping[str, Any]) -> float:
@@ -197,10 +221,8 @@ def _gang(
     """Return the pod's gang; "" for a single pod.
 
     A scheduler's group label counts only on pods that it places. Otherwise a pod could join another owner's gang."""
-    placed = placed_by(scheduler)
     for kind, name in (
-        ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
-        ("PodGroup", annotations.get("scheduling.k8s.io/group-name") if placed == "volcano" else None),
+        ("PodGroup", annotations.get(_GROUP_OF.get(placed_by(scheduler), ""))),
         ("Workload", annotations.get("kueue.x-k8s.io/workload")),
         ("Gang", labels.get(GANG_LABEL)),
     ):
@@ -221,9 +243,18 @@ def gang_key(obj: Object) -> str:
 
 
 def pods_by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
-    """Return the pods of each gang, oldest first, without single pods.
+    """Return the pods of each gang that request GPUs, oldest first, without single pods.
 
     A pod that is being deleted neither holds nor requests GPUs. A gang with only such pods has an empty tuple."""
+    return _by_gang(pod for pod in pods if pod.requests_gpus)
+
+
+def companions_by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
+    """Return the other pods of each gang, oldest first."""
+    return _by_gang(pod for pod in pods if not pod.requests_gpus)
+
+
+def _by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
     gangs: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.gang:
@@ -233,26 +264,26 @@ def pods_by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
     return {gang: tuple(sorted(members, key=_age)) for gang, members in gangs.items()}
 
 
-def with_pods(gang: Gang, pods: Sequence[Pod], least_pods: int | None = None) -> Gang:
+def with_pods(gang: Gang, pods: Sequence[Pod], companions: Sequence[Pod] = ()) -> Gang:
     """Return the gang with the amounts and times of its pods; without pods, the gang as it is.
 
-    least_pods: the number of pods without which the gang does not run; None if `gang.minimum` is right already."""
+    Its minimum is at least its smallest pod: a gang that starts without GPUs then waits for one pod with GPUs after the
+    other."""
     if not pods:
         return gang
     allocated = fsum(pod.gpus for pod in pods if pod.held)
     requested = max(gang.requested, fsum(pod.gpus for pod in pods))
-    smallest = sorted(pod.gpus for pod in pods)
-    minimum = gang.minimum if least_pods is None else fsum(smallest[: max(1, least_pods)])
     starts = [pod.started_ms for pod in pods if pod.held and pod.started_ms is not None]
     return replace(
         gang,
         requested=requested,
         allocated=allocated,
-        minimum=min(requested, max(minimum, smallest[0])),
+        minimum=min(requested, max(gang.minimum, min(pod.gpus for pod in pods))),
         started_ms=max(starts, default=gang.started_ms) if allocated > 0 else None,
         checkpoint_ms=max((at for at in (gang.checkpoint_ms, last_checkpoint(pods)) if at is not None), default=None),
-        preemptible=gang.preemptible and all(pod.disruptable for pod in pods),
+        preemptible=gang.preemptible and all(pod.disruptable for pod in (*pods, *companions)),
         pods=tuple(pods),
+        companions=tuple(companions),
     )
 
 
@@ -261,7 +292,7 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
     queue_of = queue_lookup(policy)
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
-        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
+        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") and pod.requests_gpus else None
         if queue is not None and not pod.gated and not pod.leaving:
             groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
     gangs = []
@@ -279,11 +310,11 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
             members[0].uid if kind == "Pod" else "",
             requested,
             0.0,
-            requested,
+            requested if together else 0.0,
             priority=max(pod.priority for pod in members),
             created_ms=min((pod.created_ms for pod in members if pod.created_ms is not None), default=None),
         )
-        gangs.append(with_pods(without_pods, members, None if together else 1))
+        gangs.append(with_pods(without_pods, members))
     return sorted_gangs(gangs)
 
 
@@ -339,7 +370,7 @@ class BoundPods:
 
     It is the reducer of a `gputally.kubernetes.list_watch.Reflector`. Not thread-safe."""
 
-    def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_pod) -> None:
+    def __init__(self, clock: Clock, read: Callable[[Object], Pod | None] = read_member) -> None:
         self._clock = clock
         self._read = read
         self._known: dict[str, Pod] = {}

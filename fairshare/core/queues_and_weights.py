@@ -142,10 +142,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that requests GPUs. Times are UTC milliseconds.
+    """A pod that requests GPUs, or belongs to a gang that may. Times are UTC milliseconds.
 
     gang: the pod's gang, as "kind/namespace/name"; "" for a single pod.
     subgroup: the name of its part of the gang.
+    rank: its scheduler places the members of a gang by this first, then by age.
     ref: its queue as a policy refers to it (`kai:vision`), "" if the pod names none.
     scheduler: the name of its scheduler, "" if that scheduler's queues are unknown.
     node: "" until the pod is bound.
@@ -187,6 +188,12 @@ class Pod:
     memory_mib: float = 0.0
     subgroup: str = ""
     scheduler: str = ""
+    rank: tuple[int, ...] = ()
+
+    @property
+    def requests_gpus(self) -> bool:
+        """False for a member of a gang that runs without a GPU (`Gang.companions`)."""
+        return self.gpus > 0 or self.memory_mib > 0
 
     @property
     def leaving(self) -> bool:
@@ -243,6 +250,8 @@ class Gang:
     pool: the node of the target's quota tree that admits it (`Quota`), "" if its scheduler has no quotas.
     uses: the pools that it uses, each with its GPUs, if it uses several.
     choices: the pools of which one must admit it while it waits, in the scheduler's order; empty for `pool` alone.
+    pods: the members that request GPUs.
+    companions: the other members. They hold no GPU; who stops the whole gang stops them too.
     core: uids of pods that are never surplus, if it matters which pods run and not only how many GPUs they have.
     topology: the topology level that all its pods must share, "" if none is required.
     protection: how long its scheduler protects it after its start; None if it does not.
@@ -270,6 +279,7 @@ class Gang:
     may_claim_ms: int | None = None
     uses: tuple[tuple[str, float], ...] = ()
     choices: tuple[PoolChoice, ...] = ()
+    companions: tuple[Pod, ...] = ()
 
     @property
     def waits(self) -> float:

@@ -227,10 +227,13 @@ def saturations(accounts: Accounts) -> Mapping[str, float]:
 
 
 def to_start(gang: Gang) -> tuple[float, ...]:
-    """Return the sizes of the smallest pods that the gang needs to start; empty if they are unknown."""
-    waiting = sorted(pod.gpus for pod in gang.pods if not pod.held and not pod.node)
+    """Return the sizes of the pods that the gang needs to start; empty if they are unknown.
+
+    Those that its scheduler takes first (`Gang.core`) are before the others, and the smallest before larger ones."""
+    core = frozenset(gang.core)
+    waiting = sorted((pod.uid not in core, pod.gpus) for pod in gang.pods if not pod.held and not pod.node)
     sizes: list[float] = []
-    for size in waiting:
+    for _, size in waiting:
         if sum(sizes) < gang.waits - EPSILON:
             sizes.append(size)
     return tuple(sizes) if sum(sizes) >= gang.waits - EPSILON else ()

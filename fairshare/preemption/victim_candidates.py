@@ -125,8 +125,13 @@ def loss_text(bundle: Bundle, now_ms: int) -> str:
 
 
 def make_victim(bundle: Bundle, ground: Ground, team: str, reason: str) -> Victim:
-    """Return the victim for this part. reason: one sentence for its owner."""
-    return Victim(bundle.gang, bundle.pods, bundle.gpus, bundle.lost_gpu_hours, bundle.whole, ground, team, reason)
+    """Return the victim for this part. A core takes the members without GPUs with it.
+
+    reason: one sentence for its owner."""
+    pods = bundle.pods
+    if bundle.whole and pods:
+        pods = (*pods, *(pod for pod in bundle.gang.companions if pod.held))
+    return Victim(bundle.gang, pods, bundle.gpus, bundle.lost_gpu_hours, bundle.whole, ground, team, reason)
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:

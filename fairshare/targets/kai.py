@@ -19,7 +19,15 @@ from math import fsum, isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
-from fairshare.core.gpu_demand import CHECKPOINT, gang_key, millis, pods_by_gang, sorted_gangs, with_pods
+from fairshare.core.gpu_demand import (
+    CHECKPOINT,
+    companions_by_gang,
+    gang_key,
+    millis,
+    pods_by_gang,
+    sorted_gangs,
+    with_pods,
+)
 from fairshare.core.queues_and_weights import (
     Condition,
     Eviction,
@@ -674,9 +682,9 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
     """Return the GPUs without which a gang of subgroups does not run, and the uids of the pods that it cannot lose.
 
-    These pods are the oldest of every subgroup, as many as the subgroup needs, and the pods of no subgroup. Of the
+    These pods are the first of every subgroup, as many as the subgroup needs, and the pods of no subgroup. Of the
     subgroups, those that run count first, then those first by name, as KAI takes them.
-    pods: the gang's, oldest first.
+    pods: all members of the gang, in KAI's order.
 
     Source: KAI pkg/scheduler/api/podgroup_info, allocation_info.go and subgroup_info; plugins/subgrouporder."""
     children: dict[str, list[Mapping[str, Any]]] = {}
@@ -709,6 +717,27 @@ def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[st
     return minimum("", spec.get("minSubGroup"), ())[1], tuple(sorted(core))
 
 
+def _first(least: int, members: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
+    """Return the GPUs with which KAI starts a gang without subgroups, and the uids of the members that start.
+
+    KAI takes the first members in its order, those without GPUs too. A gang that runs goes on with any members that are
+    enough, so then there are no such uids, and the GPUs are the fewest with which it goes on.
+
+    least: the number of members that it needs.
+    members: all members of the gang, in KAI's order.
+
+    Source: KAI pkg/scheduler/api/podgroup_info, allocation_info.go and eviction_info.go."""
+    running = [pod for pod in members if pod.held]
+    if len(running) >= least:
+        return fsum(sorted(pod.gpus for pod in running)[:least]), ()
+    first = [*running, *(pod for pod in members if not pod.held)][:least]
+    return fsum(pod.gpus for pod in first), tuple(sorted(pod.uid for pod in first))
+
+
+def _kais_order(pod: Pod) -> tuple[tuple[int, ...], int, str]:
+    return pod.rank, pod.created_ms or 0, pod.uid
+
+
 def _gangs(
     owner: Mapping[str, QueuePolicy],
     groups: Sequence[Object],
@@ -718,7 +747,7 @@ def _gangs(
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read. A group with an empty status
     has the size of its pods."""
-    members = pods_by_gang(pods)
+    gpu_pods, companions = pods_by_gang(pods), companions_by_gang(pods)
 
     def read(obj: Object) -> Gang | None:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
@@ -729,7 +758,7 @@ def _gangs(
         amounts = value_at(obj, ("status", "resourcesStatus")) or {}
         allocated = _gpus(amounts.get("allocated"))
         requested = max(allocated, _gpus(amounts.get("requested")))
-        own_pods = members.get(gang_key(obj))
+        own_pods, others = gpu_pods.get(gang_key(obj)), companions.get(gang_key(obj), ())
         if own_pods is not None and not own_pods:
             return None  # all its pods are being deleted
         priority = _priority(spec, classes, own_pods or ())
@@ -751,11 +780,14 @@ def _gangs(
             protection=protections.get(str(spec.get("queue"))),
             may_claim_ms=_delay_end_ms(metadata, spec),
         )
-        if spec.get("subGroups") and own_pods:
-            least, core = _core(spec, own_pods)
-            gang = with_pods(replace(gang, minimum=least, core=core), own_pods)
-        else:
-            gang = with_pods(gang, own_pods or (), int(spec.get("minMember") or 1))
+        least_members = max(1, int(spec.get("minMember") or 1))
+        if own_pods:
+            members = sorted((*own_pods, *others), key=_kais_order)
+            if spec.get("subGroups"):
+                least, core = _core(spec, members)
+            else:
+                least, core = _first(least_members, members)
+            gang = with_pods(replace(gang, minimum=least, core=core), own_pods, others)
         return gang if gang.requested > 0 else None
 
     gangs, unreadable = read_each(groups, read)

@@ -23,6 +23,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
+    companions_by_gang,
     gang_key,
     millis,
     pods_by_gang,
@@ -300,7 +301,7 @@ def _gangs(
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read.
 
     The request of a group without pods is the larger of its Job's request and its `minResources`."""
-    members = pods_by_gang(pods)
+    gpu_pods, companions = pods_by_gang(pods), companions_by_gang(pods)
     jobs_by_name = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
 
     def read(obj: Object) -> Gang | None:
@@ -319,14 +320,15 @@ def _gangs(
             None,
         )
         tasks = value_at(job or {}, ("spec", "tasks")) or ()
-        own_pods = members.get(gang_key(obj), ())
-        if not own_pods and gang_key(obj) in members:
+        own_pods, others = gpu_pods.get(gang_key(obj), ()), companions.get(gang_key(obj), ())
+        if not own_pods and gang_key(obj) in gpu_pods:
             return None  # all its pods are being deleted
-        roles = _roles_of_tasks(tasks)
+        roles = _roles_of_tasks(tasks) or _roles_of_pods((*own_pods, *others))
         reserved = gpus(spec.get("minResources"))
         requested = max(fsum(role.members * role.gpus for role in roles), reserved)
-        # Without a Job, only the reserved amount counts the members without GPUs, because no pod here shows them.
-        least = _least_gpus(roles or _roles_of_pods(own_pods), spec) if roles or not reserved else reserved
+        least = _least_gpus(roles, spec)
+        if not tasks and reserved:
+            least = min(least or reserved, reserved)  # not all members need have a pod yet
         if (value_at(obj, ("status", "phase")) or "Pending") == "Pending":
             least = max(least, reserved)  # Volcano creates no pod before its queue has room for these
         target = job or obj
@@ -353,6 +355,7 @@ def _gangs(
                 priority=max((pod.priority for pod in own_pods), default=0),
             ),
             own_pods,
+            others,
         )
         return gang if gang.requested > 0 else None
 

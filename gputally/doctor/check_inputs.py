@@ -149,11 +149,11 @@ class Sources:
         return self.cluster().list(NODE)
 
     def _read_pods(self) -> Sequence[Object]:
-        from fairshare.core.gpu_demand import read_pod
+        from fairshare.core.gpu_demand import read_member
         from gputally.kubernetes.objects import POD
 
         pods: list[Object] = []
-        self.cluster().scan(POD, lambda obj: pods.append(obj) if read_pod(obj) is not None else None)
+        self.cluster().scan(POD, lambda obj: pods.append(obj) if read_member(obj) is not None else None)
         return pods
 
 

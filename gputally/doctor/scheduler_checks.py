@@ -13,7 +13,7 @@ from typing import Any
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
-from fairshare.core.gpu_demand import millis, read_pod
+from fairshare.core.gpu_demand import millis, read_member, read_pod
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
@@ -368,13 +368,13 @@ def own_queues(cluster: ClusterView) -> list[QueueObject]:
 
 def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
     """Return the gangs that request GPUs in the policy's queues. Schedulers that cannot be read are left out."""
-    gpu_pods: list[Pod] = [pod for obj in pods if (pod := read_pod(obj)) is not None]
+    members: list[Pod] = [pod for obj in pods if (pod := read_member(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
         if adapter.name == "runai" or not has_ref(policy, *adapter.prefixes):
             continue
         try:
-            found += look_at(adapter, policy, cluster, gpu_pods).gangs
+            found += look_at(adapter, policy, cluster, members).gangs
         except ClusterError:
             continue  # the check `weights` reports it
     return tuple(found)

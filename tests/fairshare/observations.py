@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.gpu_demand import read_pod
+from fairshare.core.gpu_demand import read_member
 from fairshare.core.queues_and_weights import Condition, Pod
 from fairshare.targets.kai import QUEUE
 from gputally.kubernetes.objects import POD, Cluster
@@ -43,4 +43,4 @@ def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
     """Return the cluster's pods with GPUs, as the controller's watch holds them."""
-    return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)
+    return tuple(pod for obj in cluster.list(POD) if (pod := read_member(obj)) is not None)

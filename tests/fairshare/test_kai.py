@@ -13,10 +13,10 @@ import pytest
 from accountant.wire.policy_models import WindowSpec
 from fairshare.controller.cycle_report import replay_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.core.gpu_demand import memory_mib, read_pod, shared_gpus
+from fairshare.core.gpu_demand import memory_mib, read_member, read_pod, shared_gpus
 from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
-from fairshare.preemption.claims_and_placement import preemption_inputs
-from fairshare.preemption.victim_candidates import bundles
+from fairshare.preemption.claims_and_placement import preemption_inputs, to_start
+from fairshare.preemption.victim_candidates import bundles, make_victim
 from fairshare.targets.kai import (
     CONFIG,
     POD_GROUP,
@@ -406,6 +406,81 @@ def test_minima_of_subgroups_add_up(either_of: Make, spec: dict[str, Any], minim
     waiting = [replace(pod, node="", held=False) for pod in pods]
     (gang,) = look_at(KaiAdapter(), A, cluster, waiting).gangs
     assert (gang.minimum, gang.waits) == (minimum, minimum)
+
+
+def _members(*gpus: float, held: bool = False, **fields: Any) -> list[Pod]:
+    """Build the pods of a gang in the order of their creation; those with 0 GPUs are CPU-only."""
+    return [
+        Pod(
+            f"m{i}", "ns", f"m{i}", size, "n" if held else "", "kai:a", "PodGroup/ns/g", "Job/ns/g", held=held,
+            created_ms=i, started_ms=i if held else None, **fields,
+        )
+        for i, size in enumerate(gpus)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("least", "gpus", "minimum"),
+    [
+        (3, (0, 0, 1, 1, 1), 1.0),
+        (3, (1, 1, 1, 0, 0), 3.0),  # in KAI's order, not those with the fewest GPUs
+        (4, (2, 0, 1, 0, 4), 3.0),
+        (2, (0, 0, 2, 1), 1.0),  # it starts without GPUs, and then waits for its first pod with one
+        (2, (4, 1, 1), 5.0),
+    ],
+)
+def test_members_without_gpus_count_as_members(
+    seen_of: Make, least: int, gpus: tuple[float, ...], minimum: float
+) -> None:
+    objects = [queue_object("a"), pod_group(spec={"minMember": least})]
+    (gang,) = seen_of(KaiAdapter(), A, objects, _members(*gpus)).gangs
+    assert (gang.minimum, gang.waits, gang.requested) == (minimum, minimum, sum(gpus))
+    assert all(pod.gpus > 0 for pod in gang.pods)
+    assert sum(to_start(gang)) == minimum
+
+
+def test_the_first_in_kais_order_need_not_be_the_oldest(seen_of: Make) -> None:
+    made = [
+        ("w0", 8, {}), ("w1", 4, {}), ("l", 0, {"training.kubeflow.org/job-role": "launcher"}),
+        ("p", 1, {"kai.scheduler/task-priority": "7"}),
+    ]  # fmt: skip
+    pods = []
+    for second, (name, gpus, labels) in enumerate(made):
+        obj = pod_object(
+            name, node="", gpus=gpus, labels={"kai.scheduler/queue": "a", **labels},
+            annotations={"pod-group-name": "g"}, creationTimestamp=f"2026-10-01T00:00:0{second}Z",
+        )  # fmt: skip
+        obj["spec"]["schedulerName"] = "kai-scheduler"
+        assert (read_pod(obj) is None) == (gpus == 0)
+        pods.append(read_member(obj))
+    objects = [queue_object("a"), pod_group(spec={"minMember": 3})]
+    (gang,) = seen_of(KaiAdapter(), A, objects, pods).gangs
+    assert gang.minimum == 9.0  # the launcher, the one with a task priority, and then the oldest
+
+
+def test_what_runs_without_gpus_goes_with_its_gang_alone(seen_of: Make) -> None:
+    members = _members(0, 0, 1, 1, 1, held=True)
+    (gang,) = seen_of(KaiAdapter(), A, [queue_object("a"), pod_group(spec={"minMember": 3})], members).gangs
+    assert (gang.minimum, gang.waits) == (1.0, 0.0)
+    stopped = [
+        (part.whole, {pod.uid for pod in make_victim(part, "within quota", "", "").pods}) for part in bundles(gang, 10)
+    ]
+    assert stopped == [(False, {"m4"}), (False, {"m3"}), (True, {"m2", "m0", "m1"})]
+
+
+def test_a_gang_whose_pods_with_gpus_end_is_none(seen_of: Make) -> None:
+    members = [replace(pod, held=pod.gpus == 0) for pod in _members(0, 1, held=True)]
+    assert not seen_of(
+        KaiAdapter(), A, [queue_object("a"), pod_group(requested=1, spec={"minMember": 2})], members
+    ).gangs
+    assert not seen_of(KaiAdapter(), A, [queue_object("a"), pod_group(spec={"minMember": 1})], members[:1]).gangs
+
+
+def test_members_of_subgroups_without_gpus_count(seen_of: Make) -> None:
+    spec = {"subGroups": [LEADER, _subgroup("worker", minMember=2)]}
+    pods = [replace(pod, subgroup="leader" if i == 0 else "worker") for i, pod in enumerate(_members(0, 0, 1, 1))]
+    (gang,) = seen_of(KaiAdapter(), A, [queue_object("a"), pod_group(spec=spec)], pods).gangs
+    assert (gang.minimum, to_start(gang)) == (1.0, (1.0,))
 
 
 def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) -> None:

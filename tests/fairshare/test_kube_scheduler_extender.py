@@ -162,7 +162,7 @@ def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[
         assert index.held_by_gang(gang) == (held if members else None)
     for ref in ("policy:a", "kai:a"):
         assert index.held_by_ref([ref]) == [fsum(pod.gpus for pod in now.values() if pod.held and pod.ref == ref)]
-    demanding = {uid for uid, pod in now.items() if pod.ref.startswith("policy:") and not pod.leaving}
+    demanding = {uid for uid, pod in now.items() if pod.gpus and pod.ref.startswith("policy:") and not pod.leaving}
     assert index.demanding_besides(frozenset("p")).keys() == demanding - {"p"}
     for uid in "pu":
         new = Pod(uid, "ns", uid, 1.0, ref="policy:a")

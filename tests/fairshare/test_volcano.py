@@ -16,7 +16,7 @@ import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.core.gpu_demand import read_pod
+from fairshare.core.gpu_demand import read_member, read_pod
 from fairshare.core.queues_and_weights import Claim, DivisionProblem, TargetQueue
 from fairshare.laws.division import divide_above
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
@@ -404,12 +404,17 @@ def test_a_gang_starts_with_the_members_with_which_volcano_starts_it(
     assert (gang.requested, gang.minimum) == (amounts[0], least)
 
 
-def test_a_gang_without_a_job_starts_with_what_its_owner_reserves() -> None:
-    """Its launcher has no GPU, and so no pod here: of its three members two have 8 GPUs."""
-    group = _group("g", "eng", least=16, member=3)
-    annotations = {"scheduling.k8s.io/group-name": "g"}
-    pods = [read_pod(pod_object(f"w{i}", gpus=8, annotations=annotations)) for i in range(3)]
-    held = [replace(pod, gang="PodGroup/ns/g", scheduler="volcano") for pod in pods if pod is not None]
+@pytest.mark.parametrize(("launcher", "reserved"), [(False, 16), (True, 16), (True, 0), (True, 24)])
+def test_a_gang_without_a_job_starts_with_its_members(launcher: bool, reserved: int) -> None:
+    """Its launcher has no GPU: of its three members two have 8 GPUs. While it has no pod, what is reserved counts."""
+    group = _group("g", "eng", least=reserved, member=3)
+    group["status"] = {"phase": "Inqueue"}
+    made = [
+        pod_object(f"w{i}", gpus=8 if i < 3 else 0, annotations={"scheduling.k8s.io/group-name": "g"})
+        for i in range(3 + launcher)
+    ]
+    pods = [read_member({**obj, "spec": {**obj["spec"], "schedulerName": "volcano"}}) for obj in made]
+    held = [pod for pod in pods if pod is not None]
     (gang,) = VolcanoAdapter().observe(_policy("weight"), {QUEUE: [_queue("eng")], POD_GROUP: [group]}, held).gangs
     assert (gang.requested, gang.minimum) == (24, 16)
 
