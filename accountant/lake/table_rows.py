@@ -127,7 +127,7 @@ def day_rows(
         "currency": pa.array([book.currency if book else None] * size, pa.string()),
         "price_book": pa.array([book.version if book else None] * size, pa.string()),
         "price_row": pa.array([price.id if price else None for price in prices], pa.string()),
-        "unit_price": pa.array([price.price if price else None for price in prices], amount),
+        "unit_price": pa.array([_rounded(price.price) if price else None for price in prices], amount),
         "cost": pa.array(costs, amount),
     }
     rows = pa.table({column.name: columns[column.name] for column in USAGE_HOURLY.columns}).cast(USAGE_HOURLY.arrow)

@@ -361,8 +361,8 @@ class HourlyUse:
     """The use of GPUs by hour of the day.
 
     hours: 0 to 23, local.
-    busiest: the local hour of the span, "2026-10-05T14", in which most GPUs were held; None if none were. Its row
-        covers one hour; for an hour that occurs twice it is the mean."""
+    busiest: the local hour of the span, "2026-10-05T14", in which most GPUs were held; None if none were. An hour that
+        occurs twice is two hours."""
 
     hours: tuple[HourRow, ...]
     busiest: str | None
