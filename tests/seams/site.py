@@ -29,6 +29,11 @@ HERE = "http://127.0.0.1"
 Cells = dict[str, str]
 
 
+def uid_of(pod: str) -> str:
+    """Return the uid of a pod, given as `namespace/name`."""
+    return f"uid-{pod.replace('/', '-')}"
+
+
 def hours_of(
     gpu: str, begin_ms: int, hours: int, pod: str = "", busy: float | None = 0, **fields: Any
 ) -> list[UsageInterval]:
@@ -38,7 +43,7 @@ def hours_of(
     fields = {"busy_us": round(HOUR_US * busy) if busy is not None else None, **fields}
     return [
         interval(
-            begin_ms + hour * HOUR_MS, gpu, pod_holder(name, namespace, f"uid-{pod}") if pod else None, span_ms=HOUR_MS,
+            begin_ms + hour * HOUR_MS, gpu, pod_holder(name, namespace, uid_of(pod)) if pod else None, span_ms=HOUR_MS,
             **{"gpu_model": H100, **fields},
         )
         for hour in range(hours)

@@ -38,7 +38,7 @@ from typing import Any
 
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
-from tests.seams.site import A100, HOUR_MS, Site, book, hours_of, site
+from tests.seams.site import A100, HOUR_MS, Site, book, hours_of, site, uid_of
 from tests.usage_records import pod_facts
 
 BEGIN_MS = 1_792_886_400_000  # 2026-10-25T00:00:00Z
@@ -75,9 +75,9 @@ def at(hour: float) -> int:
 def running(pod: str, since_ms: int, workload: str, **fields: Any) -> PodFacts:
     """Build facts of a pod that ran as soon as it was created. pod: `namespace/name`."""
     namespace, _, name = pod.partition("/")
-    instants = dict.fromkeys(("created_ms", "scheduled_ms", "started_ms"), since_ms)
+    instants = dict.fromkeys(("created_ms", "scheduled_ms", "started_ms", "observed_ms"), since_ms)
     return pod_facts(
-        name, since_ms, namespace=namespace, uid=f"uid-{pod}", workload=workload, **{**instants, **fields}
+        name, namespace=namespace, uid=uid_of(pod), workload=workload, **{**instants, **fields}
     )  # fmt: skip
 
 
