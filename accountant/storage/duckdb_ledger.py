@@ -115,11 +115,11 @@ def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
             cursor.run(part, {"now": now_ms, **limit})
 
 
-def corrections_in(cursor: Cursor, acts_file: str) -> list[tuple[str, int, str]]:
-    """Return (kind, at_ms, content) of the acts in an archive part, but not in this ledger, that change records, in
-    order."""
+def corrections_in(cursor: Cursor, acts_file: str) -> list[tuple[int, str, int, str]]:
+    """Return (number, kind, at_ms, content) of the acts in an archive part, but not in this ledger, that change
+    records, in order."""
     return cursor.run(
-        "SELECT p.kind, p.at_ms, p.content FROM read_parquet(?) p WHERE p.kind IN ('redated', 'withdrawn') "
+        "SELECT p.number, p.kind, p.at_ms, p.content FROM read_parquet(?) p WHERE p.kind IN ('redated', 'withdrawn') "
         "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
         [acts_file],
     )
@@ -263,12 +263,14 @@ class Offsite(Transactions):
 
     def _heal(self, archive: Archive, part: ArchivePart) -> None:
         """Repeat the corrections of misdated records and the withdrawals of imports that the part's acts record, before
-        the part is replayed."""
+        the part is replayed. Each correction is committed with its act, so that a replay that is continued does not
+        repeat it on rows of the part."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
             corrections = corrections_in(reading, acts)
-        for kind, at_ms, content in corrections:
+        for number, kind, at_ms, content in corrections:
             with self._transaction() as cursor:
+                cursor.run("INSERT INTO act FROM read_parquet(?) WHERE number = ?", [acts, number])
                 after = self._state
                 if kind == "withdrawn":
                     after, _ = self._withdraw(cursor, ImportSpan.model_validate_json(content))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LedgerUnavailable
 from accountant.history_import.import_run import Source, epoch, first_seq
 from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -114,6 +116,31 @@ def test_it_stays_withdrawn_after_a_restore_from_the_archive(opened: Opener, tmp
     assert figures(ledger) == figures(plain)
     rebuilt = opened(tmp_path / "rebuilt.duckdb", archive=archive)
     assert (figures(rebuilt), rebuilt.acts()) == truth
+
+
+def test_a_replay_that_ends_at_any_commit_is_continued(opened: Opener, tmp_path: Path):
+    archive = in_folder(tmp_path / "archive")
+    ledger = opened(tmp_path / "ledger.duckdb", archive=archive)
+    imports(ledger, quarters("g1"), account("visoin"))
+    ledger.archive(NOW_MS)
+    ledger.withdraw_import(SLURM, NOW_MS, "ann", "wrong account")
+    imports(ledger, quarters("g1", last=4), account("vision"), generation=1)
+    ledger.archive(NOW_MS)
+    truth = figures(ledger), ledger.acts()
+    for commits in count():
+        left = iter(range(commits))
+        try:
+            opened(
+                tmp_path / f"{commits}.duckdb",
+                archive=archive,
+                fence=lambda left=left: "stopped" if next(left, None) is None else "",
+            ).close()
+        except LedgerUnavailable:
+            rebuilt = opened(tmp_path / f"{commits}.duckdb", archive=archive)
+            assert (figures(rebuilt), rebuilt.acts()) == truth, commits
+        else:
+            break
+    assert commits > 3
 
 
 def test_a_closed_month_does_not_change_and_the_difference_is_a_proposal(opened: Opener, tmp_path: Path):
