@@ -287,8 +287,9 @@ class CallersFile:
         return self._callers is not None and self._callers.check()
 
     def _read_sessions(self) -> None:
-        """Reads the sessions that people ended before this process began. Only this process ends further ones."""
-        if self._sessions_read or self._people is None:
+        """Reads the sessions that people ended before this process began, and stores those that could not be stored.
+        Only this process ends further ones."""
+        if (self._sessions_read and self._ended.stored) or self._people is None:
             return
         try:
             self._ended.read()

@@ -23,7 +23,7 @@ class SessionFiles:
         found: dict[str, int] = {}
         for name in self._names():
             session, _, until = name.rpartition(".")
-            if until.isdigit() and len(until) < 16:
+            if until.isascii() and until.isdigit() and len(until) < 16:
                 found[session] = max(int(until), found.get(session, 0))
         return found
 

@@ -70,6 +70,8 @@ class EndedSessions:
         self._store = store or MemoryStore()
         self._lock = threading.Lock()
         self._known: Mapping[str, int] = {}
+        self._unstored: tuple[Mapping[str, int], frozenset[str]] = {}, frozenset()
+        """The changes that the store has not taken yet: added and removed sessions."""
 
     def ended(self, session_id: str, began_ms: int) -> bool:
         """Return True if a session was ended. began_ms: when the person signed in."""
@@ -78,7 +80,8 @@ class EndedSessions:
 
     def end(self, session_id: str, until_ms: int) -> None:
         """End a session, at once in this process. until_ms: the time after which no cookie of the session is valid.
-        Raises AuthorityUnavailable if the store cannot be written; other replicas then do not know it."""
+        Raises AuthorityUnavailable if the store cannot be written; other replicas then do not know it before a later
+        `end` or `read` stores it."""
         now = self._clock.wall_ms()
         added = {digest(session_id): until_ms}
         with self._lock:
@@ -87,14 +90,29 @@ class EndedSessions:
                 structlog.get_logger("http").warning("all_sessions_ended", reason=f"{MOST} sessions were ended by hand")
                 over, added = frozenset(self._known) - {ALL}, {ALL: now}
             self._known = {name: at for name, at in self._known.items() if name not in over} | added
-            self._store.change(added, over)
+            unstored, removed = self._unstored
+            kept = {name: at for name, at in unstored.items() if name not in over}
+            self._unstored = kept | added, removed | over
+            self._write()
 
     def read(self) -> None:
-        """Read what other replicas stored. Raises AuthorityUnavailable."""
-        stored = self._store.load()
+        """Read what other replicas stored, and store what could not be stored before. Raises AuthorityUnavailable."""
+        stored, now = self._store.load(), self._clock.wall_ms()
         with self._lock:
             before = max(stored.get(ALL, -1), self._known.get(ALL, -1))
-            self._known = {**self._known, **stored, **({ALL: before} if before >= 0 else {})}
+            known = {name: at for name, at in {**self._known, **stored}.items() if at > now}
+            self._known = known | ({ALL: before} if before >= 0 else {})
+            if not self.stored:
+                self._write()
+
+    @property
+    def stored(self) -> bool:
+        """Return whether the store has every session that was ended here."""
+        return not any(self._unstored)
+
+    def _write(self) -> None:
+        self._store.change(*self._unstored)
+        self._unstored = {}, frozenset()
 
     def keep_reading(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Read what other replicas store until `stop` is set (`gputally.base.background_tasks.Work`)."""

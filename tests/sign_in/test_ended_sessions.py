@@ -80,3 +80,27 @@ def test_a_store_that_fails_is_said_and_the_session_is_over_here(clock: VirtualC
     with pytest.raises(AuthorityUnavailable):
         sessions.end("s1", clock.wall_ms() + HOUR_MS)
     assert sessions.ended("s1", clock.wall_ms())
+    with pytest.raises(AuthorityUnavailable):
+        sessions.read()
+    (tmp_path / "data").unlink()
+    sessions.read()
+    assert sessions.stored
+    restarted = EndedSessions(clock, in_files(tmp_path))
+    restarted.read()
+    assert restarted.ended("s1", clock.wall_ms()), "it is over at the others as soon as the store can be written"
+
+
+@STORES
+def test_a_replica_at_which_nobody_signs_out_forgets_what_has_expired(
+    clock: VirtualClock, tmp_path: Path, make: Make
+) -> None:
+    store = make(tmp_path)
+    one, quiet = EndedSessions(clock, store), EndedSessions(clock, store)
+    one.end("s1", clock.wall_ms() + HOUR_MS)
+    quiet.read()
+    assert quiet.ended("s1", clock.wall_ms())
+    clock.advance(HOUR_MS)
+    one.end("s2", clock.wall_ms() + HOUR_MS)
+    quiet.read()
+    assert not quiet.ended("s1", clock.wall_ms())
+    assert quiet.ended("s2", clock.wall_ms())
