@@ -129,7 +129,7 @@ class Quotas(Model):
     """Pods, Slurm steps, containers and processes that a node may name for the first time within a day."""
     bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Bytes of records that a node may leave within a day, as the ledger keeps them. Above it, records are lost: not
-    even the quarantine keeps their content."""
+    even the quarantine keeps their content. Above twice as many, 429."""
     outboxes: int = Field(default=100, ge=1)
     """Outboxes (spools) that a node may begin within a day; above it 429 with Retry-After, and the agent waits."""
     import_nodes: int = Field(default=10_000, ge=1)

@@ -60,6 +60,15 @@ def test_an_allowance_fills_again_within_a_day(send, hand):
     assert send(known, now_ms=later).stored == 1, "what is known costs nothing"
 
 
+def test_what_became_free_between_frequent_records_is_not_lost(send, hand):
+    send(*(hand.fact(seq, f"pod-{seq}") for seq in range(1, 5)))
+    for step in range(1, 25):  # 24/7 a day, of four
+        now_ms = hand.now_ms + step * 7 * MS_PER_HOUR
+        assert send(hand.fact(4 + step, f"pod-{4 + step}"), now_ms=now_ms).over_quota == {}
+    burst = [hand.fact(seq, f"pod-{seq}") for seq in range(29, 33)]
+    assert send(*burst, now_ms=now_ms + 6 * MS_PER_HOUR).over_quota == {}
+
+
 def test_holders_beyond_the_allowance_are_set_aside_with_their_names(send, ledger, hand, accounts):
     rows = [hand.row(seq, seq, seq + 1, holder=pod(seq)) for seq in range(1, 10)]
     receipt = send(*rows)
@@ -136,6 +145,17 @@ def test_beyond_its_bytes_a_sender_leaves_no_content_and_its_numbers_advance(nar
     assert (again.duplicates, again.quarantined) == (2000, 0), "the same records have the same outcome"
     assert len(narrow.holes()) == 1
     assert booked(narrow, hand.now_ms + MS_PER_DAY, hand.batch(*minutes(hand, 5001, 10))).stored == 10
+
+
+def test_a_sender_of_holes_alone_must_wait(narrow, hand):
+    most = 2 * MIB // 64
+    batches = [hand.batch(first_seq=seq, oldest_seq=seq) for seq in range(2, 2 * most, 2)]
+    results = narrow.append(batches, hand.now_ms)
+    assert isinstance(results[-1], OverQuota)
+    left = len(narrow.holes(2 * most))
+    assert left == sum(not isinstance(one, Exception) for one in results) <= most
+    later = narrow.append(batches[left : left + 1], hand.now_ms + MS_PER_DAY // 2)
+    assert not isinstance(later[0], Exception)
 
 
 def test_contradictions_beyond_the_bytes_are_counted_and_not_kept(narrow, hand):

@@ -426,14 +426,16 @@ class GroupCommit:
         records = admit(batch, self.durable(stream))
         if records is None:
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
-        if self.quotas is not None and stream not in self.marks and stream not in self.advanced:
-            self.quotas.open_outbox(stream, self.marks)
+        if self.quotas is not None:
+            self.quotas.require_bytes(sender_of(stream))
+            if stream not in self.marks and stream not in self.advanced:
+                self.quotas.open_outbox(stream, self.marks)
         duplicates, contradicting = self._replays(stream, records.replayed)
         tally = IntervalCounts(len(records.fresh_intervals), duplicates, contradicting)
         if records.lost is not None and not is_import(
             batch.epoch
         ):  # numbers of an import are times, so gaps are normal
-            self.holes.append((stream, *records.lost, "lost"))
+            self._record_hole(stream, *records.lost, "lost")
         self.advanced[stream] = records.durable_seq
         if not self._has_room(stream, records):
             self._set_aside(stream, records, tally)
@@ -463,10 +465,15 @@ class GroupCommit:
             *records.fresh_intervals, *records.fresh_facts, *records.fresh_skipped
         ]  # fmt: skip
         seqs = [record.seq for record in fresh]
-        self.holes.append((stream, min(seqs), max(seqs), OVER_QUOTA))
+        self._record_hole(stream, min(seqs), max(seqs), OVER_QUOTA)
         tally.beyond("bytes", len(seqs))
         tally.stored = 0
         tally.quarantined += len(records.fresh_intervals)
+
+    def _record_hole(self, stream: Stream, first: int, last: int, reason: str) -> None:
+        self.holes.append((stream, first, last, reason))
+        if self.quotas is not None:
+            self.quotas.record_hole(sender_of(stream), reason)
 
     def _reject(self, stream: Stream, record: UsageInterval | PodFacts, mark: int, fault: Fault) -> None:
         """Quarantine a record. Its text counts as bytes that the sender leaves."""

@@ -5,7 +5,8 @@ instance, and every row, is kept and read again. A node that invents names would
 So each sender has an allowance of each `Kind`, which fills again within a day, and a GPU has a number of parts that it
 can have in its life. A record beyond the allowance is quarantined as `over-quota`, and if the allowance of bytes is
 used up, not even its content is kept: its numbers are recorded as a hole. Neither is booked, so it is in no capacity,
-no coverage and no window. The node's numbers still advance.
+no coverage and no window. The node's numbers still advance. Holes count as bytes, and a sender that has left twice its
+bytes must wait.
 
 For example, a node with 24,000 new holders a day (`Quotas.holders`) may name 24,000 at once, and then a thousand an
 hour. A record whose names are known costs bytes alone. An import tells the past at once, so it has the allowance of
@@ -54,9 +55,11 @@ def sender_of(stream: Stream) -> Sender:
 
 
 class _Use(NamedTuple):
-    """What of an allowance was in use at an instant. It becomes free evenly within a day."""
+    """What of an allowance was in use at an instant. It becomes free evenly within a day.
 
-    amount: int
+    scaled: the amount times MS_PER_DAY, so that nothing that became free in a short time is lost by rounding."""
+
+    scaled: int
     at_ms: int
 
 
@@ -96,7 +99,8 @@ class QuotaClaims:
         return days * allowed
 
     def left(self, sender: Sender, kind: Kind) -> int:
-        return self.allowance(sender, kind) - self._used(sender, kind)
+        """Return what the sender may leave now; negative if it has left more."""
+        return (self.allowance(sender, kind) * MS_PER_DAY - self._scaled(sender, kind)) // MS_PER_DAY
 
     def take(self, sender: Sender, kind: Kind, amount: int) -> bool:
         """Use the amount, if so much is left, and return whether it was."""
@@ -107,7 +111,16 @@ class QuotaClaims:
 
     def charge(self, sender: Sender, kind: Kind, amount: int) -> None:
         """Use the amount, even if less is left."""
-        self._changed[sender, kind] = _Use(self._used(sender, kind) + amount, self.now_ms)
+        self._changed[sender, kind] = _Use(self._scaled(sender, kind) + amount * MS_PER_DAY, self.now_ms)
+
+    def record_hole(self, sender: Sender, reason: str) -> None:
+        """Count a hole, which is recorded even if the sender has used up its bytes."""
+        self.charge(sender, "bytes", HOLE_BYTES + len(reason))
+
+    def require_bytes(self, sender: Sender) -> None:
+        """Raises OverQuota for a sender that has left twice its bytes, of which half are holes: it must wait."""
+        if self.left(sender, "bytes") < -self.allowance(sender, "bytes"):
+            raise self._too_many(f"node {sender.node!r} has left", sender, "bytes", "bytes, twice,")
 
     def open_outbox(self, stream: Stream, known: Collection[Stream]) -> None:
         """Count an outbox that is not among the known ones. Raises OverQuota."""
@@ -156,8 +169,8 @@ class QuotaClaims:
             quota,
         )
 
-    def _used(self, sender: Sender, kind: Kind) -> int:
+    def _scaled(self, sender: Sender, kind: Kind) -> int:
         use = self._changed.get((sender, kind)) or self._use.used.get((sender, kind))
         if use is None:
             return 0
-        return max(0, use.amount - self.allowance(sender, kind) * max(0, self.now_ms - use.at_ms) // MS_PER_DAY)
+        return max(0, use.scaled - self.allowance(sender, kind) * max(0, self.now_ms - use.at_ms))
