@@ -688,7 +688,8 @@ def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[st
 
     Source: KAI pkg/scheduler/api/podgroup_info, allocation_info.go and subgroup_info; plugins/subgrouporder."""
     children: dict[str, list[Mapping[str, Any]]] = {}
-    for each in spec["subGroups"]:
+    # A name counts once, so that each subgroup is visited once.
+    for each in {str(each.get("name")): each for each in spec["subGroups"]}.values():
         children.setdefault(str(each.get("parent") or "").lower(), []).append(each)
     members: dict[str, list[Pod]] = {}
     for pod in pods:

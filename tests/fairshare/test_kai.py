@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -481,6 +482,15 @@ def test_members_of_subgroups_without_gpus_count(seen_of: Make) -> None:
     pods = [replace(pod, subgroup="leader" if i == 0 else "worker") for i, pod in enumerate(_members(0, 0, 1, 1))]
     (gang,) = seen_of(KaiAdapter(), A, [queue_object("a"), pod_group(spec=spec)], pods).gangs
     assert (gang.minimum, to_start(gang)) == (1.0, (1.0,))
+
+
+def test_subgroups_of_one_name_count_once() -> None:
+    names = ["", *(f"level-{i}" for i in range(60))]
+    nested = [_subgroup(name, parent) for parent, name in pairwise(names) for _ in range(2)]
+    spec = {"subGroups": [*nested, _subgroup("worker", names[-1], minMember=1)]}
+    cluster = cluster_of([queue_object("a"), _pod_group(**spec)], [POD_GROUP])
+    (gang,) = look_at(KaiAdapter(), A, cluster, [_member("w", "worker", 1)]).gangs
+    assert gang.minimum == 1.0
 
 
 def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(seen_of: Make) -> None:
