@@ -28,7 +28,11 @@ class SessionConfigMap:
             return {}
         except ClusterError as error:
             raise AuthorityUnavailable(f"ended sessions cannot be read: {error}") from error
-        return {session: int(until) for session, until in data.items() if until.isascii() and until.isdigit() and len(until) < 16}
+        return {
+            session: int(until)
+            for session, until in data.items()
+            if until.isascii() and until.isdigit() and len(until) < 16
+        }
 
     def change(self, added: Mapping[str, int], removed: frozenset[str]) -> None:
         new = {session: str(until_ms) for session, until_ms in added.items()}
