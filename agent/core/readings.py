@@ -41,7 +41,11 @@ def sum_readings(readings: Iterable[Reading]) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """One MIG device: the compute instance `ci` of the GPU instance `gi`. compute: its number of compute slices."""
+    """One MIG device: the compute instance `ci` of the GPU instance `gi`.
+
+    compute: its number of compute slices.
+    profile_id, start: the profile of the GPU instance and the first memory slice of its placement; None if the driver
+        did not give them."""
 
     uuid: str
     profile: str
@@ -49,6 +53,8 @@ class MigInstance:
     ci: int
     compute: int
     memory_mib: int
+    profile_id: int | None = None
+    start: int | None = None
 
 
 COMPUTE_SLICES = 7

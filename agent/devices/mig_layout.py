@@ -101,15 +101,30 @@ class MigLayout:
                     continue
                 raise
             attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
+            gi = self._driver.call("nvmlDeviceGetGpuInstanceId", handle)
+            profile_id, start = self._placement(parent, gi)
             instance = MigInstance(
                 uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
                 profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
-                gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
+                gi=gi,
                 ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
                 compute=attributes.computeInstanceSliceCount,
                 memory_mib=attributes.memorySizeMB,
+                profile_id=profile_id,
+                start=start,
             )
             yield Instance(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
+
+    def _placement(self, parent: Any, gi: int) -> tuple[int | None, int | None]:
+        """Return the profile of a GPU instance and the start of its placement; None if the driver refuses them, for
+        example without the privilege."""
+        try:
+            info = self._driver.call(
+                "nvmlGpuInstanceGetInfo", self._driver.call("nvmlDeviceGetGpuInstanceById", parent, gi)
+            )
+        except Refused:
+            return None, None
+        return int(info.profileId), int(info.placement.start)
 
 
 def _profile(name: str, attributes: Any) -> str:

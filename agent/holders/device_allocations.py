@@ -18,18 +18,21 @@ it was bound (KAI, `BoundPods`). Sources: kai-scheduler docs/gpu-sharing; Projec
 | `MIG-GPU-<uuid>/<gi>/<ci>` | drivers before 470 |
 | `nvidia<N>`, `nvidia<N>/gi<M>`, `<either>/vgpu<K>` | GKE's device plugin; N is the device's minor number |
 | `<either>-<k>` | HAMi's device plugin: virtual device k |
-| `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number |
+| `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number, id the profile's |
+| `gpu-<N>-mig-<id>-<start>-<size>` | its earlier releases |
 
-`DeviceNames` looks a name up among the existing devices. Sources: NVIDIA/k8s-device-plugin internal/rm,
+`DeviceNames` looks a name up among the existing devices. A name that matches none may mean some of the GPUs, whose
+holders are then unknown. Sources: NVIDIA/k8s-device-plugin internal/rm,
 GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
 kubernetes-sigs/dra-driver-nvidia-gpu.
 
 DRA (dynamic resource allocation): the kubelet lists the devices of a claim with admin access like any other, so a
-monitoring pod would count as a second holder of every GPU that it monitors. Only the ResourceClaim states admin access.
-`ResourceClaims` reads each named claim on a thread of its own, once and then periodically. A claim that cannot be read
-counts as an ordinary claim. A claim names a device of a pool; the device's uuid is an attribute in the ResourceSlice
-that its driver publishes, also for a statically partitioned MIG device. Source: kubernetes.io API reference,
-ResourceClaim v1, ResourceSlice v1."""
+monitoring pod would count as a second holder of every GPU that it monitors. Only the ResourceClaim states admin access,
+and how much of a device's capacity the claim consumes. `ResourceClaims` reads each named claim on a thread of its own,
+once and then periodically. Until then the holders of its devices are unknown. A claim that cannot be read counts as an
+ordinary claim. A claim names a device of a pool; the device's uuid and its capacity are in the ResourceSlice that its
+driver publishes. The API has three versions with the same content. Source: kubernetes.io API reference, ResourceClaim
+and ResourceSlice v1, v1beta2, v1beta1; KEP-5075, consumable capacity."""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
 from agent.core.readings import HAMI, KAI, Allocation, Gpu
 from agent.holders import kubernetes_api_objects
-from agent.holders.kubelet_pod_resources import ContainerResources, Devices, PodResources
+from agent.holders.kubelet_pod_resources import ClaimedDevice, Devices, PodResources
 from agent.holders.kubernetes_api_objects import PodView
 from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
 from agent.wire import Holder, SharingMode
@@ -59,8 +62,27 @@ _REPLICA = re.compile(r"(.+)::(\d{1,6})")
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d{1,4})/(\d{1,4})")
 _GKE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu(\d{1,6}))?")
 _HAMI = re.compile(r"(.+)-(\d{1,6})")
-_DRA = re.compile(r"gpu-(\d{1,4})(?:-mig-([0-9a-z.+]+)-(\d{1,4})-(\d{1,4}))?")
+_DRA_GPU = re.compile(r"gpu-(\d{1,4})")
+_DRA_MIG = re.compile(r"gpu-(\d{1,4})-mig-(?:([0-9a-z.+-]*[a-z][0-9a-z.+-]*)-)?(\d{1,4})-(\d{1,4})")
+_EARLIER_DRA_MIG = re.compile(r"(gpu-\d{1,4}-mig-\d{1,4}-\d{1,4})-\d{1,4}")
+_GPU_RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\..*)?|mig-.*)")
+_GPU_UUID = re.compile(r"GPU-[0-9A-Za-z-]+(?:::\d{1,6})?")
+_NUMBERED = re.compile(r"(?:nvidia|gpu-)(\d{1,4})(?![0-9])")
+_PASSED_THROUGH = "gpu-vfio-"
+"""Prefix of GPUs that virtual machines have; the driver of this node does not see them."""
 _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
+
+
+PooledDevice = tuple[str, str]
+"""(pool, device)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDevice:
+    """A device in a ResourceSlice. uuid: "" for a MIG device that the driver creates on demand."""
+
+    uuid: str
+    capacity: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +115,9 @@ def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
 class DeviceNames:
     """Finds devices by name among `gpus`.
 
-    claimable: the uuids that NVIDIA's DRA driver publishes, by (pool, name of the device)."""
+    claimable: the devices that NVIDIA's DRA driver publishes, by (pool, name of the device)."""
 
-    def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
+    def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[PooledDevice, PublishedDevice] | None = None) -> None:
         self._claimable = claimable or {}
         self._devices: dict[str, DeviceRef] = {}
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
@@ -126,20 +148,47 @@ class DeviceNames:
         """Return the device to which NVIDIA's DRA driver gives this name; None if there is none. The published uuid
         identifies the device, or else the name.
 
-        The name of a MIG device that the driver creates on demand contains the profile instead of the instance. The
-        instance is found only if it is the GPU's only one with this profile."""
-        published = self._devices.get(self._claimable.get((pool, device), ""))
-        if published is not None:
-            return published
-        match = _DRA.fullmatch(device)
+        The name of a MIG device contains the profile and the start of the placement instead of the instance. If the
+        driver does not give the placement of instances, an instance is found only if it is the GPU's only one with this
+        profile."""
+        published = self._claimable.get((pool, device))
+        if published is not None and published.uuid:
+            return self._devices.get(published.uuid)
+        if whole := _DRA_GPU.fullmatch(device):
+            gpu = self._minors.get(int(whole.group(1)))
+            return None if gpu is None else DeviceRef(gpu.uuid)
+        earlier = _EARLIER_DRA_MIG.fullmatch(device)
+        match = _DRA_MIG.fullmatch(earlier.group(1) if earlier else device)
         gpu = self._minors.get(int(match.group(1))) if match else None
         if match is None or gpu is None:
             return None
-        if match.group(2) is None:
-            return DeviceRef(gpu.uuid)
-        profile = _plain(match.group(2))
-        instances = [instance for instance in gpu.mig if _plain(instance.profile) == profile]
-        return DeviceRef(gpu.uuid, instances[0].uuid) if len(instances) == 1 else None
+        placement = int(match.group(3)), int(match.group(4))
+        found = [instance for instance in gpu.mig if (instance.profile_id, instance.start) == placement]
+        if not found and match.group(2):
+            profile = _plain(match.group(2))
+            found = [i for i in gpu.mig if i.start is None and _plain(i.profile) == profile]
+        return DeviceRef(gpu.uuid, found[0].uuid) if len(found) == 1 else None
+
+    def possible(self, name: str, pool: str = "") -> frozenset[str]:
+        """Return the uuids of the GPUs that a name may mean which matches no device.
+
+        pool: the pool of a claimed device.
+
+        A uuid or a minor number in the name identifies the GPU, which may be one that the driver does not list. A name
+        without them may mean every GPU."""
+        published = self._claimable.get((pool, name))
+        for text in (published.uuid if published is not None else "", name):
+            named = {uuid for uuid in self._gpus if re.search(rf"(?<!\w){re.escape(uuid)}(?!\w)", text)}
+            if named:
+                return frozenset(named)
+            if _GPU_UUID.fullmatch(text) or text.startswith(_PASSED_THROUGH):
+                return frozenset()
+        if number := _NUMBERED.match(name):
+            gpu = self._minors.get(int(number.group(1)))
+            unnumbered = self._gpus.keys() - {one.uuid for one in self._minors.values()}
+            return frozenset({gpu.uuid}) if gpu is not None else frozenset(unnumbered)
+        divided = {gpu.uuid for gpu in self._gpus.values() if gpu.mig_enabled} if name.startswith("MIG-") else set()
+        return frozenset(divided or self._gpus)
 
     def _numbered(self, minor: int, gi: str | None, replica: str) -> DeviceRef | None:
         gpu = self._minors.get(minor)
@@ -164,23 +213,25 @@ def like_a_gpu(name: str) -> bool:
 
 def _plain(profile: str) -> str:
     """Return a profile without its punctuation, as in DRA device names: `1g10gb` for `1g.10gb`."""
-    return profile.replace(".", "").replace("+", "")
+    return re.sub(r"[.+-]", "", profile)
 
 
 log = logging.getLogger("agent.holders.device_allocations")
 
-CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims/{}"
+API_VERSIONS = "v1", "v1beta2", "v1beta1"
+"""The versions of resource.k8s.io that are read, the preferred one first."""
+CLAIMS_PATH = "/apis/resource.k8s.io/{}/namespaces/{}/resourceclaims/{}"
 HOLDS_MS = 10 * MS_PER_MINUTE
 """How long an answer is valid. The allocation of a claim never changes, but a later claim can have the same name."""
 RETRY_MS = 10 * MS_PER_SECOND
 ClaimKey = tuple[str, str]
 """(namespace, name) of a ResourceClaim."""
-MonitoredDevices = frozenset[tuple[str, str, str, str]]
-"""Devices to which claims have admin access: (namespace of the claim, name of the claim, pool, device)."""
+Claims = Mapping[ClaimKey, Sequence[kubernetes_api_objects.ClaimResult]]
+"""The devices allocated to each claim. A claim that has not been read is missing; one that cannot be read has none."""
 
 
 class ResourceClaims:
-    """Finds the devices to which the claims of this node's pods have admin access.
+    """Reads the claims of this node's pods.
 
     failure: why a claim could not be read at the last step; "" if all could."""
 
@@ -188,14 +239,15 @@ class ResourceClaims:
         self.failure = ""
         self._api = api
         self._clock = clock
+        self._api_version = API_VERSIONS[0]
         self._named: frozenset[ClaimKey] = frozenset()
-        self._answers: dict[ClaimKey, tuple[MonitoredDevices, int]] = {}
-        """(devices with admin access, monotonic time until which this is valid) of each claim."""
-        self._monitored: MonitoredDevices = frozenset()
+        self._valid_ms: dict[ClaimKey, int] = {}
+        """Monotonic time until which the answer about each claim is valid."""
+        self._claims: Claims = {}
         self._wake = threading.Event()
 
-    def monitored(self, pods: Collection[PodResources]) -> MonitoredDevices:
-        """Return the devices that these pods only monitor, as far as their claims have been read. Never waits."""
+    def read(self, pods: Collection[PodResources]) -> Claims:
+        """Return the claims of these pods, as far as they have been read. Never waits."""
         named = frozenset(
             (device.claim_namespace, device.claim)
             for pod in pods
@@ -205,7 +257,7 @@ class ResourceClaims:
         if named != self._named:
             self._named = named
             self._wake.set()
-        return self._monitored
+        return self._claims
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Read claims until `stop` is set. `close` wakes this loop."""
@@ -223,60 +275,102 @@ class ResourceClaims:
     def step(self) -> None:
         """Read each claim that has no valid answer."""
         now_ms, named = self._clock.monotonic_ms(), self._named
-        answers = {claim: answer for claim, answer in self._answers.items() if claim in named}
+        claims = {claim: results for claim, results in self._claims.items() if claim in named}
         failure = ""
         for claim in sorted(named):
-            if claim in answers and now_ms < answers[claim][1]:
+            if claim in claims and now_ms < self._valid_ms[claim]:
                 continue
+            self._valid_ms[claim] = now_ms + HOLDS_MS
             try:
-                answers[claim] = self._read(*claim), now_ms + HOLDS_MS
+                claims[claim] = self._read(*claim)
             except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
                 failure = str(error)
                 if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
-                    answers[claim] = frozenset(), now_ms + HOLDS_MS
+                    claims[claim] = ()
+                else:
+                    claims.setdefault(claim, ())
+                    self._valid_ms[claim] = now_ms
         if failure and not self.failure:
             log.warning("a ResourceClaim cannot be read: its devices count as allocated", extra={"reason": failure})
         self.failure = failure
-        self._answers = answers
-        self._monitored = frozenset(device for devices, _ in answers.values() for device in devices)
+        self._valid_ms = {claim: until_ms for claim, until_ms in self._valid_ms.items() if claim in claims}
+        self._claims = claims
 
-    def _read(self, namespace: str, name: str) -> MonitoredDevices:
-        claim = kubernetes_api_objects.decode(
-            self._api.page(CLAIMS_PATH.format(namespace, name), {}), kubernetes_api_objects.ResourceClaim
-        )
+    def _read(self, namespace: str, name: str) -> Sequence[kubernetes_api_objects.ClaimResult]:
+        preferred = sorted(API_VERSIONS, key=lambda version: version != self._api_version)
+        for version in preferred:
+            try:
+                page = self._api.page(CLAIMS_PATH.format(version, namespace, name), {})
+            except ApiUnavailable as error:
+                if error.status == NOT_FOUND and version != preferred[-1]:
+                    continue  # the claim or the API's version
+                raise
+            self._api_version = version
+            break
+        claim = kubernetes_api_objects.decode(page, kubernetes_api_objects.ResourceClaim)
         allocation = claim.status.allocation if claim.status else None
-        results = allocation.devices.results if allocation and allocation.devices else None
-        return frozenset((namespace, name, r.pool, r.device) for r in results or () if r.admin_access)
+        return tuple(allocation.devices.results or ()) if allocation and allocation.devices else ()
 
 
-SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+def claim_results(claims: Claims, device: ClaimedDevice) -> list[kubernetes_api_objects.ClaimResult]:
+    """Return what a claim has of a device: one result, or one for each share if the kubelet does not name the share."""
+    results = claims.get((device.claim_namespace, device.claim), ())
+    return [
+        result
+        for result in results
+        if (result.pool, result.device) == (device.pool, device.device) and device.share in ("", result.share or "")
+    ]
+
+
+def consumed_ppm(
+    results: Iterable[kubernetes_api_objects.ClaimResult], capacity: Mapping[str, str], memory_mib: int | None
+) -> int | None:
+    """Return the part of a device that a claim consumes, in millionths; None if it declares none.
+
+    capacity: the device's published capacity.
+    memory_mib: the device's memory, in place of a capacity that is not published.
+
+    The part is the largest of the parts of all capacities, because no other claim can use it."""
+    consumed: dict[str, Decimal] = {}
+    for result in results:
+        for name, amount in (result.consumed_capacity or {}).items():
+            consumed[name] = consumed.get(name, Decimal(0)) + (parse_quantity(str(amount)) or 0)
+    parts = []
+    for name, used in consumed.items():
+        whole = parse_quantity(capacity.get(name, ""))
+        if not whole and name == "memory" and memory_mib:
+            whole = Decimal(memory_mib * MIB)
+        if whole and used > 0:
+            parts.append(min(used / whole, Decimal(1)))
+    return max(1, int(max(parts) * _PPM)) if parts else None
+
+
+SLICES_PATHS = tuple(f"/apis/resource.k8s.io/{version}/resourceslices" for version in API_VERSIONS)
 MAX_SLICES = 256
-Device = tuple[str, str]
-"""(pool, device)."""
 
 
 class SliceStore:
     """The `agent.holders.lean_list_watch.Store` of one node's ResourceSlices."""
 
     def __init__(self) -> None:
-        self._slices: dict[str, dict[Device, str]] = {}
-        self._uuids: Mapping[Device, str] = {}
+        self._slices: dict[str, dict[PooledDevice, PublishedDevice]] = {}
+        self._devices: Mapping[PooledDevice, PublishedDevice] = {}
 
-    def uuids(self) -> Mapping[Device, str]:
-        """Return the uuid of every device that has one. Do not modify the mapping."""
-        return self._uuids
+    def devices(self) -> Mapping[PooledDevice, PublishedDevice]:
+        """Return the devices of NVIDIA's driver. Do not modify the mapping."""
+        return self._devices
 
     def replace(self, items: Sequence[bytes]) -> None:
         """Replace all slices, of which at most `MAX_SLICES` are kept."""
         self._slices = {}
         for item in items[:MAX_SLICES]:
             self._apply("ADDED", item)
-        self._index_uuids()
+        self._index()
 
     def apply(self, change: str, item: bytes) -> None:
         """Apply a change of a slice: ADDED, MODIFIED or DELETED."""
         self._apply(change, item)
-        self._index_uuids()
+        self._index()
 
     def _apply(self, change: str, item: bytes) -> None:
         try:
@@ -288,14 +382,17 @@ class SliceStore:
         if change == "DELETED" or spec.driver != NVIDIA_DRA:
             self._slices.pop(name, None)
         elif name in self._slices or len(self._slices) < MAX_SLICES:
-            self._slices[name] = {
-                (spec.pool.name, device.name): uuid.string
-                for device in spec.devices or ()
-                if (uuid := (device.attributes or {}).get("uuid")) is not None and uuid.string
-            }
+            self._slices[name] = {(spec.pool.name, device.name): _published(device) for device in spec.devices or ()}
 
-    def _index_uuids(self) -> None:
-        self._uuids = {device: uuid for devices in self._slices.values() for device, uuid in devices.items()}
+    def _index(self) -> None:
+        self._devices = {key: device for devices in self._slices.values() for key, device in devices.items()}
+
+
+def _published(device: kubernetes_api_objects.SliceDevice) -> PublishedDevice:
+    stated: kubernetes_api_objects.SliceDevice | kubernetes_api_objects.BasicDevice = device.basic or device
+    uuid = (stated.attributes or {}).get("uuid")
+    capacity = {name: str(amount.value) for name, amount in (stated.capacity or {}).items()}
+    return PublishedDevice((uuid.string or "") if uuid is not None else "", capacity)
 
 
 _PPM = 1_000_000
@@ -393,6 +490,24 @@ def parse_number(text: str) -> Decimal | None:
     return value if value.is_finite() and -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT else None
 
 
+_QUANTITY = re.compile(r"([0-9.]{1,32}(?:[eE][+-]?\d{1,2})?)([numkMGTPE]|[KMGTPE]i)?")
+_DECIMAL = {
+    suffix: Decimal(1000) ** power for power, suffix in zip(range(-3, 7), ("n", "u", "m", "", *"kMGTPE"), strict=True)
+}
+_BINARY = {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
+MIB = 1024 * 1024
+
+
+def parse_quantity(text: str) -> Decimal | None:
+    """Parse a quantity of Kubernetes, such as `10Gi`. Return None if it is none, or out of range."""
+    match = _QUANTITY.fullmatch(text)
+    number = parse_number(match.group(1)) if match else None
+    if match is None or number is None:
+        return None
+    suffix = match.group(2) or ""
+    return number * (_BINARY[suffix] if suffix in _BINARY else _DECIMAL[suffix])
+
+
 Key = tuple[str, str]
 """(namespace, name) of a pod."""
 
@@ -402,11 +517,13 @@ class NodeAllocations:
     """The allocations of a node.
 
     unresolved: names of allocated GPUs that no device of this node has, each once.
+    unknown: why the holders of a GPU are unknown, by its uuid.
     unnamed: sharing systems in use on this node that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
     unresolved: tuple[str, ...] = ()
     unnamed: frozenset[str] = frozenset()
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,16 +533,16 @@ class Node:
     offered: the devices that the kubelet can allocate.
     replica_mode: how replicas of a device share it.
     uids: uids of pods from their log folders, by (namespace, name).
-    claimable: the uuids that NVIDIA's DRA driver publishes, by (pool, name of the device).
-    monitored: devices to which claims have admin access.
+    claimable: the devices that NVIDIA's DRA driver publishes, by (pool, name of the device).
+    claims: the pods' claims; None if claims are not read, so that all are ordinary ones.
     systems: the sharing systems of this node."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
     replica_mode: SharingMode = "time-slicing"
     uids: Mapping[Key, str] | None = None
-    claimable: Mapping[tuple[str, str], str] | None = None
-    monitored: MonitoredDevices = frozenset()
+    claimable: Mapping[PooledDevice, PublishedDevice] | None = None
+    claims: Claims | None = None
     systems: frozenset[str] = frozenset({KAI})
 
 
@@ -441,12 +558,13 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
     reservations: list[Allocation] = []
     systems: set[str] = set()
     unresolved: set[str] = set()
-    for pod in pods:
+    unknown: dict[str, str] = {}
+    holding = [pod for pod in pods if (view := views.get((pod.namespace, pod.name))) is None or not view.over]
+    consumers = _consumers(holding)
+    for pod in holding:
         key = pod.namespace, pod.name
         view = views.get(key)
-        if view is not None and view.over:
-            continue
-        devices = _container_devices(pod, names, unresolved, node.monitored)
+        devices = _container_devices(pod, names, node, consumers, unresolved, unknown)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
         if pod.namespace in RESERVATION_NAMESPACES and devices:
             systems.add(KAI)
@@ -464,7 +582,7 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
     # While the pods of a reservation are unknown, no other pod can use the GPU.
     allocations += [a for a in reservations if (a.gpu_uuid, a.mig_uuid) not in shared]
     return NodeAllocations(
-        _without_sole_dra_sharing(allocations), tuple(sorted(unresolved)), frozenset(systems) - node.systems
+        _without_sole_dra_sharing(allocations), tuple(sorted(unresolved)), frozenset(systems) - node.systems, unknown
     )
 
 
@@ -487,45 +605,100 @@ def _device_key(ref: DeviceRef) -> tuple[str, str]:
     return ref.gpu_uuid, ref.mig_uuid
 
 
+_Share = tuple[str, str, str, str, str]
+"""(namespace, name, pool, device, share) of a claim's part of a device."""
+
+
 class _ContainerDevice(NamedTuple):
-    """A device of a container. by_claim: True if it was allocated through a ResourceClaim."""
+    """A device of a container.
+
+    by_claim: True if it was allocated through a ResourceClaim.
+    part_ppm: the part of the device that the claim consumes, in millionths; None if it declares none."""
 
     container: str
     ref: DeviceRef
-    by_claim: bool
+    by_claim: bool = False
+    part_ppm: int | None = None
+
+
+def _share(claimed: ClaimedDevice) -> _Share:
+    return claimed.claim_namespace, claimed.claim, claimed.pool, claimed.device, claimed.share
+
+
+def _consumers(pods: Iterable[PodResources]) -> Counter[_Share]:
+    """Count the pods that have each claim's part of a device."""
+    return Counter(
+        share for pod in pods for share in {_share(one) for container in pod.containers for one in container.claimed}
+    )
 
 
 def _container_devices(
-    pod: PodResources, names: DeviceNames, unresolved: set[str], monitored: MonitoredDevices
+    pod: PodResources,
+    names: DeviceNames,
+    node: Node,
+    consumers: Mapping[_Share, int],
+    unresolved: set[str],
+    unknown: dict[str, str],
 ) -> list[_ContainerDevice]:
-    """Return every device of a pod once, and add the names of unknown GPUs to `unresolved`.
+    """Return every device of a pod once.
+
+    consumers: the number of pods that have each claim's part of a device.
+    unresolved, unknown: as in `NodeAllocations`; the function adds to them.
 
     The first container that lists a device counts: an init container passes its devices on to the other containers,
     which list them again."""
     devices: list[_ContainerDevice] = []
-    listed: set[str] = set()
+    listed: set[str | _Share] = set()
+
+    def lost(name: str, pool: str = "") -> None:
+        unresolved.add(name[:128])
+        for uuid in names.possible(name, pool):
+            unknown.setdefault(
+                uuid, f"{name[:128]} is allocated and is no known device: it may be this GPU or part of it"
+            )
+
     for container in pod.containers:
-        for name, ref, by_claim in _named_devices(container, names, monitored):
+        for resource, name in ((each.resource, name) for each in container.devices for name in each.ids):
             if name in listed:
                 continue
             listed.add(name)
-            if ref is not None:
-                devices.append(_ContainerDevice(container.name, ref, by_claim))
-            elif like_a_gpu(name) or by_claim:
-                unresolved.add(name[:128])
+            if (ref := names.find(name)) is not None:
+                devices.append(_ContainerDevice(container.name, ref))
+            elif like_a_gpu(name) or _GPU_RESOURCE.fullmatch(resource):
+                lost(name)
+        for claimed in container.claimed:
+            results = claim_results(node.claims or {}, claimed)
+            if claimed.driver != NVIDIA_DRA or any(result.admin_access for result in results):
+                continue
+            ref = names.find_claimed(claimed.pool, claimed.device)
+            part = _part_ppm(node, ref, claimed, results, consumers) if ref is not None else None
+            listing: str | _Share = claimed.device if part is None else _share(claimed)
+            if listing in listed:
+                continue
+            listed.add(listing)
+            if ref is None:
+                lost(claimed.device, claimed.pool)
+                continue
+            devices.append(_ContainerDevice(container.name, ref, True, part))
+            if node.claims is not None and (claimed.claim_namespace, claimed.claim) not in node.claims:
+                unknown.setdefault(ref.gpu_uuid, f"the ResourceClaim {claimed.claim[:128]} has not been read yet")
     return devices
 
 
-def _named_devices(
-    container: ContainerResources, names: DeviceNames, monitored: MonitoredDevices
-) -> Iterable[tuple[str, DeviceRef | None, bool]]:
-    for devices in container.devices:
-        for name in devices.ids:
-            yield name, names.find(name), False
-    for claimed in container.claimed:
-        key = claimed.claim_namespace, claimed.claim, claimed.pool, claimed.device
-        if claimed.driver == NVIDIA_DRA and key not in monitored:
-            yield claimed.device, names.find_claimed(claimed.pool, claimed.device), True
+def _part_ppm(
+    node: Node,
+    ref: DeviceRef,
+    claimed: ClaimedDevice,
+    results: Sequence[kubernetes_api_objects.ClaimResult],
+    consumers: Mapping[_Share, int],
+) -> int | None:
+    """Return the part of a device that one pod has through a claim, in millionths; None if the claim declares none. The
+    pods of one claim have equal parts."""
+    gpu = next(gpu for gpu in node.gpus if gpu.uuid == ref.gpu_uuid)
+    memory_mib = next((i.memory_mib for i in gpu.mig if i.uuid == ref.mig_uuid), gpu.memory_mib)
+    published = (node.claimable or {}).get((claimed.pool, claimed.device))
+    part = consumed_ppm(results, published.capacity if published is not None else {}, memory_mib)
+    return None if part is None else max(1, part // max(consumers.get(_share(claimed), 1), 1))
 
 
 def _replica_counts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
@@ -546,19 +719,30 @@ def _pod_allocations(
     counts: the number of replicas of each device.
     mode: how replicas share a device."""
     allocations: dict[tuple[str, str, str], Allocation] = {}
-    for container, ref, by_claim in devices:
+    parts: list[Allocation] = []
+    for container, ref, by_claim, part_ppm in devices:
         key = container, ref.gpu_uuid, ref.mig_uuid
-        if key in allocations:
+        if part_ppm is None and key in allocations:
             if ref.replica:
                 allocations[key] = replace(allocations[key], replicas=allocations[key].replicas + 1)
             continue
         holder = Holder(kind="pod", uid=uid, namespace=pod.namespace, name=pod.name, container=container)
         sharing: SharingMode | None = mode if ref.replica else "dra" if by_claim else None
         count = counts.get(_device_key(ref), 0) if ref.replica else 0
-        allocations[key] = Allocation(
-            ref.gpu_uuid, holder, ref.mig_uuid, sharing=sharing, sharing_replicas=count, virtual=ref.virtual
+        allocation = Allocation(
+            ref.gpu_uuid,
+            holder,
+            ref.mig_uuid,
+            sharing=sharing,
+            sharing_replicas=count,
+            fraction_ppm=part_ppm,
+            virtual=ref.virtual,
         )
-    return list(allocations.values())
+        if part_ppm is None:
+            allocations[key] = allocation
+        else:
+            parts.append(allocation)
+    return [*allocations.values(), *parts]
 
 
 def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
@@ -596,11 +780,14 @@ def _reservation_tenants(
 
 
 def _without_sole_dra_sharing(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """Return the allocations. A claimed device that only one pod has counts as not shared."""
+    """Return the allocations. A claimed device that only one pod has counts as not shared, unless the claim consumes a
+    part of it."""
     pods: dict[tuple[str, str], set[str]] = {}
     for allocation in allocations:
         pods.setdefault((allocation.gpu_uuid, allocation.mig_uuid), set()).add(allocation.holder.uid)
     return tuple(
-        replace(a, sharing=None) if a.sharing == "dra" and len(pods[a.gpu_uuid, a.mig_uuid]) == 1 else a
+        replace(a, sharing=None)
+        if a.sharing == "dra" and a.fraction_ppm is None and len(pods[a.gpu_uuid, a.mig_uuid]) == 1
+        else a
         for a in allocations
     )

@@ -32,13 +32,15 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device allocated through a ResourceClaim (DRA)."""
+    """A device allocated through a ResourceClaim (DRA). share: identifies the claim's share of a device that several
+    claims may have; "" if it has none."""
 
     claim_namespace: str
     claim: str
     driver: str
     pool: str
     device: str
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _claimed(fields: _Fields) -> list[ClaimedDevice]:
     """Return the devices of a DynamicResource."""
     claim, namespace = _last_text(fields, 2), _last_text(fields, 3)
     resources = [_grouped(part) for part in _parts(fields, 4)]
-    return [ClaimedDevice(namespace, claim, *(_last_text(one, number) for number in (2, 3, 4))) for one in resources]
+    return [ClaimedDevice(namespace, claim, *(_last_text(one, number) for number in (2, 3, 4, 5))) for one in resources]
 
 
 def _grouped(message: bytes) -> _Fields:

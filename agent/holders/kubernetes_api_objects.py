@@ -113,9 +113,22 @@ class Attribute(msgspec.Struct):
     string: str | None = None
 
 
+class Capacity(msgspec.Struct):
+    value: str | int = ""
+
+
+class BasicDevice(msgspec.Struct):
+    attributes: dict[str, Attribute] | None = None
+    capacity: dict[str, Capacity] | None = None
+
+
 class SliceDevice(msgspec.Struct):
+    """A device. basic: its attributes and capacity in v1beta1; later versions have them in the device itself."""
+
     name: str
     attributes: dict[str, Attribute] | None = None
+    capacity: dict[str, Capacity] | None = None
+    basic: BasicDevice | None = None
 
 
 class Pool(msgspec.Struct):
@@ -134,9 +147,14 @@ class ResourceSlice(msgspec.Struct):
 
 
 class ClaimResult(msgspec.Struct, rename="camel"):
+    """A device that is allocated to a claim. consumed_capacity: how much of each capacity, if other claims may have the
+    rest."""
+
     pool: str = ""
     device: str = ""
     admin_access: bool | None = None
+    share: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, str | int] | None = None
 
 
 class ClaimDevices(msgspec.Struct):

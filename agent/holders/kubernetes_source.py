@@ -29,8 +29,8 @@ from agent.core.readings import KAI, Gpu, Unavailable
 from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
 from agent.devices.driver_lifecycle import Gpus
 from agent.holders import kubernetes_api_objects
-from agent.holders.device_allocations import SLICES_PATH as SLICES
 from agent.holders.device_allocations import (
+    SLICES_PATHS,
     Key,
     Node,
     NodeAllocations,
@@ -221,8 +221,8 @@ class NodePods:
             self._offered,
             replica_mode(self._node[0].labels if self._node is not None else {}),
             {(name.namespace, name.name): uid for uid, name in names.items()},
-            self._slices[0].uuids() if self._slices is not None else {},
-            self._claims.monitored(listed) if self._claims is not None else frozenset(),
+            self._slices[0].devices() if self._slices is not None else {},
+            self._claims.read(listed) if self._claims is not None else None,
             self._systems,
         )
         holders = find_holders(listed, views, node)
@@ -233,7 +233,7 @@ class NodePods:
             known=_known_pods(views),
             took_ms=self._took(),
             unresolved=holders.unresolved,
-            unknown=_possible_gpus(gpus, holders.unresolved),
+            unknown=dict(holders.unknown),
         )
 
     def _facts(self, at_ms: int, holders: Collection[str]) -> tuple[PodFacts, ...]:
@@ -284,15 +284,6 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
     return known
 
 
-def _possible_gpus(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str]:
-    """Return why the holders of GPUs are unknown, by the GPU's uuid: a GPU without a minor number may be the device
-    that no GPU matches."""
-    if not unresolved:
-        return {}
-    reason = f"the driver does not report the minor number of this GPU, and {unresolved[0]} may be this GPU"
-    return {gpu.uuid: reason for gpu in gpus if gpu.minor is None}
-
-
 def kubernetes_source(
     chosen: Settings,
     node: str,
@@ -333,7 +324,7 @@ def kubernetes_source(
             clock,
             (store, Reflector(api, PODS, f"spec.nodeName={node}", store, clock)),
             (node_labels, Reflector(api, PATH, f"metadata.name={node}", node_labels, clock)),
-            (slices, Reflector(api, SLICES, f"spec.nodeName={node}", slices, clock, optional=True)),
+            (slices, Reflector(api, SLICES_PATHS, f"spec.nodeName={node}", slices, clock, optional=True)),
             logs,
             ResourceClaims(api, clock),
             systems,

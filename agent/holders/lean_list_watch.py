@@ -305,7 +305,9 @@ class Store(Protocol):
 
 
 class Reflector:
-    """Keeps `store` equal to the objects at `path` that the field selector `selector` selects.
+    """Keeps `store` equal to the objects at a path that the field selector `selector` selects.
+
+    path: the path, or the paths of an API's versions, the newest first. The first one that the server has is used.
 
     synced: True once the objects have been listed.
     failure: why the latest request failed; "" if it succeeded.
@@ -316,7 +318,7 @@ class Reflector:
     def __init__(
         self,
         api: Api,
-        path: str,
+        path: str | Sequence[str],
         selector: str,
         store: Store,
         clock: Clock,
@@ -329,7 +331,8 @@ class Reflector:
         self.failure = "not listed yet"
         self.took_ms = 0
         self._api = api
-        self._path = path
+        self._paths = (path,) if isinstance(path, str) else tuple(path)
+        self._path = self._paths[0]
         self._selector = {"fieldSelector": selector}
         self._store = store
         self._task = BackgroundTask("watch", clock)
@@ -416,8 +419,9 @@ class Reflector:
     def _record_failure(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
         status = error.status if isinstance(error, ApiUnavailable) else GONE
         if status == NOT_FOUND and self._optional:
-            self.failure = ""
-            return ABSENT_MS
+            self._version, self.failure = "", ""
+            self._path = self._paths[(self._paths.index(self._path) + 1) % len(self._paths)]
+            return ABSENT_MS if self._path == self._paths[0] else 0
         if status == GONE:
             self._version = ""  # the version is too old or unusable: list everything again
         if status == GONE and not self._failures:

@@ -14,8 +14,7 @@ import helm_python
 import pytest
 import yaml
 
-from agent.holders.device_allocations import SLICES_PATH as SLICES
-from agent.holders.device_allocations import SliceStore
+from agent.holders.device_allocations import SLICES_PATHS, SliceStore
 from agent.holders.kubernetes_source import NodeStore
 from agent.holders.lean_list_watch import ApiServer, ApiUnavailable, Reflector
 from agent.wire import Owner
@@ -119,7 +118,7 @@ class Real:
             self.send("POST", "/api/v1/nodes", patch)
 
     def publish(self, resource_slice: Object) -> None:
-        self.send("POST", SLICES, resource_slice)
+        self.send("POST", SLICES_PATHS[0], resource_slice)
 
     def send(self, method: str, path: str, body: Object | None, kind: str = "application/json") -> Any:
         return self.server.request(method, path, body, kind)
@@ -241,9 +240,10 @@ def test_devices_that_claims_name_have_their_uuids(backend: Backend) -> None:
     backend.publish(slice_object("b", "node-2", ("gpu-0", "GPU-2")))
     backend.publish(slice_object("c", "node-1", ("nic-0", "NIC-0"), driver="net.example.org"))
     store, clock = SliceStore(), SystemClock()
-    reflector = Reflector(backend.api(), SLICES, "spec.nodeName=node-1", store, clock, optional=True)
+    reflector = Reflector(backend.api(), SLICES_PATHS, "spec.nodeName=node-1", store, clock, optional=True)
     reflector._list()
-    assert store.uuids() == {("node-1", "gpu-0"): "GPU-0", ("node-1", "gpu-0-mig-9-0-4"): "MIG-1"}
+    uuids = {key: device.uuid for key, device in store.devices().items()}
+    assert uuids == {("node-1", "gpu-0"): "GPU-0", ("node-1", "gpu-0-mig-9-0-4"): "MIG-1"}
 
 
 @pytest.mark.real

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,29 @@ from agent.core.readings import Allocation
 from agent.holders.device_allocations import (
     CLAIMS_PATH,
     HOLDS_MS,
+    SLICES_PATHS,
     DeviceNames,
     DeviceRef,
     Node,
     NodeAllocations,
+    PublishedDevice,
     ResourceClaims,
+    SliceStore,
     declared_ppm,
     find_holders,
     like_a_gpu,
     limited_ppm,
+    parse_quantity,
     replace_reservations,
 )
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
-from agent.holders.kubernetes_api_objects import PodView
-from agent.holders.lean_list_watch import ApiServer
+from agent.holders.kubernetes_api_objects import ClaimResult, PodView
+from agent.holders.lean_list_watch import ApiServer, Reflector
 from agent.wire import Holder
-from gputally.base.clock import VirtualClock
-from tests.agent.pods import view
+from gputally.base.clock import SystemClock, VirtualClock
+from tests.agent.pods import Following, view
 from tests.agent.sample_values import UID, gpu, pod, uuid
+from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.hypothesis_examples import examples
 
@@ -76,7 +82,7 @@ def test_what_names_no_device_of_this_node_points_nowhere(name: str) -> None:
     ("gpu-0", DeviceRef(A)),
     ("gpu-1-mig-3g71gb-9-4", DeviceRef(B, B3)),
     ("gpu-1-mig-3g.71gb-9-4", DeviceRef(B, B3)),
-    ("gpu-1-mig-1g18gb-19-0", None),   # two of that profile
+    ("gpu-1-mig-1g18gb-19-0", None),   # two of that profile, whose placements are unknown
     ("gpu-1-mig-7g141gb-0-0", None),
     ("gpu-5", None),
     ("gpu-x", None),
@@ -87,12 +93,14 @@ def test_a_device_of_the_dra_driver(name: str, place: DeviceRef | None) -> None:
 
 
 def test_a_published_uuid_comes_before_what_the_name_says() -> None:
-    claimable = {("node-1", "gpu-1-mig-9-0-4"): B3, ("node-1", "gpu-0"): B, ("node-1", "gpu-7"): uuid(9)}
+    uuids = {"gpu-1-mig-9-0-4": B3, "gpu-0": B, "gpu-7": uuid(9), "gpu-1": uuid(9)}
+    claimable = {("node-1", name): PublishedDevice(own, {}) for name, own in uuids.items()}
     names = DeviceNames(NAMED, claimable)
     assert names.find_claimed("node-1", "gpu-1-mig-9-0-4") == DeviceRef(B, B3)
     assert names.find_claimed("node-1", "gpu-0") == DeviceRef(B)
     assert names.find_claimed("node-2", "gpu-0") == DeviceRef(A)
     assert names.find_claimed("node-1", "gpu-7") is None
+    assert names.find_claimed("node-1", "gpu-1") is None, "the GPU with this minor number is another one"
 
 
 @pytest.mark.parametrize(("minors", "found"), [
@@ -421,7 +429,7 @@ def claims(api_server: FakeApiServer, clock: VirtualClock, token: Path) -> Resou
 
 
 def holders(claims: ResourceClaims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
-    found = join(pods, monitored=claims.monitored(pods))
+    found = join(pods, claims=claims.read(pods))
     assert found.unresolved == ()
     return [(a.gpu_uuid, a.holder.name, a.sharing) for a in found.allocations]
 
@@ -447,7 +455,7 @@ def test_each_claim_is_asked_for_once_and_now_and_then(
     for _ in range(3):
         holders(claims, EXPORTER)
         claims.step()
-    assert [path.rstrip("?") for path in api_server.requests] == [CLAIMS_PATH.format("vision", "all")]
+    assert [path.rstrip("?") for path in api_server.requests] == [CLAIMS_PATH.format("v1", "vision", "all")]
     clock.advance(HOLDS_MS)
     api_server.refuse = 503, {}
     claims.step()
@@ -467,4 +475,164 @@ def test_a_claim_that_may_not_be_read_counts_as_held_and_it_is_said(
     for _ in range(3):
         assert holders(claims, EXPORTER) == [(A, "exporter", None)]
         claims.step()
-    assert len(api_server.requests) == 1
+    assert len(api_server.requests) == (1 if status == 403 else 3), "once, in each version of the API that may exist"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_every_version_of_the_api_tells_admin_access(
+    api_server: FakeApiServer, claims: ResourceClaims, version: str
+) -> None:
+    api_server.dra_versions = {version}
+    api_server.put(claim_object("all", result("gpu-0", True), result("gpu-1", True)))
+    api_server.put(claim_object("one", result("gpu-0", None)))
+    pods = (
+        given_pod("exporter", claiming("gpu-0", "gpu-1", claim="all")),
+        given_pod("p", claiming("gpu-0", claim="one")),
+    )
+    claims.read(pods)
+    claims.step()
+    assert holders(claims, *pods) == [(A, "p", None)]
+    asked = len(api_server.requests)
+    claims.read(pods[:1])
+    claims.read(pods)
+    claims.step()
+    assert len(api_server.requests) == asked, "the version is known"
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_every_version_of_the_api_tells_the_devices(api_server: FakeApiServer, token: Path, version: str) -> None:
+    api_server.dra_versions = {version}
+    device: dict[str, Any] = {
+        "attributes": {"uuid": {"string": A}, "driverVersion": {"version": "580.1.0"}},
+        "capacity": {"memory": {"value": "80Gi"}},
+    }
+    described = {"name": "gpu-0", **({"basic": device} if version == "v1beta1" else device)}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "pool": {"name": "node-1"}, "devices": [described]}
+    api_server.put({"kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec})
+    store = SliceStore()
+    api = ApiServer(api_server.url, None, token)
+    following = Following(Reflector(api, SLICES_PATHS, "spec.nodeName=node-1", store, SystemClock(), optional=True))
+    until(lambda: following.reflector.synced, "the slices are not listed")
+    api.close()
+    following.end()
+    assert store.devices() == {("node-1", "gpu-0"): PublishedDevice(A, {"memory": "80Gi"})}
+
+
+def test_the_holders_of_a_device_are_unknown_until_its_claim_has_been_read(
+    api_server: FakeApiServer, claims: ResourceClaims
+) -> None:
+    api_server.put(claim_object("all", result("gpu-0", True)))
+    claims.read([EXPORTER])
+    assert set(join([EXPORTER], claims=claims.read([EXPORTER])).unknown) == {A}
+    claims.step()
+    assert join([EXPORTER], claims=claims.read([EXPORTER])) == NodeAllocations(())
+
+
+# --- parts of devices, by what a claim consumes ---------------------------------------------------
+
+
+def consuming(pod: str, claim: str, share: str, device: str = "gpu-0") -> PodResources:
+    claimed = ClaimedDevice("vision", claim, "gpu.nvidia.com", "node-1", device, share)
+    return given_pod(pod, ContainerResources("main", claimed=(claimed,)))
+
+
+def consumes(share: str, device: str = "gpu-0", **capacity: str | int) -> ClaimResult:
+    return ClaimResult("node-1", device, share=share, consumed_capacity=capacity)
+
+
+MEMORY_80 = {("node-1", "gpu-0"): PublishedDevice(A, {"memory": "80Gi", "shares": "4"})}
+
+
+def parts(pods: list[PodResources], **claims: list[ClaimResult]) -> list[tuple[str, int | None]]:
+    results = {("vision", name): tuple(given) for name, given in claims.items()}
+    found = join(pods, claims=results, claimable=MEMORY_80)
+    assert (found.unresolved, found.unknown) == ((), {})
+    return sorted((a.holder.name, a.fraction_ppm) for a in found.allocations if a.sharing == "dra")
+
+
+def test_a_lone_pod_with_10_of_80_gib_has_an_eighth() -> None:
+    assert parts([consuming("a", "c", "s1")], c=[consumes("s1", memory="10Gi")]) == [("a", 125_000)]
+
+
+def test_each_claim_has_its_part() -> None:
+    pods = [consuming("a", "c", "s1"), consuming("b", "d", "s2"), consuming("c", "e", "s3")]
+    results = {"c": [consumes("s1", memory="10Gi", shares=1)], "d": [consumes("s2", memory="40Gi")]}
+    assert parts(pods, **results, e=[consumes("s3", memory=0, shares="1")]) == [
+        ("a", 250_000), ("b", 500_000), ("c", 250_000),
+    ]  # fmt: skip
+
+
+def test_the_pods_of_one_claim_have_equal_parts_of_what_it_consumes() -> None:
+    both = [consuming("a", "c", "s1"), consuming("b", "c", "s1")]
+    assert parts(both, c=[consumes("s1", memory="20Gi")]) == [("a", 125_000), ("b", 125_000)]
+
+
+def test_two_shares_of_one_pod_add_up() -> None:
+    claims = (ClaimedDevice("vision", name, "gpu.nvidia.com", "node-1", "gpu-0", name) for name in ("c", "d"))
+    pod = given_pod("a", ContainerResources("main", claimed=tuple(claims)))
+    found = parts([pod], c=[consumes("c", memory="10Gi")], d=[consumes("d", memory="30Gi")])
+    assert sum(part or 0 for _, part in found) == 500_000
+
+
+def test_a_claim_that_consumes_nothing_measurable_shares_equally() -> None:
+    pods = [consuming("a", "c", "s1"), consuming("b", "d", "s2")]
+    assert parts(pods, c=[consumes("s1", memory="0")], d=[consumes("s2", memory="0")]) == [("a", None), ("b", None)]
+
+
+def test_without_a_published_capacity_the_drivers_memory_is_the_whole() -> None:
+    claims = {("vision", "c"): (consumes("s1", memory=f"{MEMORY_MIB}Mi"),)}
+    assert [a.fraction_ppm for a in join([consuming("a", "c", "s1")], claims=claims).allocations] == [1_000_000]
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("10Gi", 10 * 2**30), ("1", 1), ("500m", Decimal("0.5")), ("2e3", 2_000), ("1.5Ki", 1536), ("3G", 3 * 10**9),
+    ("", None), ("Gi", None), ("-1", None), ("1 Gi", None), ("NaN", None), ("1" * 40, None), ("9e99", None),
+])  # fmt: skip
+def test_quantities(text: str, value: Decimal | int | None) -> None:
+    assert parse_quantity(text) == value
+
+
+# --- what cannot be placed ------------------------------------------------------------------------
+
+PLACED = replace(GPUS[2], mig=tuple(
+    replace(m, profile="1g.10gb", profile_id=19, start=start) for start, m in enumerate(GPUS[2].mig)
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "instance"), [
+    ("gpu-2-mig-1g10gb-19-0", 0), ("gpu-2-mig-1g10gb-19-1", 1),
+    ("gpu-2-mig-19-0-1", 0), ("gpu-2-mig-19-1-1", 1),
+    ("gpu-2-mig-1g10gb-me-20-0", None), ("gpu-2-mig-1g10gb-19-5", None),
+])  # fmt: skip
+def test_several_instances_of_one_profile_are_told_apart_by_their_placement(name: str, instance: int | None) -> None:
+    ref = DeviceNames([*GPUS[:2], PLACED]).find_claimed("node-1", name)
+    assert ref == (None if instance is None else DeviceRef(PLACED.uuid, PLACED.mig[instance].uuid))
+
+
+C = GPUS[2].uuid
+
+
+@pytest.mark.parametrize(("container", "unknown"), [
+    (box("main", "nvidia2/gi9"), {C}),
+    (box("main", f"{C}-_-0"), {C}),
+    (box("main", f"MIG-{C}/9/0"), {C}),
+    (box("main", "MIG-unknown"), {C}),  # the only GPU with instances
+    (box("main", "nvidia9"), set()),  # a GPU that the driver does not list
+    (box("main", uuid(9)), set()),
+    (box("main", "card-0"), {A, B, C}),
+    (box("main", "7", resource="nvidia.com/mig-1g.10gb"), {A, B, C}),
+    (box("main", "7", resource="example.org/nic"), set()),
+])  # fmt: skip
+def test_the_holders_of_every_gpu_that_a_strange_name_may_mean_are_unknown(
+    container: ContainerResources, unknown: set[str]
+) -> None:
+    assert set(join([given_pod("p", container)]).unknown) == unknown
+
+
+@pytest.mark.parametrize(("device", "unknown"), [
+    ("gpu-2-mig-1g18gb-19-6", set()),  # resolved: the only one of its profile
+    ("gpu-2-mig-1g10gb-19-6", {C}), ("gpu-2-mig-19-6-1", {C}), ("gpu-9", set()), ("gpu-vfio-0", set()),
+    ("something", {A, B, C}),
+])  # fmt: skip
+def test_the_holders_of_every_gpu_that_a_strange_claim_may_mean_are_unknown(device: str, unknown: set[str]) -> None:
+    assert set(join([given_pod("p", claiming(device))]).unknown) == unknown

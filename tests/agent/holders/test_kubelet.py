@@ -254,7 +254,7 @@ def test_a_call_the_going_server_never_saw_is_made_again(misbehave: Misbehave) -
 
 texts = st.text(max_size=12)
 devices = st.builds(Devices, texts, st.lists(texts, max_size=3).map(tuple))
-claimed = st.builds(ClaimedDevice, *[texts] * 5)
+claimed = st.builds(ClaimedDevice, *[texts] * 6)
 containers = st.builds(
     ContainerResources, texts, st.lists(devices, max_size=3).map(tuple), st.lists(claimed, max_size=3).map(tuple)
 )
@@ -270,9 +270,8 @@ def to_message(pb: Any, pod: PodResources) -> Any:
         for claim in container.claimed:
             dynamic = inner.dynamic_resources.add(claim_name=claim.claim, claim_namespace=claim.claim_namespace)
             resource = dynamic.claim_resources.add(
-                driver_name=claim.driver, pool_name=claim.pool, device_name=claim.device
+                driver_name=claim.driver, pool_name=claim.pool, device_name=claim.device, share_id=claim.share
             )
-            resource.share_id = "not read"
             resource.cdi_devices.add(name="not read")
     return message
 

@@ -272,14 +272,14 @@ def test_a_slice_that_changes_drivers_or_goes_takes_its_devices_along() -> None:
         return json.dumps({"metadata": {"name": "s"}, "spec": spec}).encode()
 
     store.apply("ADDED", published(a="GPU-a", b=None))
-    assert store.uuids() == {("n", "a"): "GPU-a"}
+    assert {key: device.uuid for key, device in store.devices().items()} == {("n", "a"): "GPU-a", ("n", "b"): ""}
     store.apply("MODIFIED", b"{}")
-    assert len(store.uuids()) == 1
+    assert len(store.devices()) == 2
     store.apply("MODIFIED", published("other", a="GPU-a"))
-    assert store.uuids() == {}
+    assert store.devices() == {}
     store.replace([published(a="GPU-a")])
     store.apply("DELETED", published(a="GPU-a"))
-    assert store.uuids() == {}
+    assert store.devices() == {}
 
 
 class TestNodeLabels:

@@ -22,18 +22,20 @@ TOKEN = "token-of-the-agent"
 RESOURCES = {
     "/api/v1/pods": "Pod",
     "/api/v1/nodes": "Node",
-    "/apis/resource.k8s.io/v1/resourceslices": "ResourceSlice",
 }
-_CLAIM = re.compile("/apis/resource.k8s.io/v1/namespaces/([^/]+)/resourceclaims/([^/]+)")
+_SLICES = re.compile("/apis/resource.k8s.io/([^/]+)/resourceslices")
+_CLAIM = re.compile("/apis/resource.k8s.io/([^/]+)/namespaces/([^/]+)/resourceclaims/([^/]+)")
 
 
 class FakeApiServer:
-    """requests: paths with their queries. refuse: the status for every request; None serves them."""
+    """requests: paths with their queries. refuse: the status for every request; None serves them.
+    dra_versions: the versions of resource.k8s.io that it serves; it does not convert objects."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.refuse: tuple[int, dict[str, str]] | None = None
         self.token = TOKEN
+        self.dra_versions = {"v1"}
         self.page_items = 0
         self._changed = threading.Condition()
         self._version = 1
@@ -106,13 +108,15 @@ class FakeApiServer:
             return self._refused(request, status, "refused", headers)
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return self._refused(request, 401, "Unauthorized", {})
-        if claim := _CLAIM.fullmatch(parts.path):
-            return self._get(request, ("ResourceClaim", claim[1], claim[2]))
-        if parts.path not in RESOURCES:
-            return self._refused(request, 404, "no such resource", {})
+        claim, slices = _CLAIM.fullmatch(parts.path), _SLICES.fullmatch(parts.path)
+        if claim is not None and claim[1] in self.dra_versions:
+            return self._get(request, ("ResourceClaim", claim[2], claim[3]))
+        kind = "ResourceSlice" if slices and slices[1] in self.dra_versions else RESOURCES.get(parts.path)
+        if kind is None:
+            return self._refused(request, 404, "the server could not find the requested resource", {})
         if query.get("watch"):
-            return self._watch(request, RESOURCES[parts.path], query)
-        return self._list(request, RESOURCES[parts.path], query)
+            return self._watch(request, kind, query)
+        return self._list(request, kind, query)
 
     def _refused(self, request: BaseHTTPRequestHandler, status: int, message: str, headers: dict[str, str]) -> None:
         self._send(request, status, _status(status, message), headers)
