@@ -66,7 +66,7 @@ KIND_OF_PARAMETER: dict[str, str] = {
     **dict.fromkeys(("month", "booked_in"), "month"),
     **dict.fromkeys(("size", "half_life", "calc_period"), "duration"),
     **dict.fromkeys(("limit", "after", "days", "number", "at_ms"), "count"),
-    **dict.fromkeys(("id", "proposal", "name"), "id"),
+    **dict.fromkeys(("id", "proposal", "name", "before"), "id"),
     **dict.fromkeys(
         ("by", "kind", "state", "format", "measure", "decay", "source", "show", "account", "apply", "keep", "lake",
          "moved", "breakdown", "payers"),
