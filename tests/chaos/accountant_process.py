@@ -95,12 +95,15 @@ class AccountantProcess:
 
         self.until(answers, "it does not listen")
 
-    def ask(self, method: str, path: str, body: bytes | None = None, timeout: float | None = None) -> tuple[int, Any]:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, timeout: float | None = None, token: str = ""
+    ) -> tuple[int, Any]:
         """Send a request, and return status and body. Raises OSError or HTTPException if the process does not
         answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or patience_s())
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
+            who = {"Authorization": f"Bearer {token}"} if token else {}
+            connection.request(method, path, body, {"Content-Type": "application/json", **who})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         except ValueError as cut_off:
@@ -166,7 +169,9 @@ def accountant_process(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[
 @dataclass
 class Outbox:
     """The outbox of a node. Each quarter-hour it has one interval for each GPU. It keeps the intervals until they are
-    archived, and sends them as an agent does."""
+    archived, and sends them as an agent does.
+
+    token: the node's bearer token; "" for an accountant that asks for none."""
 
     node: str
     start_ms: int
@@ -176,6 +181,9 @@ class Outbox:
     made: int = 0
     """Quarter-hours that exist."""
     epoch: str = field(default="0192-chaos")
+    cluster: str = "c"
+    namespace: str = "ns"
+    token: str = ""
 
     def grow(self, quarters: int) -> None:
         self.made += quarters
@@ -194,9 +202,15 @@ class Outbox:
         until = min(self.made, (first - 1) // self.gpus + quarters)
         rows = tuple(self._row(seq) for seq in range(first, until * self.gpus + 1))
         batch = Batch(
-            cluster="c", node=self.node, boot_id="b", epoch=self.epoch, first_seq=first, oldest_seq=1, intervals=rows
+            cluster=self.cluster,
+            node=self.node,
+            boot_id="b",
+            epoch=self.epoch,
+            first_seq=first,
+            oldest_seq=1,
+            intervals=rows,
         )
-        status, answer = to.ask("POST", "/v1/usage", msgspec.json.encode(batch))
+        status, answer = to.ask("POST", "/v1/usage", msgspec.json.encode(batch), token=self.token)
         if status == 409:
             self.take(answer["ack"], lost=True)
         elif status == 200:
@@ -219,10 +233,11 @@ class Outbox:
     def _row(self, seq: int) -> UsageInterval:
         quarter, gpu = divmod(seq - 1, self.gpus)
         start, whole = self.start_ms + quarter * QUARTER_MS, QUARTER_MS * 1000
+        pod = Holder(kind="pod", uid=f"{self.node}-pod-{gpu}", namespace=self.namespace, name=f"p-{gpu}")
         return UsageInterval(
             seq=seq, start_ms=start, end_ms=start + QUARTER_MS, gpu_uuid=f"{self.node}-{gpu}", gpu_model="H100",
-            holder=Holder(kind="pod", uid=f"pod-{gpu}", namespace="ns", name=f"p-{gpu}"), capacity_us=whole,
-            allocated_us=whole, busy_us=whole // 97 * (seq % 97), energy_uj=seq * 1000 + 1, method="device",
+            holder=pod, capacity_us=whole, allocated_us=whole, busy_us=whole // 97 * (seq % 97),
+            energy_uj=seq * 1000 + 1, method="device",
         )  # fmt: skip
 
     def truth(self) -> dict[str, tuple[int, int, int]]:

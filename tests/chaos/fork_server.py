@@ -19,6 +19,8 @@ import accountant.cli.serving
 import accountant.lake.publisher
 import agent.__main__
 import agent.composition
+import fairshare.__main__
+import fairshare.composition
 from accountant.core.settings import Lake
 from accountant.lake.iceberg_catalog import Catalogue
 from gputally.base.units import MS_PER_DAY
@@ -36,7 +38,12 @@ def remove_old_versions(arguments: Sequence[str]) -> int:
     return 0
 
 
-PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main, "lake_upkeep": remove_old_versions}
+PROGRAMS = {
+    "accountant": accountant.__main__.main,
+    "agent": agent.__main__.main,
+    "fairshare": fairshare.__main__.main,
+    "lake_upkeep": remove_old_versions,
+}
 
 
 def run() -> None:

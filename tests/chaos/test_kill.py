@@ -8,113 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import select
-import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.chaos.accountant_process import fork_program
+from tests.chaos.killed_program import SCENARIOS, Program, agent_of
 from tests.deadlines import Deadline, patience_s
 from tests.real.programs import free_ports
 
 KILLS = 10
 """Number of kills of each process."""
 SEED = 20261001
-
-A_GPU = {"model": "A100"}
-SCENARIOS: Mapping[str, Mapping[str, Any]] = {
-    "whole": {
-        "gpus": [A_GPU, A_GPU],
-        "events": [
-            {"after_ms": 0, "place": {"gpu": 0, "pod": "train", "namespace": "vision", "utilisation_ppm": 900_000}}
-        ],
-    },
-    "sliced": {
-        "gpus": [A_GPU],
-        "events": [
-            {"after_ms": 0, "place": {"gpu": 0, "pod": f"note-{i}", "namespace": "speech", "of_replicas": 4}}
-            for i in range(4)
-        ],
-    },
-    "mig": {
-        "gpus": [{**A_GPU, "mig": ["3g.40gb", "2g.20gb", "2g.20gb"]}],
-        "events": [
-            {
-                "after_ms": 0,
-                "place": {"gpu": 0, "mig": i, "pod": f"serve-{i}", "namespace": "nlp", "utilisation_ppm": 300_000},
-            }
-            for i in range(3)
-        ],
-    },
-}
-
-
-@dataclass
-class Program:
-    """A process that can be killed and started again with the same command.
-
-    The first and the last start are ordinary; those between are forks of a process that has imported everything."""
-
-    name: str
-    command: Sequence[str]
-    folder: Path
-    zygote: subprocess.Popen[str]
-    process: subprocess.Popen[bytes] | None = None
-    """None for a forked program, whose exit status only its parent receives."""
-    kills: int = 0
-    log: Path = field(init=False)
-    _handle: int | None = None
-
-    def __post_init__(self) -> None:
-        self.log = self.folder / f"{self.name}.log"
-
-    def start(self) -> None:
-        if 0 < self.kills < KILLS:
-            self.process, pid = None, fork_program(self.zygote, self.command, self.log)
-        else:
-            with self.log.open("ab") as output:
-                command = [sys.executable, "-m", *self.command]
-                self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=self.folder)
-            pid = self.process.pid
-        self._handle = os.pidfd_open(pid)
-
-    def live_for(self, seconds: float) -> None:
-        """Let the process run; it must not end by itself."""
-        if select.select([self._handle], [], [], seconds)[0]:
-            pytest.fail(f"{self.name} ended by itself:\n{self.log.read_text(errors='replace')[-3000:]}")
-
-    def kill(self) -> None:
-        """Kill the process if it runs, and wait for its end."""
-        if self._handle is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-        select.select([self._handle], [], [])
-        if self.process is not None:
-            self.process.wait()
-        os.close(self._handle)
-        self._handle = None
-        self.kills += 1
-
-    def stop(self) -> int:
-        """Send SIGTERM and return the exit status."""
-        assert self.process is not None, "a fork"
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(patience_s())
 
 
 @pytest.fixture
@@ -126,11 +40,7 @@ def url() -> str:
 def programs(tmp_path: Path, url: str, zygote: subprocess.Popen[str]) -> Iterator[dict[str, Program]]:
     """Start the accountant, then the agents; all are killed when the test ends."""
     found = {"accountant": Program("accountant", _accountant(tmp_path, url), tmp_path, zygote)}
-    start_ms = time.time_ns() // 1_000_000
-    for name, scenario in SCENARIOS.items():
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(yaml.safe_dump({"start_ms": start_ms, **scenario}))
-        found[name] = Program(name, _agent(tmp_path, name, file, url), tmp_path, zygote)
+    found |= {name: agent_of(tmp_path, name, url, zygote) for name in SCENARIOS}
     try:
         yield found
     finally:
@@ -147,25 +57,6 @@ def _accountant(folder: Path, url: str) -> list[str]:
         )
     )
     return ["accountant", "serve", "--config", str(settings)]
-
-
-def _agent(folder: Path, name: str, scenario: Path, url: str) -> list[str]:
-    settings = folder / f"{name}-agent.yaml"
-    settings.write_text(
-        yaml.safe_dump(
-            {
-                "simulated": str(scenario),
-                "url": url,
-                "node": name,
-                "spool": str(folder / f"spool-{name}"),
-                "interval_s": 1,
-                "sample_s": 0.25,
-                "ship_s": 0.2,
-                "port": 0,
-            }
-        )
-    )
-    return ["agent", "run", "--config", str(settings)]
 
 
 def _get(url: str, path: str, **query: object) -> Any:
@@ -199,7 +90,7 @@ def _allocated(accounts: Counter[str]) -> int:
 def test_killed_ten_times_each_the_books_are_exact(programs: dict[str, Program], url: str) -> None:
     chance = random.Random(SEED)
     for program in programs.values():
-        program.start()
+        program.start(fork=False)
     accountant = programs["accountant"]
     nodes = [name for name in programs if name != "accountant"]
 
@@ -216,7 +107,8 @@ def test_killed_ten_times_each_the_books_are_exact(programs: dict[str, Program],
         victim = programs[name]
         victim.live_for(chance.uniform(0.05, 0.8))
         victim.kill()
-        victim.start()
+        # The last start is ordinary too: only such a process has an exit status.
+        victim.start(fork=victim.kills < KILLS)
     assert {program.kills for program in programs.values()} == {KILLS}
 
     end_ms = (time.time_ns() // 1_000_000_000 + 2) * 1000

@@ -80,6 +80,7 @@ def test_who_decodes_a_document_expects_every_kind_of_bad_one() -> None:
 WITHOUT_A_TASK = {
     "agent/devices/nvml_library.py": "a call to the driver; who made it goes on after its time limit",
     "accountant/history_import/import_run.py": "senders of one import, whose command waits for them",
+    "accountant/runtime/background_tasks.py": "one routine of upkeep each, which is a watched task itself",
     "fairshare/web/what_if_worker.py": "one preview, whose page shows its progress, its failure and its time limit",
     "gputally/base/http_calls.py": "the time limit of one exchange, which ends with the exchange",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
