@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 import anyio
 import structlog
 from anyio import CapacityLimiter, from_thread, move_on_after, to_process, to_thread
-from anyio.lowlevel import RunVar
 
 from accountant.core.errors import CannotRender
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form
@@ -26,13 +25,11 @@ from gputally.base.called_off import CalledOff
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 2
 MOST_S: Final = 60.0
 MOST_MIB: Final = 1_024
 _NICE: Final = 5
 _SMALLER: Final = "ask for one team, for a shorter span, or for the format csv"
 _log = structlog.get_logger("accountant.reports.rendering_process")
-_limiter: RunVar[CapacityLimiter] = RunVar("documents")
 
 
 def render(form: Form, report: Report) -> bytes:
@@ -60,8 +57,9 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
 
         with work.stoppable(stop) if work is not None else nullcontext():
             try:
+                # The turns of requests (`gputally.server.turns`) limit the documents at one time.
                 return await to_process.run_sync(
-                    _limited, function, *arguments, cancellable=True, limiter=_of_this_loop()
+                    _limited, function, *arguments, cancellable=True, limiter=CapacityLimiter(1)
                 )
             except (anyio.BrokenWorkerProcess, MemoryError) as error:
                 if isinstance(error, anyio.BrokenWorkerProcess) and error.args:
@@ -75,18 +73,11 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
     raise CannotRender(f"the document takes longer than {most_s:g} s: {_SMALLER}")
 
 
-def _of_this_loop() -> CapacityLimiter:
-    try:
-        return _limiter.get()
-    except LookupError:
-        _limiter.set(CapacityLimiter(AT_ONCE))
-        return _limiter.get()
-
-
 def _limited(function: Callable[..., T], *arguments: object) -> T:
     """Calls the function in the other process, with its limit of memory."""
-    most = MOST_MIB * 2**20
-    if resource.getrlimit(resource.RLIMIT_DATA)[0] != most:
+    present, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MOST_MIB * 2**20 if hard == resource.RLIM_INFINITY else min(MOST_MIB * 2**20, hard)
+    if present != most:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
         with suppress(OSError):
             os.nice(_NICE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,6 +46,28 @@ def test_a_document_that_takes_too_long_or_too_much_is_refused_and_the_next_one_
         assert await rendering_process.apart(max, 1, 2) == 2
 
     anyio.run(scenario)
+
+
+def test_a_document_does_not_wait_for_two_others() -> None:
+    async def scenario() -> None:
+        async with anyio.create_task_group() as others:
+            for _ in range(2):
+                others.start_soon(rendering_process.apart, time.sleep, 600)
+            await anyio.wait_all_tasks_blocked()
+            assert await rendering_process.apart(max, 1, 2, most_s=20) == 2
+            others.cancel_scope.cancel()
+
+    anyio.run(scenario)
+
+
+def test_a_machine_may_allow_less_memory() -> None:
+    less = rendering_process.MOST_MIB * 2**19
+
+    async def scenario() -> tuple[int, int]:
+        await rendering_process.apart(resource.setrlimit, resource.RLIMIT_DATA, (less, less))
+        return await rendering_process.apart(resource.getrlimit, resource.RLIMIT_DATA)
+
+    assert anyio.run(scenario) == (less, less)
 
 
 def test_the_process_is_killed_when_nobody_waits_for_its_document() -> None:
