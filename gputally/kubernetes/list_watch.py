@@ -133,7 +133,8 @@ class Reflector(Generic[O, V]):
     decode: the type to which an object is decoded.
     keep: returns the value of an object; None to keep none.
     changed: is called with the uid and the value of every object whose value changes. The value is None if the object
-        is deleted or has no value any more.
+        is deleted or has no value any more. If it fails, the object is named in `unreadable`, and `changed` is called
+        again when the object is read the next time.
     metadata_only: True to read objects without spec and status.
     others: further paths of the kind, for servers that do not serve it at `path`.
     optional: True if the server need not serve the kind.
@@ -359,22 +360,22 @@ class Reflector(Generic[O, V]):
                 self._values.pop(uid, None)
             else:
                 self._values[uid] = value
-            if fault is None:
-                self._unreadable.pop(uid, None)
-            else:
+            # The function `changed` may have failed for this value; then it is called again.
+            again = fault is None and self._unreadable.pop(uid, None) is not None
+            if fault is not None:
                 self._unreadable[uid] = fault
-        if value != before:
+        if value != before or again:
             self._changed(uid, value)
 
     def _replace(self, version: str) -> None:
         with self._lock:
             before, self._values = self._values, self._incoming
-            self._unreadable = self._incoming_unreadable
+            again, self._unreadable = self._unreadable, self._incoming_unreadable
         self._begin_list()
         for uid in before.keys() - self._values.keys():
             self._changed(uid, None)
         for uid, value in self._values.items():
-            if before.get(uid) != value:
+            if before.get(uid) != value or (uid in again and uid not in self._unreadable):
                 self._changed(uid, value)
         self._version = version
         self.synced = True

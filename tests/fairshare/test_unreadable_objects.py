@@ -97,6 +97,38 @@ def test_a_pod_that_cannot_be_read_leaves_the_others_and_its_last_value() -> Non
     assert (names(), pods.unreadable()) == (["good", "late"], {})
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_change_that_could_not_be_processed_is_tried_again(listed: bool) -> None:
+    pod = pod_object("p")
+    api, processed, broken = Lists(pod), [], [True]
+
+    def changed(uid: str, value: Any) -> None:
+        if broken:
+            raise ValueError("a defect")
+        processed.append((uid, value.name))
+
+    clock = VirtualClock(0)
+    pods: Reflector[Any, Any] = Reflector(
+        api,
+        POD.path(),
+        dict,
+        BoundPods(clock, read_pod),
+        changed,
+        now_ms=clock.monotonic_ms,  # type: ignore[arg-type]
+    )
+    pods.sync()
+    api.lines = [_line("MODIFIED", pod)]
+    pods.follow()
+    assert list(pods.unreadable()) == ["uid-p"], "not processed, though nothing changed since"
+    broken.clear()
+    if listed:
+        pods._version = ""  # the list begins again
+        pods.sync()
+    else:
+        pods.follow()
+    assert (processed, pods.unreadable()) == ([("uid-p", "p")], {})
+
+
 def test_an_answer_counts_as_heard_only_once_it_is_kept() -> None:
     clock = VirtualClock(0)
     api = Lists(pod_object("p"))
