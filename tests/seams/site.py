@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from httpx2 import Response
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
@@ -74,6 +75,12 @@ class Site:
         answer = self.client.post("/v1/usage", content=msgspec.json.encode(one))
         assert answer.status_code == 200, answer.text
         assert answer.json()["durable_seq"] == self._sent[outbox]
+
+    def resend(self, rows: Sequence[UsageInterval], *, cluster: str, epoch: str) -> Response:
+        """Report records again as the first ones of an outbox."""
+        return self.client.post(
+            "/v1/usage", content=msgspec.json.encode(batch(rows, cluster=cluster, node="n1", epoch=epoch))
+        )
 
     def get(self, path: str, **query: Any) -> Any:
         """Return the JSON of an answer. Underscores of the parameters' names are dots where that is their name."""
