@@ -34,11 +34,12 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from queue import SimpleQueue
 from typing import Annotated, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -316,22 +317,26 @@ class AnswerCache:
                 # Cached as well, so that answers that do not fit are not computed again until they are due.
                 self._put(batch, _CachedAnswer(None, at_ms, now, took_s, current))
 
-    def page(self, page: PagedQuery, limit: int, compute: Callable[[], A]) -> A:
+    def page(self, page: PagedQuery, limit: int, compute: Callable[[], A | PackedList[A]]) -> A:
         """Returns the answer with the lines of this page, at most `limit`, and the fields about the whole list. Its
         `next_page` is None on the last page.
 
-        compute: computes the whole list, with sorted lines, for the page's query, span and instant.
+        compute: computes the whole list, with sorted lines, for the page's query, span and instant. It may pack a list
+            of more than `limit` lines itself (`pack`), so that its lines need not be in memory together.
 
         Raises Refusal for a page whose list has changed, and what `compute` raises. Slow: call it in a thread."""
-        packed: _PackedList[A] | None = None
+        packed: PackedList[A] | None = None
         if page.answer:
             with self._lock:
                 packed = self._entries.get(page.key(page.answer))  # type: ignore[assignment]  # lists have keys of their own
         if packed is None:
             answer = compute()
-            if not page.answer and len(_lines(answer)) <= limit:
+            if isinstance(answer, PackedList):
+                packed = answer
+            elif not page.answer and len(_lines(answer)) <= limit:
                 return answer
-            packed = _packed(answer)
+            else:
+                packed = pack(answer, _lines(answer))
         if page.answer and packed.digest != page.answer:
             raise Refusal(
                 "page-gone",
@@ -419,7 +424,7 @@ class AnswerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class _PackedList(Generic[A]):
+class PackedList(Generic[A]):
     """A list with compressed lines.
 
     head: the list without its lines.
@@ -454,15 +459,17 @@ class _PackedList(Generic[A]):
             ]
 
 
-def _packed(answer: A) -> _PackedList[A]:
-    lines = _lines(answer)
+def pack(answer: A, lines: Iterable[Any]) -> PackedList[A]:
+    """Packs the lines of an answer as they come. answer: the whole answer, its own lines are not read."""
     head = answer.model_copy(update={_field(type(answer)): (), "next_page": None})
-    digest, adapter, packs = hashlib.sha256(head.model_dump_json().encode()), _adapter(type(answer)), []
-    for start in range(0, len(lines), PACK_LINES):
-        content = adapter.dump_json(lines[start : start + PACK_LINES])
+    digest, adapter, packs, count = hashlib.sha256(head.model_dump_json().encode()), _adapter(type(answer)), [], 0
+    left = iter(lines)
+    while some := tuple(islice(left, PACK_LINES)):
+        content = adapter.dump_json(some)
         digest.update(content)
         packs.append(zlib.compress(content, _COMPRESSION_LEVEL))
-    return _PackedList(head, tuple(packs), len(lines), digest.hexdigest()[:32])
+        count += len(some)
+    return PackedList(head, tuple(packs), count, digest.hexdigest()[:32])
 
 
 def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from accountant.api.access_control import (
     require_all_teams,
     team_filter,
 )
-from accountant.api.answer_cache import PagedQuery, open_page
+from accountant.api.answer_cache import PackedList, PagedQuery, open_page, pack
 from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
 from accountant.api.problems import Refusal, refuses, with_body
 from accountant.api.problems import reason as first_reason
@@ -363,28 +363,31 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
-    def compute() -> JobsAnswer:
+    lines = deps.page_lines(params.limit)
+
+    def compute() -> JobsAnswer | PackedList[JobsAnswer]:
         check_teams(deps, principal, params.team)
         check_cost(deps.ledger, limits, page.span, JOBS_WIDTH)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
-            all_jobs = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+            listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+            chosen = [one for one in listed.figures if params.state in (None, one.state)]
+            known = [one.cost for one in chosen if one.cost is not None]
             metered = moment.coverage(page.start_ms, page.end_ms)
-        jobs = tuple(job for job in all_jobs if params.state in (None, job.state))
-        costs = [job.cost for job in jobs]
-        known = [cost for cost in costs if cost is not None]
-        return JobsAnswer(
-            start_ms=page.start_ms,
-            end_ms=page.end_ms,
-            currency=book.currency if book else None,
-            price_book_version=book.version if book else "",
-            jobs=jobs,
-            total_gpu_us=sum(job.accounts_gpu_us.allocated for job in jobs),
-            total_cost=exact_sum(known) if len(known) == len(costs) and metered else None,
-            note=note,
-        )
+            head = JobsAnswer(
+                start_ms=page.start_ms,
+                end_ms=page.end_ms,
+                currency=book.currency if book else None,
+                price_book_version=book.version if book else "",
+                jobs=(),
+                total_gpu_us=sum(one.allocated_us for one in chosen),
+                total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
+                note=note,
+            )
+            jobs = listed.built(chosen)
+            return pack(head, jobs) if len(chosen) > lines else head.model_copy(update={"jobs": tuple(jobs)})
 
-    return deps.answers.page(page, deps.page_lines(params.limit), compute)
+    return deps.answers.page(page, lines, compute)
 
 
 @job_router.get(

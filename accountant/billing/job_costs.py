@@ -1,5 +1,8 @@
 """Computes the cost of jobs and their epochs.
 
+A span may have a hundred thousand jobs, of which a page shows a hundred. `list_jobs` computes what all jobs are chosen,
+sorted and added up by. The rest is read and built for the jobs that are shown.
+
 A job's time is the time that its holders held GPUs. It is priced by the price book, commitments included. Each job is
 rounded separately, so its cost does not depend on the other jobs of the query. The billing policy may move start-up or
 idle time to other teams, but it applies to statements and not to jobs. The number of ledger queries does not depend on
@@ -16,7 +19,7 @@ GPUs) the parts still add up to the hour's cost."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -179,7 +182,38 @@ class _JobRecords:
     burnt_ms: tuple[int, int] = (0, 0)
 
 
-def jobs(
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """What a job is chosen, sorted and added up by. cost: None if some of its time has no price."""
+
+    key: JobKey
+    state: JobState
+    allocated_us: int
+    idle_us: int
+    cost: Decimal | None
+
+
+class JobList:
+    """The jobs of a span. figures: of every job, sorted by key.
+
+    A `Job` is read and built when it is asked for, while the ledger's moment lasts."""
+
+    def __init__(self, ledger: JobQuestions, found: Mapping[JobKey, _JobRecords], until_ms: int) -> None:
+        self._ledger = ledger
+        self._found = found
+        self._until_ms = until_ms
+        self.figures = [_figures(key, found[key]) for key in sorted(found)]
+
+    def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
+        """Yield these jobs, in this order."""
+        keys = {one.key for one in chosen}
+        held, reports = self._ledger.extents(keys), _by_job(self._ledger.epochs(keys))
+        for one in chosen:
+            key = one.key
+            yield _job(one, self._found[key], held.get(key), reports.get(key, ()), self._until_ms)
+
+
+def list_jobs(
     ledger: JobQuestions,
     book: PriceBook | None,
     start_ms: int,
@@ -187,14 +221,11 @@ def jobs(
     now_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
-) -> list[Job]:
-    """Return jobs that held GPUs or had pods in [start_ms, end_ms), by cluster, namespace and name.
+) -> JobList:
+    """Return the jobs that held GPUs or had pods in [start_ms, end_ms).
 
     where: a filter by teams, namespaces, users or jobs. Time of a job that the filter excludes is not counted."""
-    found = _seen(ledger, book, start_ms, end_ms, where, timezone)
-    held = ledger.extents(found.keys())
-    reports = _by_job(ledger.epochs(found.keys()))
-    return [_job(key, found[key], held.get(key), reports.get(key, ()), min(now_ms, end_ms)) for key in sorted(found)]
+    return JobList(ledger, _seen(ledger, book, start_ms, end_ms, where, timezone), min(now_ms, end_ms))
 
 
 def job(
@@ -221,7 +252,7 @@ def job(
         end_ms=end_ms,
         currency=book.currency if book else None,
         price_book_version=book.version if book else "",
-        job=_job(key, found, held, reports, min(now_ms, end_ms)),
+        job=_job(_figures(key, found), found, held, reports, min(now_ms, end_ms)),
         parts=tuple(
             JobPart(
                 gpu_model=model, capacity_type=capacity, gpu_us=part.gpu_us, gpu_hours=part.gpu_hours,
@@ -342,19 +373,29 @@ def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
     return all(names.get(name, "") in values for name, values in (where or {}).items())
 
 
+def _figures(key: JobKey, seen: _JobRecords) -> JobFigures:
+    held = [charge for charge in seen.charges if charge.account in ALLOCATED]
+    return JobFigures(
+        key,
+        _state(seen),
+        sum(charge.gpu_us for charge in held),
+        sum(charge.gpu_us for charge in held if charge.account == "allocated_idle"),
+        total_cost(quantify_together(seen.charges)),
+    )
+
+
 def _job(
-    key: JobKey,
+    figures: JobFigures,
     seen: _JobRecords,
     held: tuple[int, int] | None,
     reports: Sequence[EpochReport],
     now_ms: int,
 ) -> Job:
-    parts = quantify_together(seen.charges)
+    key, state = figures.key, figures.state
     accounts: dict[str, int] = defaultdict(int)
     for charge in seen.charges:
         accounts[charge.account] += charge.gpu_us
     facts = [pod.facts for pod in seen.pods]
-    state = _state(seen)
     waits = [wait for fact in facts if (wait := pod_wait(fact, now_ms).queued_ms) is not None]
     created = [fact.created_ms for fact in facts if fact.created_ms is not None]
     ended = [fact.ended_ms for fact in facts if fact.ended_ms is not None]
@@ -378,8 +419,8 @@ def _job(
         gpu_models=_names(charge.place.gpu_model for charge in seen.charges),
         accounts_gpu_us=Accounts(**accounts),
         gpus=gpus,
-        cost=total_cost(parts),
-        unpriced_gpu_us=unpriced_us(parts),
+        cost=figures.cost,
+        unpriced_gpu_us=sum(charge.gpu_us for charge in seen.charges if charge.unpriced),
         burn_per_hour=burn,
         epochs=len(reports),
     )

@@ -12,9 +12,10 @@ previous result."""
 from __future__ import annotations
 
 import collections
+import heapq
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from accountant.billing.job_costs import jobs, lifetime_costs
+from accountant.billing.job_costs import lifetime_costs, list_jobs
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.settings import JobMetrics
 from accountant.inventory.kubernetes_inventory import ClusterInventory
@@ -238,16 +239,23 @@ class JobCollector(CachingCollector):
         kept_since = now - self._settings.keep * MS_PER_SECOND
         since = min(kept_since, now - EVERY_MS)
         with self._ledger.moment(since, now) as moment:
-            recent = [
-                one
-                for one in jobs(moment, book, since, now, now, None, self._timezone)
-                if one.state == "running" or (one.ended_ms or 0) > kept_since
-            ]
-            recent.sort(key=lambda one: (-(one.burn_per_hour or 0), -(one.cost or 0), one.id))
-            kept = {JobKey(one.cluster, one.namespace, one.job): one for one in recent[: self._settings.most]}
+            listed = list_jobs(moment, book, since, now, now, None, self._timezone)
+            number = 0
+
+            def recent() -> Iterator[Job]:
+                nonlocal number
+                for one in listed.built(listed.figures):
+                    if one.state == "running" or (one.ended_ms or 0) > kept_since:
+                        number += 1
+                        yield one
+
+            first = heapq.nsmallest(
+                self._settings.most, recent(), key=lambda one: (-(one.burn_per_hour or 0), -(one.cost or 0), one.id)
+            )
+            kept = {JobKey(one.cluster, one.namespace, one.job): one for one in first}
             costs = lifetime_costs(moment, book, kept.keys(), now, self._timezone)
         shown = [_JobCost(one, cost) for key, one in sorted(kept.items()) if (cost := costs.get(key)) is not None]
-        return shown, max(0, len(recent) - self._settings.most)
+        return shown, max(0, number - self._settings.most)
 
     def _usd(self, shown: Iterable[_JobCost]) -> Metric:
         sums: dict[tuple[str, ...], list[Decimal]] = {}

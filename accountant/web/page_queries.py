@@ -125,8 +125,8 @@ def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | No
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
         start, end = month.span(periods.zone(timezone))
         with deps.ledger.moment(start, end) as moment:
-            jobs = job_costs.jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
-        return page_rows.jobs_by_state(jobs, MOST_JOBS)
+            jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+            return page_rows.jobs_by_state(jobs, MOST_JOBS)
 
     filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
     return deps.answers.ask(("jobs", month, filters, books(deps)), compute)

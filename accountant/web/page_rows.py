@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.cost_allocation import statement
+from accountant.billing.job_costs import JobFigures, JobList
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, BILLED, Account, charges, quantify, unpriced_us
@@ -199,25 +200,29 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
     return tuple(rows)
 
 
-def jobs_by_state(jobs: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
+def jobs_by_state(jobs: JobList, most: int) -> dict[JobState | None, Jobs]:
     """The jobs of each state that occurs, and all jobs under None; the most expensive first. most: maximum number of
-    jobs for each."""
-    ordered = sorted(jobs, key=lambda job: (-(job.cost or 0), -job.accounts_gpu_us.allocated, job.id))
-    by_state: dict[JobState | None, list[Job]] = {None: ordered}
-    for job in ordered:
-        by_state.setdefault(job.state, []).append(job)
-    return {state: _jobs(of_state, most) for state, of_state in by_state.items()}
+    jobs for each, which are the only ones that are built."""
+    ordered = sorted(jobs.figures, key=lambda one: (-(one.cost or 0), -one.allocated_us, one.key.id))
+    by_state: dict[JobState | None, list[JobFigures]] = {None: ordered}
+    for one in ordered:
+        by_state.setdefault(one.state, []).append(one)
+    shown = list({one.key: one for of_state in by_state.values() for one in of_state[:most]}.values())
+    built = {one.key: job for one, job in zip(shown, jobs.built(shown), strict=True)}
+    return {
+        state: _jobs(of_state, tuple(built[one.key] for one in of_state[:most])) for state, of_state in by_state.items()
+    }
 
 
-def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
-    costs = [job.cost for job in ordered if job.cost is not None]
+def _jobs(figures: Sequence[JobFigures], dearest: tuple[Job, ...]) -> Jobs:
+    costs = [one.cost for one in figures if one.cost is not None]
     return Jobs(
-        dearest=tuple(ordered[:most]),
-        count=len(ordered),
-        allocated_us=sum(job.accounts_gpu_us.allocated for job in ordered),
-        idle_us=sum(job.accounts_gpu_us.allocated_idle for job in ordered),
+        dearest=dearest,
+        count=len(figures),
+        allocated_us=sum(one.allocated_us for one in figures),
+        idle_us=sum(one.idle_us for one in figures),
         total=exact_sum(costs),
-        unpriced=len(costs) < len(ordered),
+        unpriced=len(costs) < len(figures),
     )
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 MINUTE_MS = 60_000
 BATCHES = 5
 ROWS = 10_000
-MEMORY_MIB = 1_280
+MEMORY_MIB = 1_024
 """Of the 2 GiB that the chart allows."""
 EPOCH = "01930000-0000-7000-8000-000000000666"
 NUMBERS = itertools.count(1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.job_costs import epoch_lines, job, jobs, only_job
+from accountant.billing.job_costs import epoch_lines, job, list_jobs, only_job
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -80,7 +80,8 @@ def test_epochs_and_rest_are_the_job(ledger, tmp_path, instants, named, length):
     reports = [EpochReport(KEY, epoch, START + at, "w") for epoch, at in instants]
     span = START, START + length
     with ledger.moment() as moment:
-        (whole,) = [one for one in jobs(moment, prices, *span, span[1]) if one.job == KEY.job]
+        listed = list_jobs(moment, prices, *span, span[1])
+        (whole,) = listed.built([one for one in listed.figures if one.key == KEY])
         edges, parts = epoch_lines(moment, prices, reports, span, only_job(KEY), "UTC")
         turned, shuffled = epoch_lines(moment, prices, reports[::-1], span, only_job(KEY), "UTC")
     assert (turned, shuffled) == (edges, parts), "the order of reports decides nothing"

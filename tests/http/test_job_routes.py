@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from accountant.billing.job_costs import list_jobs
 from accountant.composition import Service
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
 from agent.wire import PodFacts, UsageInterval
@@ -21,6 +22,7 @@ from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 BEGIN = NOW_MS - 60 * MINUTE_MS
+TOTALS = ("total_cost", "total_gpu_us", "start_ms", "end_ms", "note")
 INVENTORY = """\
 schema: 1
 cluster: prod
@@ -98,6 +100,31 @@ def test_running_ended_and_waiting_jobs_with_their_cost(service: Service) -> Non
     only = Caller(service, "all").get("/v1/jobs", state="running")
     assert [job["id"] for job in only["jobs"]] == ["prod~vision~Job~train"]
     assert Decimal(only["total_cost"]) == 6
+
+
+def test_pages_of_one_job_are_the_list_and_each_has_the_totals_of_all(service: Service) -> None:
+    caller = Caller(service, "all")
+    for filters in ({}, {"state": "running"}, {"namespace": "nlp"}):
+        whole = caller.get("/v1/jobs", **filters)
+        page = caller.get("/v1/jobs", limit="1", **filters)
+        jobs = list(page["jobs"])
+        while page["next_page"] is not None:
+            page = caller.get("/v1/jobs", limit="1", page=page["next_page"], **filters)
+            assert {name: page[name] for name in TOTALS} == {name: whole[name] for name in TOTALS}
+            jobs += page["jobs"]
+        assert jobs == whole["jobs"]
+
+
+def test_jobs_are_chosen_by_their_own_figures_and_a_job_is_the_same_among_others_and_alone(service: Service) -> None:
+    start, end = BEGIN - 60 * MINUTE_MS, NOW_MS
+    with service.ledger.moment(start, end) as moment:
+        listed = list_jobs(moment, service.book(), start, end, end)
+        jobs = list(listed.built(listed.figures))
+        for one, job in zip(listed.figures, jobs, strict=True):
+            accounts = job.accounts_gpu_us
+            assert (one.key.id, one.state, one.cost) == (job.id, job.state, job.cost)
+            assert (one.allocated_us, one.idle_us) == (accounts.allocated, accounts.allocated_idle)
+            assert list(listed.built([one])) == [job]
 
 
 def test_a_job_costs_what_the_cost_of_that_job_is(service: Service) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accountant.billing.job_costs import jobs
+from accountant.billing.job_costs import list_jobs
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
@@ -235,7 +235,8 @@ def _composed(name: str, one: Snapshot | LakeLedger) -> object:
     if name == "jobs":
         # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
         recent = {"held_until_ms", "gpus", "burn_per_hour", "epochs"}
-        return [job.model_dump(exclude=recent) for job in jobs(one, BOOK, *SPAN, SPAN[1])]
+        listed = list_jobs(one, BOOK, *SPAN, SPAN[1])
+        return [job.model_dump(exclude=recent) for job in listed.built(listed.figures)]
     found = report_builder.read_data(one, BOOK, *SPAN)
     return (
         found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
