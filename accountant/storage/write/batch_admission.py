@@ -19,12 +19,13 @@ GPU with missing or double time. Nearly all sets are valid, and `beyond_doubt` c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TypeGuard
 
 import msgspec
@@ -158,10 +159,17 @@ def over_quota_numbers(cursor: Cursor, stream: Stream, seqs: Collection[int]) ->
         return set()
     holes = cursor.run(
         "SELECT h.first_seq, h.last_seq FROM hole h JOIN stream s ON s.id = h.stream "
-        "WHERE s.cluster = ? AND s.node = ? AND s.epoch = ? AND h.reason = ? AND h.last_seq >= ? AND h.first_seq <= ?",
+        "WHERE s.cluster = ? AND s.node = ? AND s.epoch = ? AND h.reason = ? AND h.last_seq >= ? AND h.first_seq <= ? "
+        "ORDER BY h.first_seq",
         [*stream, OVER_QUOTA, min(seqs), max(seqs)],
     )
-    return {seq for seq in seqs if any(first <= seq <= last for first, last in holes)}
+    return {seq for seq in seqs if _is_inside(seq, holes)}
+
+
+def _is_inside(seq: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether the number is in one of the spans, which ascend and do not overlap. A sender can leave many."""
+    at = bisect_right(spans, seq, key=itemgetter(0)) - 1
+    return at >= 0 and seq <= spans[at][1]
 
 
 SKEW_MS = 5 * MS_PER_MINUTE
@@ -408,6 +416,8 @@ class GroupCommit:
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
     """Digests that were looked up, and those of the group itself up to `_indexed`. They are needed only for replays,
     which most groups do not contain."""
+    _aside: dict[Stream, list[tuple[int, int]]] = field(default_factory=dict)
+    """The numbers of which this group keeps nothing because of a quota, as (first, last)."""
     _indexed: tuple[int, int, int] = (0, 0, 0)
 
     def durable(self, stream: Stream) -> int:
@@ -466,6 +476,7 @@ class GroupCommit:
         ]  # fmt: skip
         seqs = [record.seq for record in fresh]
         self._record_hole(stream, min(seqs), max(seqs), OVER_QUOTA)
+        self._aside.setdefault(stream, []).append((min(seqs), max(seqs)))
         tally.beyond("bytes", len(seqs))
         tally.stored = 0
         tally.quarantined += len(records.fresh_intervals)
@@ -676,7 +687,7 @@ class GroupCommit:
 
     def _was_set_aside(self, stream: Stream, seq: int) -> bool:
         """Return whether this group has recorded the number as a hole because of a quota."""
-        return any(hole[0] == stream and hole[1] <= seq <= hole[2] for hole in self.holes if hole[3] == OVER_QUOTA)
+        return _is_inside(seq, self._aside.get(stream, ()))
 
     def _index(self) -> None:
         """Add the digests of newly taken records, to find replays within the group."""
