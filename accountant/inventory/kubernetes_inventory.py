@@ -288,6 +288,9 @@ class ClusterInventory:
             cordoned=bool(node.spec.unschedulable),
             cordoned_ms=milliseconds(taint.time_added) if taint else None,
             provider_id=node.spec.provider_id,
+            uid=meta.uid,
+            boot_id=node.status.node_info.boot_id,
+            created_ms=milliseconds(meta.creation_timestamp),
         )
 
 

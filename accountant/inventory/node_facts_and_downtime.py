@@ -71,7 +71,9 @@ class NodeObservation:
     """One observation of a node.
 
     ready_since_ms: last change of its condition, None if unknown.
-    cordoned_ms: when it was cordoned, None if unknown."""
+    cordoned_ms: when it was cordoned, None if unknown.
+    uid, provider_id, boot_id: identify the Node object, the machine and its boot; "" if unknown.
+    created_ms: when the Node object was created, None if unknown."""
 
     cluster: str
     name: str
@@ -81,6 +83,9 @@ class NodeObservation:
     cordoned: bool = False
     cordoned_ms: int | None = None
     provider_id: str = ""
+    uid: str = ""
+    boot_id: str = ""
+    created_ms: int | None = None
 
 
 def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
@@ -115,7 +120,33 @@ def seen(before: NodeFacts | None, sight: NodeObservation, now_ms: int) -> NodeF
     cordoned_ms = sight.cordoned_ms if sight.cordoned_ms is not None else now_ms
     down = _continued(down, CORDONED, sight.cordoned, cordoned_ms, now_ms, now_ms)
     node = described(sight.cluster, sight.name, sight.labels)
-    return replace(node, down=tuple(down), provider_id=sight.provider_id)
+    return replace(
+        node,
+        down=tuple(down),
+        provider_id=sight.provider_id,
+        uid=sight.uid or (before.uid if before is not None else ""),
+        boot_id=sight.boot_id or (before.boot_id if before is not None else ""),
+        renewed_ms=_renewed(before, sight, now_ms) if before is not None else (),
+    )
+
+
+MAX_RENEWED = 2_000
+
+
+def _renewed(before: NodeFacts, sight: NodeObservation, now_ms: int) -> tuple[int, ...]:
+    """The instants at which another machine got the node's name or its machine booted again, including this observation
+    if it shows that. Of more than `MAX_RENEWED`, the newest replaces the one before it."""
+    replaced = before.deleted_ms is not None or _differ(before.uid, sight.uid)
+    if not (replaced or _differ(before.provider_id, sight.provider_id) or _differ(before.boot_id, sight.boot_id)):
+        return before.renewed_ms
+    newest_ms = before.renewed_ms[-1] if before.renewed_ms else 0
+    created_ms = sight.created_ms if replaced and sight.created_ms is not None else now_ms
+    at_ms = created_ms if newest_ms < created_ms < now_ms else max(now_ms, newest_ms)
+    return (*(instant for instant in before.renewed_ms[: MAX_RENEWED - 1] if instant < at_ms), at_ms)
+
+
+def _differ(known: str, seen_now: str) -> bool:
+    return known != "" and seen_now not in ("", known)
 
 
 def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
@@ -128,10 +159,19 @@ def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
 
 def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
     """Combines two inventories' facts of one node: `first` takes precedence, and both contribute down times."""
-    labels = ("pool", "region", "zone", "capacity_type", "instance_type", "gpu_model", "shard", "provider_id")
+    labels = (
+        "pool", "region", "zone", "capacity_type", "instance_type", "gpu_model", "shard", "provider_id",
+        "uid", "boot_id",
+    )  # fmt: skip
     missing = {name: getattr(second, name) for name in labels if not getattr(first, name)}
     deleted_ms = first.deleted_ms if first.deleted_ms is not None else second.deleted_ms
-    return replace(first, **missing, down=_in_order({*first.down, *second.down}), deleted_ms=deleted_ms)
+    return replace(
+        first,
+        **missing,
+        down=_in_order({*first.down, *second.down}),
+        deleted_ms=deleted_ms,
+        renewed_ms=tuple(sorted({*first.renewed_ms, *second.renewed_ms})),
+    )
 
 
 def _in_order(down: Iterable[Down]) -> tuple[Down, ...]:

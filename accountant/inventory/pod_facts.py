@@ -57,7 +57,12 @@ class NodeSpec(_Object, frozen=True):
     taints: list[Taint] | None = None
 
 
+class NodeInfo(_Object, frozen=True):
+    boot_id: str = msgspec.field(name="bootID", default="")
+
+
 class NodeStatus(_Object, frozen=True):
+    node_info: NodeInfo = NodeInfo()
     capacity: dict[str, str] | None = None
     conditions: list[Condition] | None = None
 

@@ -155,6 +155,12 @@ class NodeFacts:
     """The scheduling shard of the node (KAI's label kai.scheduler/node-pool); "" if the node is in no shard."""
     provider_id: str = ""
     """The cloud provider's name of the machine (`spec.providerID` of the Node); "" if unknown."""
+    uid: str = ""
+    """The uid of the Node object; "" if unknown."""
+    boot_id: str = ""
+    """The boot of the machine (`status.nodeInfo.bootID` of the Node); "" if unknown."""
+    renewed_ms: tuple[int, ...] = ()
+    """The instants, ascending, at which another machine got this name, or the machine booted again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Determines when each GPU was in service, down or retired, and on which node; and which GPUs may be retired or moved.
 
 A GPU is capacity from its first booked record until its node is deleted, until it has been missing from its node's
-reports for 24 h, or until it is retired by command. A GPU known only from an import is capacity up to its last record,
-because no source says that it still exists. All this depends only on the booked records, the inventory and the
-retirements, not on the order in which they arrived.
+reports for 24 h, or until it is retired by command. If another machine gets the node's name, or the machine boots
+again, and reports other GPUs but not this one, the GPU is capacity up to its last record. So is a GPU known only from
+an import, because no source says that it still exists. All this depends only on the booked records, the inventory and
+the retirements, not on the order in which they arrived.
 
 Retiring by command is for machines that were switched off for good and are in no cluster or inventory file. Without it
 their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is
@@ -340,6 +341,13 @@ class Fleet:
         record."""
         return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
 
+    def _left_behind(self, node: NodeKey, last_ms: int) -> bool:
+        """Return whether another machine or boot of a node reports other GPUs, and none reported the GPU whose newest
+        record ends at last_ms."""
+        renewed = self.nodes[node].renewed_ms if node in self.nodes else ()
+        next_ = bisect_left(renewed, last_ms)
+        return next_ < len(renewed) and renewed[next_] < self._newest[node]
+
     def _live(self, gpu: int) -> Life:
         cluster = self.gpus[gpu].cluster
         tenures = sorted((t.first_ms, node, t.last_ms) for node, t in self.tenures[gpu].items())
@@ -351,6 +359,8 @@ class Fleet:
             ends.append(max(deleted, last))
         if self._newest[cluster, home] >= last + UNLISTED_MS:
             ends.append(last + UNLISTED_MS)
+        if self._left_behind((cluster, home), last):
+            ends.append(last)
         if gpu in self.own and not self.own[gpu]:
             ends.append(last)
         if self.retired.get(gpu, -1) >= last - LINGER_MS:
@@ -383,17 +393,28 @@ class Fleet:
             own={**self.own, **own} if own else self.own,
             _newest=newest,
         )
+        told = {(named.cluster, node) for named, nodes in changes.values() for node in nodes}
+        returned = {node for node in told if self._returns(node, newest[node])}
         after._lives.update(self._lives)
+        if returned:  # GPUs that do not report any more are among the others of the node
+            for gpu, life in self._lives.items():
+                if (self.gpus[gpu].cluster, life.home) in returned:
+                    del after._lives[gpu]
         for gpu, (_, nodes) in changes.items():
             known = after._lives.pop(gpu, None)
             if known is not None and after._only_goes_on(gpu, known):
                 after._lives[gpu] = known._replace(last_ms=nodes[known.home].last_ms)
-        for cluster, before in self._censuses.items():
+        for cluster, before in self._censuses.items() if not returned else ():
             gpus = [gpu for gpu, (named, _) in changes.items() if cluster in (None, named.cluster)]
             census = before.changed(gpus, self._lives, after.life, after.newest_end_ms)
             if census is not None:
                 after._censuses[cluster] = census
         return after
+
+    def _returns(self, node: NodeKey, newest_ms: int) -> bool:
+        """Return whether records up to newest_ms are the first ones of another machine or boot of a node."""
+        renewed = self.nodes[node].renewed_ms if node in self.nodes else ()
+        return bisect_left(renewed, newest_ms) > bisect_left(renewed, self._newest.get(node, 0))
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:
         """Return whether new records of a GPU change nothing in its life except `last_ms`. If so, a commit need not

@@ -237,6 +237,23 @@ def test_nodes_and_when_they_were_down(api, clock):
     assert (n3.deleted_ms, n3.down) == (clock.wall_ms(), (Down(CREATED, clock.wall_ms(), "NotReady"),))
 
 
+def test_a_node_of_the_same_name_is_another_machine(api, inventory, clock):
+    first = node("n1")
+    first["metadata"] |= {"uid": "u1", "creationTimestamp": "2026-10-01T00:00:00Z"}
+    first["status"]["nodeInfo"] = {"bootID": "b1"}
+    api.put("Node", first)
+    inventory.sync()
+    assert inventory.read(clock.wall_ms()).nodes[0].renewed_ms == ()
+    clock.advance(3_600_000)
+    second = node("n1")
+    second["metadata"] |= {"uid": "u2", "creationTimestamp": "2026-10-01T00:30:00Z"}
+    second["status"]["nodeInfo"] = {"bootID": "b2"}
+    api.put("Node", second)
+    inventory.follow()
+    found = inventory.read(clock.wall_ms()).nodes[0]
+    assert (found.uid, found.boot_id, len(found.renewed_ms)) == ("u2", "b2", 1)
+
+
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'{"items": 3}', b"[]"])
 def test_an_answer_that_is_none_is_a_failure_not_a_defect(api, inventory, monkeypatch, answer):
     monkeypatch.setattr(api, "get", lambda *args, **kwargs: answer)

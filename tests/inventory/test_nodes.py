@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.inventory.node_facts_and_downtime import (
     CORDONED,
+    MAX_RENEWED,
     NOT_READY,
     NodeObservation,
     capacity_type,
@@ -162,3 +164,34 @@ def test_spans_of_one_reason_never_overlap_and_never_reach_the_future(looks):
             ]
             assert all(start < end for start, end in spans)
             assert all(end <= now + 1 for _, end in spans)
+
+
+@pytest.mark.parametrize(("change", "renewed"), [
+    ({}, ()),
+    ({"uid": "u2", "created_ms": 8_500}, (8_500,)),
+    ({"uid": "u2", "created_ms": 99_000}, (9_000,)),
+    ({"uid": "u2", "created_ms": None}, (9_000,)),
+    ({"provider_id": "aws:///i-2"}, (9_000,)),
+    ({"boot_id": "b2"}, (9_000,)),
+    ({"uid": "", "provider_id": "", "boot_id": ""}, ()),  # unknown is no change
+])  # fmt: skip
+def test_another_machine_or_boot_of_the_same_name_is_noticed(change: dict[str, Any], renewed: tuple[int, ...]) -> None:
+    first = replace(sight(), uid="u1", provider_id="aws:///i-1", boot_id="b1", created_ms=1_000)
+    node = seen(None, first, 2_000)
+    assert node.renewed_ms == ()
+    node = seen(node, replace(first, **change), 9_000)
+    assert node.renewed_ms == renewed
+    assert seen(node, replace(first, **change), 10_000).renewed_ms == renewed
+
+
+def test_a_node_that_was_deleted_and_is_back_is_another_machine():
+    gone = deleted_node(seen(None, sight(), 1_000), 4_000)
+    assert seen(gone, replace(sight(), created_ms=8_000), 9_000).renewed_ms == (8_000,)
+
+
+def test_a_node_that_boots_again_and_again_keeps_bounded_facts():
+    node = seen(None, replace(sight(), boot_id="b0"), 1)
+    for number in range(1, MAX_RENEWED + 50):
+        node = seen(node, replace(sight(), boot_id=f"b{number}"), number * 10)
+    assert len(node.renewed_ms) == MAX_RENEWED
+    assert (node.renewed_ms[0], node.renewed_ms[-1]) == (10, (MAX_RENEWED + 49) * 10)

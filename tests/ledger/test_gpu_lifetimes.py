@@ -25,7 +25,7 @@ from tests.ledger.conftest import MINUTE, START_MS, Accounts, Hand, Send
 CENSUS_NODES = ("n0", "n1", "n2")
 CLUSTERS = ("c", "d")
 STEP = st.tuples(
-    st.sampled_from(("book", "import", "down", "delete", "retire")),
+    st.sampled_from(("book", "import", "down", "delete", "renew", "retire")),
     st.integers(0, 5),
     st.sampled_from(CENSUS_NODES),
     st.integers(0, 60),
@@ -43,11 +43,13 @@ def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported:
     return fleet.booked({gpu: (Gpu(CLUSTERS[gpu % 2], f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
 
 
-def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
+def told(fleet: Fleet, node: str, at: int, hours: int, kind: str) -> Fleet:
     """Report the facts of the node of the first cluster. The other cluster has a node of the same name."""
     facts = fleet.nodes.get((CLUSTERS[0], node), NodeFacts(CLUSTERS[0], node))
-    if deleted:
+    if kind == "delete":
         facts = replace(facts, deleted_ms=at)
+    elif kind == "renew":
+        facts = replace(facts, renewed_ms=tuple(sorted({*facts.renewed_ms, at})), deleted_ms=None)
     else:
         facts = replace(facts, down=(*facts.down, Down(at, at + hours * MS_PER_HOUR, "cordoned")))
     return replace(fleet, nodes={**fleet.nodes, (CLUSTERS[0], node): facts})
@@ -77,7 +79,7 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(steps, asked, end, 
         elif kind == "retire":
             fleet = replace(fleet, retired={**fleet.retired, gpu: at})
         else:
-            fleet = told(fleet, node, at, hours, deleted=kind == "delete")
+            fleet = told(fleet, node, at, hours, kind)
         if number % 5 >= asked:
             _ = fleet.census, fleet.census_of(CLUSTERS[number % 2])
     fresh = replace(fleet, nodes={**fleet.nodes})
@@ -89,6 +91,20 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(steps, asked, end, 
         assert found.lives() == Counter((life.start_ms, life.end_ms) for life in mine.values())
         assert list(found.down()) == [(gpu, span) for gpu in sorted(mine) for span in mine[gpu].down]
         assert found.watermark(at, least) == plain_watermark(mine.values(), at, least)
+
+
+def test_a_gpu_that_did_not_return_with_its_node_ends_at_its_last_record():
+    fleet = Fleet()
+    for gpu in (0, 2, 4):
+        fleet = booked(fleet, gpu, "n0", 0, 12 * MS_PER_HOUR)
+    fleet = told(fleet, "n0", 13 * MS_PER_HOUR, 0, "renew")
+    assert fleet.census.lives() == {(0, 2**62): 3}, "nothing is known of the new machine's GPUs"
+    fleet = booked(fleet, 0, "n0", 13 * MS_PER_HOUR, 14 * MS_PER_HOUR)
+    assert fleet.census.lives() == {(0, 2**62): 1, (0, 12 * MS_PER_HOUR): 2}
+    fleet = booked(fleet, 2, "n0", 13 * MS_PER_HOUR, 15 * MS_PER_HOUR)
+    assert fleet.census.lives() == {(0, 2**62): 2, (0, 12 * MS_PER_HOUR): 1}, "it is back, a little later"
+    fleet = told(fleet, "n0", 20 * MS_PER_HOUR, 0, "renew")
+    assert fleet.census.lives() == {(0, 2**62): 2, (0, 12 * MS_PER_HOUR): 1}, "what has ended stays so"
 
 
 def test_a_gpu_that_goes_unseen_is_noticed_by_the_records_of_its_neighbour():

@@ -168,6 +168,18 @@ def test_a_gpu_that_its_node_lists_no_more_is_retired_after_a_day(send, hand, ac
     assert sum(accounts(0, 3 * day, gpu="new").values()) == 3 * day * MINUTE_US
 
 
+def test_a_node_that_returns_with_another_gpu_has_one_gpu_at_a_time(send, ledger, hand, accounts):
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", uid="u1"),)), hand.now_ms)
+    send(hand.row(1, 0, 15, gpu="A"))
+    back = NodeFacts("prod", "n1", uid="u2", renewed_ms=(hand.start_ms + 16 * MINUTE,))
+    ledger.observe(Facts(nodes=(back,)), hand.now_ms)
+    send(*(hand.row(n, 15 * n + 5, 15 * n + 20, gpu="B") for n in (1, 2)), epoch="0193-b")
+    both = accounts(0, 50)
+    assert sum(both.values()) == 45 * MINUTE_US
+    assert "unmetered" not in both
+    assert ledger.window(WindowSpec(size=50 * 60), hand.start_ms + 50 * MINUTE, "busy", 0.98).coverage == 1
+
+
 def test_a_gpu_that_moved_counts_once(send, ledger, hand):
     send(hand.row(1, 0, 1))
     later = hand.now_ms + 4 * 60 * 60_000

@@ -37,8 +37,9 @@ _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
 
 
 def described(node: NodeFacts) -> NodeFacts:
-    """Return the facts of a node that label usage, without its down times, which are stored as a separate history."""
-    return replace(node, down=(), deleted_ms=None)
+    """Return the facts of a node that label usage, without its down times and renewals, which have histories of their
+    own."""
+    return replace(node, down=(), deleted_ms=None, uid="", boot_id="", renewed_ms=())
 
 
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
