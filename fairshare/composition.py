@@ -72,7 +72,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
-    cycles = tasks.add("cycle", CYCLE_PATIENCE_S)
+    cycles = tasks.add("cycle", CYCLE_PATIENCE_S, serves=True)
     metrics = Metrics(clock, settings.interval, tasks)
     others = other_clusters(settings.accountants, settings.cluster_name)
     file = policies.reloaded(settings.policy, others)
@@ -135,9 +135,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
         if settings.watch_pods:
             reflector.prime()
             gc.freeze()  # a full collection would stop every thread to look through pods that stay
-            stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks))
+            stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks, serves=True))
         if election is not None:
-            stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks))
+            stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, serves=True))
         extender = Extender(views.view, clock) if settings.extender_listen else None
         if extender is not None:
             sys.setswitchinterval(THREAD_SWITCH_S)
@@ -326,9 +326,13 @@ def serve_pages(
 
 
 @contextmanager
-def run_beside(name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks) -> Iterator[None]:
-    """Run `work` in a thread until the context ends, which sets `stop`. Work that ignores `stop` is abandoned."""
-    thread = tasks.start(name, work, stop, _failure_logger(name))
+def run_beside(
+    name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, *, serves: bool = False
+) -> Iterator[None]:
+    """Run `work` in a thread until the context ends, which sets `stop`. Work that ignores `stop` is abandoned.
+
+    serves: whether the controller cannot act without it."""
+    thread = tasks.start(name, work, stop, _failure_logger(name), serves=serves)
     try:
         yield
     finally:

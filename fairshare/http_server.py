@@ -36,7 +36,8 @@ class Health:
     """Answers the probes.
 
     The controller is live if a cycle has ended within the last three intervals and a minute. It is ready after its
-    first cycle while every background task works and a replica leads, this one or another.
+    first cycle while it can act: the tasks without which it cannot (`BackgroundTasks.serving`) work, and a replica
+    leads, this one or another.
 
     leaderless: returns the reason if no replica is known to lead."""
 
@@ -63,7 +64,8 @@ class Health:
         return f"no cycle has ended for {idle_ms / MS_PER_SECOND:.0f} s" if idle_ms > self._patience_ms else None
 
     def ready(self) -> str | None:
-        faults = [f"{name} {fault.partition(':')[0]}" for name, fault in self._tasks.faults().items()]
+        needed = self._tasks.serving
+        faults = [f"{name} {fault.partition(':')[0]}" for name, fault in self._tasks.faults().items() if name in needed]
         if faults:
             return f"{'; '.join(faults)}: see the log for the reason"
         if not self._had_cycle:

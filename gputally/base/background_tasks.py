@@ -180,7 +180,7 @@ class BackgroundTasks:
 
     @property
     def serving(self) -> frozenset[str]:
-        """Return the tasks without which the program can take or answer no request."""
+        """Return the tasks without which the program cannot do its work, such as to take and answer requests."""
         return frozenset(name for name, task in dict(self._tasks).items() if task.serves)
 
     def start(
@@ -190,12 +190,14 @@ class BackgroundTasks:
         stop: threading.Event,
         report: Callable[[Exception], None],
         patience_s: float = PATIENCE_S,
+        *,
+        serves: bool = False,
     ) -> threading.Thread:
         """Run `work` on a thread of its own until `stop` is set.
 
         If the work raises an exception or returns earlier, which is a defect, it starts again after `RESTART_S`. The
-        exception is passed to `report`."""
-        task = self.add(name, patience_s)
+        exception is passed to `report`. serves: see BackgroundTask."""
+        task = self.add(name, patience_s, serves=serves)
 
         def run() -> None:
             while not stop.is_set():

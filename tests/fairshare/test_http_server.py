@@ -342,7 +342,7 @@ print("ended")
 def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     accountant.spend(a=0.6, b=0.4)
     tasks, stop = BackgroundTasks(clock), threading.Event()
-    task, told = tasks.add("cycle"), list[Exception]()
+    task, told = tasks.add("cycle", serves=True), list[Exception]()
     health, metrics = Health(clock, 60, tasks), Metrics(clock, 60, tasks)
     seen: list[tuple[str | None, float | None]] = []
     controller: Any = None
@@ -375,9 +375,12 @@ def test_a_cycle_that_hangs_is_seen_within_a_minute(clock: VirtualClock) -> None
     tasks = BackgroundTasks(clock)
     health, metrics = Health(clock, 600, tasks), Metrics(clock, 600, tasks)
     health.beat()
-    with tasks.add("cycle", 50).running():
+    with tasks.add("cycle", 50, serves=True).running(), tasks.add("sessions", 10).running():
         assert health.ready() is None
-        clock.advance(55_000)
+        clock.advance(15_000)
+        assert "sessions" in tasks.faults()
+        assert health.ready() is None, "the controller acts without this task"
+        clock.advance(40_000)
         assert health.ready() == "cycle has not ended for 55 s: see the log for the reason"
         assert _samples(metrics)["gputally_task_stopped", "cycle"] == 1
     assert health.ready() is None
