@@ -236,9 +236,9 @@ class Lead(Attacker):
                 "/v1/windows?", "/jobs?")  # fmt: skip
 
     def _document(self) -> str:
-        form = self.chance.choice(("pdf", "xlsx", "html", "csv", "focus"))
-        what = self.chance.choice(("statement", "report"))
-        return f"/v1/{what}?month=2026-{self.chance.choice(('01', '02', '10', '11'))}&team=vision&format={form}"
+        form = self.chance.choice(("pdf", "pdf", "xlsx", "html", "csv", "parquet", "focus"))
+        month = f"month=2026-{self.chance.choice(('01', '10', '11'))}&team=vision"
+        return self.chance.choice((f"/v1/report?{month}&format={form}", f"/v1/statement?{month}"))
 
     def documents(self) -> None:
         self._ask(self._document())
@@ -262,7 +262,7 @@ class Lead(Attacker):
         )
 
     def _heavy(self) -> str:
-        by = ",".join(self.chance.sample(("team", "namespace", "pod", "user", "gpu", "node", "workload", "model"), 3))
+        by = ",".join(self.chance.sample(("team", "job", "pod", "container", "user", "gpu", "node", "gpu_model"), 3))
         return self.chance.choice(("/v1/usage", "/v1/cost")) + f"?by={by}&start=2026-01-01&end=2026-11-27"
 
     def heavy(self) -> None:
@@ -282,7 +282,8 @@ class Node(Attacker):
     role = "node"
 
     def attacks(self) -> tuple[Callable[[], None], ...]:
-        return (self.names, self.gpus, self.parts, self.gaps, self.foreign_gpus, self.foreign_holders, self.clocks,
+        return (self.names, self.gpus, self.old_hours, self.parts, self.gaps, self.foreign_gpus, self.foreign_holders,
+                self.clocks,
                 self.numbers_of_an_outbox, self.bombs, self.slow, self.edges, self.other_nodes, self.reads, self.facts,
                 self.changed_again, self.left_halfway)  # fmt: skip
 
@@ -323,6 +324,14 @@ class Node(Attacker):
 
     def names(self) -> None:
         self.send([self._row(f"GPU-{self.node}", pod_holder(self.name(), "vision")) for _ in range(self._many())])
+
+    def old_hours(self) -> None:
+        """Rows of hours of the past year, which the ledger keeps as sums of hours."""
+        rows = []
+        for _ in range(self._many()):
+            begin = self._now - self.chance.randint(1, 9_000) * 60 * MINUTE_MS + self.chance.randint(0, MINUTE_MS)
+            rows.append(interval(begin, f"GPU-{self.node}", pod_holder("old", "vision"), span_ms=1, busy_us=1))
+        self.send(rows)
 
     def gpus(self) -> None:
         self.send([self._row(f"GPU-{self.name(40)}", None) for _ in range(self._many())])
@@ -425,7 +434,9 @@ class Import(Attacker):
         self.ask("POST", "/v1/imports/usage", msgspec.json.encode(made), "importer")
 
     def _rows(self, gpu: str, count: int, name: Callable[[], str]) -> list[UsageInterval]:
-        begin = int(time.time() * 1000) // MINUTE_MS * MINUTE_MS - self.chance.choice((60, 1_440, 400_000)) * MINUTE_MS
+        begin = (
+            int(time.time() * 1000) // MINUTE_MS * MINUTE_MS - self.chance.choice((60, 700, 1_440, 400_000)) * MINUTE_MS
+        )
         return [
             interval(begin + at * MINUTE_MS, gpu, pod_holder(name(), "vision"), span_ms=MINUTE_MS, method="imported")
             for at in range(count)

@@ -171,6 +171,7 @@ class Outbox:
     """The outbox of a node. Each quarter-hour it has one interval for each GPU. It keeps the intervals until they are
     archived, and sends them as an agent does.
 
+    span_ms: what is a quarter-hour here may be another span.
     token: the node's bearer token; "" for an accountant that asks for none."""
 
     node: str
@@ -184,6 +185,7 @@ class Outbox:
     cluster: str = "c"
     namespace: str = "ns"
     token: str = ""
+    span_ms: int = QUARTER_MS
 
     def grow(self, quarters: int) -> None:
         self.made += quarters
@@ -194,7 +196,7 @@ class Outbox:
 
     @property
     def end_ms(self) -> int:
-        return self.start_ms + self.made * QUARTER_MS
+        return self.start_ms + self.made * self.span_ms
 
     def send(self, to: AccountantProcess, quarters: int) -> None:
         """Send one batch of unacknowledged intervals; rewind if the accountant asks for it. Raises as `ask` does."""
@@ -232,10 +234,10 @@ class Outbox:
 
     def _row(self, seq: int) -> UsageInterval:
         quarter, gpu = divmod(seq - 1, self.gpus)
-        start, whole = self.start_ms + quarter * QUARTER_MS, QUARTER_MS * 1000
+        start, whole = self.start_ms + quarter * self.span_ms, self.span_ms * 1000
         pod = Holder(kind="pod", uid=f"{self.node}-pod-{gpu}", namespace=self.namespace, name=f"p-{gpu}")
         return UsageInterval(
-            seq=seq, start_ms=start, end_ms=start + QUARTER_MS, gpu_uuid=f"{self.node}-{gpu}", gpu_model="H100",
+            seq=seq, start_ms=start, end_ms=start + self.span_ms, gpu_uuid=f"{self.node}-{gpu}", gpu_model="H100",
             holder=pod, capacity_us=whole, allocated_us=whole, busy_us=whole // 97 * (seq % 97),
             energy_uj=seq * 1000 + 1, method="device",
         )  # fmt: skip
