@@ -129,7 +129,13 @@ def run(settings: Settings, stop: threading.Event) -> None:
         )
         url = stack.enter_context(
             serve(
-                settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render, tasks=tasks
+                settings.host,
+                settings.port,
+                live=health.live,
+                ready=health.ready,
+                metrics=metrics.render,
+                tasks=tasks,
+                hosts=settings.hosts,
             )
         )
         if settings.watch_pods:

@@ -6,7 +6,7 @@ headers (`gputally.server.https_server`)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -21,6 +21,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import https_server
+from gputally.server.host_names import KnownHosts
 from gputally.server.https_server import Tls
 from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.request_handling import RequestLog, read_body
@@ -82,10 +83,12 @@ def serve(
     ready: Probe,
     metrics: Callable[[], bytes],
     tasks: BackgroundTasks | None = None,
+    hosts: Collection[str] = (),
 ) -> Iterator[str]:
     """Serve the probes and the metrics in a thread until the context ends, and yield the base URL. Raises CannotStart.
 
-    port: 0 takes a free one."""
+    port: 0 takes a free one.
+    hosts: public host names of the listener (`gputally.server.host_names`)."""
 
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")
@@ -100,7 +103,7 @@ def serve(
     app = Starlette(
         routes=[Route("/metrics", exposition), Route("/livez", probe(live)), Route("/readyz", probe(ready))]
     )
-    logged = RequestLog(app, "fairshare.http")
+    logged = RequestLog(KnownHosts(app, hosts, "hosts"), "fairshare.http")
     with https_server.serve(logged, host, port, limits=LIMITS, name="fairshare-http", tasks=tasks) as url:
         yield url
 

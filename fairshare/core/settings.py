@@ -52,6 +52,8 @@ class Settings(Model):
     """Time between two cycles."""
     listen: str = "0.0.0.0:9402"
     """host:port of /livez, /readyz and /metrics; port 0 uses a free port."""
+    hosts: tuple[str, ...] = ()
+    """Public host names under which clients reach `listen`. Addresses and names of the cluster are always accepted."""
     extender_listen: str = ""
     """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none."""
     extender_certificate: Path | None = None
@@ -103,6 +105,12 @@ class Settings(Model):
     """Namespace of the ConfigMap with the conditions; empty: none is written."""
     status_name: str = "gputally-fairshare"
     log_level: Level = "info"
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _hosts(cls, value: object) -> object:
+        """Split the comma-separated text of an environment variable."""
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("listen", "extender_listen", "pages_listen")
     @classmethod

@@ -117,6 +117,18 @@ def test_a_weight_that_goes_back_has_turned(accountant: Any, controller_of: Make
     assert (moves["turned"], moves["down"], moves["up"] >= 1.0) == (1.0, 1.0, True)
 
 
+def test_metrics_are_not_answered_under_a_name_that_a_stranger_registered() -> None:
+    """Such a name can resolve to the controller's address in a browser (DNS rebinding)."""
+    hosts = ("metrics.example.com",)
+    with serve("127.0.0.1", 0, live=lambda: None, ready=lambda: None, metrics=lambda: b"x 1\n", hosts=hosts) as url:
+        for host, status in (
+            ("evil.example.com", 421), ("metrics.example.com:9402", 200), ("10.1.2.3:9402", 200), ("localhost", 200),
+            ("gputally-fairshare.gputally.svc", 200), ("gputally-fairshare.gputally.svc.cluster.local:9402", 200),
+        ):  # fmt: skip
+            for path in ("/metrics", "/readyz"):
+                assert httpx2.get(url + path, headers={"Host": host}).status_code == status, host
+
+
 def test_health_turns_with_the_cycles(clock: VirtualClock) -> None:
     health = Health(clock, interval_s=60)
     assert (health.live(), health.ready()) == (None, "the first cycle has not ended yet")
