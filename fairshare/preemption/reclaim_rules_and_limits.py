@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache, partial
 from math import inf
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from accountant.wire.policy_models import PreemptionPolicy
 from fairshare.core.queues_and_weights import UNLIMITED
@@ -225,12 +224,19 @@ Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
 """The limit that kept a workload from being stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
-    """The limit because of which a workload may not be stopped, and the reason in words."""
+class Denial(NamedTuple):
+    """The limit because of which a workload may not be stopped, and the reason in words with its figures.
+
+    A search meets a limit at thousands of parts, and only some reasons are read: the words are put together for these
+    alone."""
 
     limit: Limit
-    reason: str
+    words: str
+    figures: tuple[object, ...]
+
+    @property
+    def reason(self) -> str:
+        return self.words.format(*self.figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +262,10 @@ def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
     return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
 
 
+_PARTS_OF_AN_HOUR: Final = 2**1074
+"""Every float is a whole number of these parts, so sums of lost GPU-hours are exact."""
+
+
 class Budget:
     """The workloads and the work that the limits still allow to be stopped now.
 
@@ -269,18 +279,21 @@ class Budget:
         self._going: set[str] = set()
         self._hour: set[tuple[str, int]] = set()
         self._by_team: dict[str, set[tuple[str, int]]] = {}
-        self._lost = Fraction(0)
+        self._full: dict[str, Denial | None] = {}
+        self._lost, self._lost_hours = 0, 0.0
         for each in still_limiting(past, now_ms, rules.cool_down):
             self.spend(each)
 
     def copy(self) -> Budget:
         other = copy(self)
         other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
+        other._full = {}
         other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
         return other
 
     def spend(self, past: PastPreemption) -> None:
         stop = (past.key, past.at_ms)
+        self._full.clear()
         if past.at_ms < self.now_ms:
             self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))
         elif past.at_ms == self.now_ms:
@@ -289,32 +302,43 @@ class Budget:
             self._hour.add(stop)
             self._by_team.setdefault(past.team, set()).add(stop)
         if past.at_ms > self.now_ms - MS_PER_DAY:
-            self._lost += Fraction(past.lost_gpu_hours)
+            numerator, denominator = past.lost_gpu_hours.as_integer_ratio()
+            self._lost += numerator * (_PARTS_OF_AN_HOUR // denominator)
+            self._lost_hours = self._lost / _PARTS_OF_AN_HOUR
 
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
         """Return why this workload may not be stopped now; None if it may.
 
         Further parts of a workload that is being stopped at the same time do not count as another workload."""
         rules = self._rules
-        last = self._last_ms.get(key)
+        last = self._last_ms.get(key) if self._last_ms else None
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
             ago = (self.now_ms - last) // MS_PER_MINUTE
-            text = f"it was preempted {ago} min ago, and is protected for {rules.cool_down / 60:g} min"
-            return Denial("cool-down", text)
+            return Denial("cool-down", _COOL_DOWN, (ago, rules.cool_down / 60))
         if key not in self._going:
-            of_team = len(self._by_team.get(team, ()))
-            if of_team >= rules.per_team:
-                text = f"{of_team} workloads of team {team} were stopped within the hour, and no more may be"
-                return Denial("per-team", text)
-            of_cluster = len(self._hour)
-            if of_cluster >= rules.per_cluster:
-                text = f"{of_cluster} workloads of the cluster were stopped within the hour, and no more may be"
-                return Denial("per-cluster", text)
-        lost = float(self._lost)
-        if lost + lost_gpu_hours > rules.lost_gpu_hours:
-            return Denial(
-                "lost-hours",
-                f"{lost:.1f} GPU-hours of work were lost within the day, and with its {lost_gpu_hours:.1f} that would"
-                f" be more than the {rules.lost_gpu_hours:g} allowed",
-            )
+            if team not in self._full:
+                self._full[team] = self._count_refusal(team)
+            denial = self._full[team]
+            if denial is not None:
+                return denial
+        if self._lost_hours + lost_gpu_hours > rules.lost_gpu_hours:
+            return Denial("lost-hours", _LOST_HOURS, (self._lost_hours, lost_gpu_hours, rules.lost_gpu_hours))
         return None
+
+    def _count_refusal(self, team: str) -> Denial | None:
+        """Return why no further workload of the team may be stopped; None if one may."""
+        of_team = len(self._by_team.get(team, ()))
+        if of_team >= self._rules.per_team:
+            return Denial("per-team", _PER_TEAM, (of_team, team))
+        of_cluster = len(self._hour)
+        if of_cluster >= self._rules.per_cluster:
+            return Denial("per-cluster", _PER_CLUSTER, (of_cluster,))
+        return None
+
+
+_COOL_DOWN = "it was preempted {} min ago, and is protected for {:g} min"
+_PER_TEAM = "{} workloads of team {} were stopped within the hour, and no more may be"
+_PER_CLUSTER = "{} workloads of the cluster were stopped within the hour, and no more may be"
+_LOST_HOURS = (
+    "{:.1f} GPU-hours of work were lost within the day, and with its {:.1f} that would be more than the {:g} allowed"
+)

@@ -8,7 +8,7 @@ Work since the last checkpoint is lost. Without a checkpoint it is lost since th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
@@ -38,6 +38,15 @@ class Bundle:
     @cached_property
     def key(self) -> str:
         return self.gang.key
+
+    @cached_property
+    def kind(self) -> tuple[str, float, int]:
+        """Queue, GPUs and priority. By these alone a queue's right to the part is decided."""
+        return self.gang.queue, self.gpus, self.gang.priority
+
+    def is_in(self, taken: Set[str]) -> bool:
+        """Return whether the part is among what is taken already: keys of whole gangs and uids of pods."""
+        return self.key in taken or any(pod.uid in taken for pod in self.pods)
 
     @cached_property
     def spot(self) -> bool:

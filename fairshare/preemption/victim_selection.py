@@ -17,7 +17,7 @@ the accounts (`State`) unchanged. `_settle` updates them when the victims are ch
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import fsum
@@ -43,7 +43,7 @@ from fairshare.preemption.reclaim_rules_and_limits import (
     Account,
     Accounts,
     Budget,
-    Limit,
+    Denial,
     TakenBundles,
     above_share,
     path,
@@ -78,6 +78,8 @@ class State:
     budget: Budget
     taken: set[str]
     """Uids of pods and keys of whole gangs that are already selected."""
+    touched: set[str]
+    """Keys of gangs of which anything is already selected."""
     quotas: QuotaTree
     """The tree of quotas by which the target admits work; empty if it admits work by nodes alone."""
 
@@ -117,7 +119,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class BundleOrder:
-    """One order in which a search takes the unprotected parts.
+    """One order in which a search takes the unprotected parts of known queues.
 
     surplus: by gang, the parts without which the gang still runs."""
 
@@ -135,7 +137,7 @@ class Search:
         self._candidates = candidates
         self._state = state
         self._accounts = state.accounts_for(claim.queue)
-        self._reasons: dict[str, SparedWorkload] = {}
+        self._reasons: dict[str, tuple[str, str | Denial]] = {}
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
@@ -166,20 +168,21 @@ class Search:
 
     def _spared(self, key: str, enough: bool) -> SparedWorkload | None:
         """Return why a workload stays; None if it could not be considered. enough: whether others were selected."""
-        known = self._reasons.get(key) or self._candidates.protected.get(key)
-        if known is not None:
-            return known
+        if key in self._reasons:
+            queue, why = self._reasons[key]
+            return SparedWorkload(key, queue, *((why, None) if isinstance(why, str) else (why.reason, why.limit)))
+        if key in self._candidates.protected:
+            return self._candidates.protected[key]
         part = next(filter(self._open, self._candidates.parts[key]), None)
         text = "workloads that lose less give way, and that is enough" if enough else "it alone would not make room"
         return SparedWorkload(key, part.gang.queue, text) if part is not None else None
 
     def _open(self, bundle: Bundle) -> bool:
         """Return whether a part can be considered: of another workload, in a known queue, and still running."""
-        taken = self._state.taken
         return (
             bundle.key != self._claim.key
             and bundle.gang.queue in self._accounts
-            and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
+            and not bundle.is_in(self._state.taken)
             and not self._scheduler_protects(bundle)
         )
 
@@ -195,7 +198,7 @@ class Search:
         text = (
             f"its scheduler protects it for {least_s / 60:g} min after its start, and it has run for {ran_s / 60:.0f}"
         )
-        self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, text)
+        self._reasons[bundle.key] = bundle.gang.queue, text
         return True
 
     def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
@@ -203,29 +206,38 @@ class Search:
 
         None means that the claim does not fit, or only unfairly."""
         claim, state = self._claim, self._state
-        taking, budget = TakenBundles(claim.claimant, self._accounts), state.budget.copy()
+        rights = _Rights(TakenBundles(claim.claimant, self._accounts), self._right)
+        budget = state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
         picks: list[PickedBundle] = []
         missing = claim.gpus - state.room.total(claim.nodes)
         left: dict[str, list[Bundle]] = {}
         gone: set[str] = set()
+        counted = claim.pool in state.quotas
         for part in order.bundles:
-            if part.key in gone or not self._open(part) or not trial.helped_by(part):
+            key = part.key
+            if (
+                key in gone
+                or key == claim.key
+                or (key in state.touched and part.is_in(state.taken))
+                or (part.gang.protection is not None and self._scheduler_protects(part))
+                or (counted and not trial.helped_by(part))
+            ):
                 continue
-            if part.key not in left:
-                left[part.key] = list(filter(self._open, order.surplus.get(part.key, ())))
-            bundle = part.with_rest(left[part.key]) if part.whole else part
-            ground = self._ground(bundle, taking, budget)
+            if key in order.surplus and key not in left:
+                left[key] = list(filter(self._open, order.surplus[key]))
+            bundle = part.with_rest(left.get(key, ())) if part.whole else part
+            ground = self._ground(bundle, rights, budget)
             if ground is None:
                 continue
             trial.add(len(picks), bundle)
             picks.append(PickedBundle(bundle, ground))
             if part.whole:
-                gone.add(part.key)
+                gone.add(key)
             else:
-                left[part.key].remove(part)
-            taking.take(bundle.gang.queue, {GPU: bundle.gpus})
-            budget.spend(preemption_record(self._team(bundle), bundle, budget.now_ms))
+                left[key].remove(part)
+            rights.take(bundle)
+            budget.spend(preemption_record(self._candidates.team(bundle.gang.queue), bundle, budget.now_ms))
             missing -= bundle.gpus
             if missing <= EPSILON and trial.fits():
                 break
@@ -237,29 +249,27 @@ class Search:
             return None
         return needed
 
-    def _team(self, bundle: Bundle) -> str:
-        return self._candidates.team(bundle.gang.queue)
-
     def _fair(self, picks: Sequence[PickedBundle]) -> bool:
         taking = TakenBundles(self._claim.claimant, self._accounts)
         for pick in picks:
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
         return taking.fair(self._policy.preemption.saturation)
 
-    def _ground(self, bundle: Bundle, taking: TakenBundles, budget: Budget) -> Ground | None:
+    def _ground(self, bundle: Bundle, rights: _Rights, budget: Budget) -> Ground | None:
         """Return the rule by which this part may be taken now. If it may not, record the reason and return None."""
-        ground, reason = self._right(bundle, taking)
-        limit: Limit | None = None
+        ground, reason = rights.to(bundle)
+        why: str | Denial = reason
         if ground is not None:
-            denial = budget.refusal(bundle.key, self._team(bundle), bundle.lost_gpu_hours)
+            denial = budget.refusal(bundle.key, self._candidates.team(bundle.gang.queue), bundle.lost_gpu_hours)
             if denial is None:
                 return ground
-            reason, limit = denial.reason, denial.limit
-        self._reasons[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, reason, limit)
+            why = denial
+        self._reasons[bundle.key] = bundle.gang.queue, why
         return None
 
-    def _right(self, bundle: Bundle, taking: TakenBundles) -> tuple[Ground | None, str]:
-        """Return the rule by which this part may be taken, or None and the reason why there is none."""
+    def _right(self, bundle: Bundle, taking: TakenBundles) -> Right:
+        """Return the rule by which this part may be taken, or None and the reason why there is none. Both depend only
+        on its kind and on what was taken before."""
         claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
         accounts = self._accounts
         if queue == claim.queue:
@@ -291,6 +301,32 @@ class Search:
         return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} GPUs"
 
 
+Right = tuple[Ground | None, str]
+"""The rule by which a part may be taken, or None and the reason why there is none."""
+
+
+class _Rights:
+    """Answers by which rule parts may be taken. An answer is kept until something is taken below the same root."""
+
+    def __init__(self, taking: TakenBundles, right: Callable[[Bundle, TakenBundles], Right]) -> None:
+        self._taking = taking
+        self._right = right
+        self._known: dict[tuple[str, float, int], Right] = {}
+        self._below: dict[str, list[tuple[str, float, int]]] = {}
+
+    def to(self, bundle: Bundle) -> Right:
+        known = self._known.get(bundle.kind)
+        if known is None:
+            known = self._known[bundle.kind] = self._right(bundle, self._taking)
+            self._below.setdefault(self._taking.path(bundle.gang.queue)[0], []).append(bundle.kind)
+        return known
+
+    def take(self, bundle: Bundle) -> None:
+        self._taking.take(bundle.gang.queue, {GPU: bundle.gpus})
+        for kind in self._below.pop(self._taking.path(bundle.gang.queue)[0], ()):
+            del self._known[kind]
+
+
 def pool_uses(bundle: Bundle) -> Sequence[tuple[str, float]]:
     """Return the pools whose quota a part uses, each with its GPUs."""
     return bundle.gang.uses or ((bundle.gang.pool, bundle.gpus),)
@@ -313,9 +349,10 @@ class _ClaimPlacement:
         self._parts: dict[int, Bundle] = {}
 
     def helped_by(self, part: Bundle) -> bool:
-        """Return whether stopping the part can help: nodes lack room, or its quota is in the claim's tree."""
+        """Return whether stopping the part can help a claim with a quota: nodes lack room, or the part uses the same
+        tree of quotas."""
         pool, quotas = self._claim.pool, self._quotas
-        if pool not in quotas or any(quotas.root(used) == quotas.root(pool) for used, _ in pool_uses(part)):
+        if any(quotas.root(used) == quotas.root(pool) for used, _ in pool_uses(part)):
             return True
         return not self._trial.fits()
 
@@ -385,7 +422,10 @@ def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
     parts = _by_gang(preferred)
     return Candidates(
         tuple(
-            BundleOrder(order, _by_gang([bundle for bundle in order if not bundle.whole]))
+            BundleOrder(
+                [part for part in order if part.gang.queue in situation.accounts],
+                _by_gang([part for part in order if not part.whole]),
+            )
             for order in (preferred, by_node(preferred, prefer))
         ),
         parts,
@@ -416,6 +456,7 @@ def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
         dict(situation.accounts),
         FreeGpus(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
+        set(),
         set(),
         QuotaTree(situation.quotas),
     )
@@ -546,6 +587,7 @@ def _settle(
     """Update `state` for the victims of a claim, whose GPUs the claim gets."""
     for pick in picks:
         bundle = pick.bundle
+        state.touched.add(bundle.key)
         state.taken.update(pod.uid for pod in bundle.pods)
         if bundle.whole:
             state.taken.add(bundle.key)
