@@ -221,12 +221,25 @@ def test_the_assets_of_opencost_have_their_region_their_zone_and_their_cost(mont
 
 def test_a_preview_names_the_currency_of_each_side(month: Site) -> None:
     """With 1.00 and 0.50 dollars: vision 7 x 1, nlp 1 + 8 x 0.5, idle 3."""
-    dollars = book("id: h, model: H100, price: 1", "id: a, model: A100, price: 0.5", currency="USD")
-    found = month.post("/v1/prices/preview", dollars.replace("UTC", ZONE), month="2026-10")
+    rows = ("id: h, model: H100, price: 1", "id: a, model: A100, price: 0.5")
+    found = month.post("/v1/prices/preview", book(*rows, currency="USD", timezone=ZONE), month="2026-10")
     assert (found["currency_before"], found["currency_after"]) == ("EUR", "USD")
     assert (Decimal(found["total_before"]), Decimal(found["total_after"])) == (Decimal("25.216666666664"), 15)
     changes = {(one["team"], one["gpu_model"]): Decimal(one["after"]) for one in found["changes"]}
     assert changes == {("__idle__", H100): 3, ("nlp", A100): 4, ("nlp", H100): 1, ("vision", H100): 7}
+
+
+def test_the_price_of_a_purchase_has_the_power_of_the_site(month: Site) -> None:
+    """A GPU of 8760 euro lasts for the 8760 hours of a year: 1 an hour. It takes 0.5 kW, of which the site makes 0.6 at
+    0.50: 0.30 an hour. vision's seven hours are 9.10."""
+    bought = (
+        "id: own, model: H100, amortised: {in_service: '2026-01-01', lifetime_months: 12, gpus: 1, gpu_price: 8760,"
+        " kw: 0.5, pue: 1.2, kwh_price: 0.5}"
+    )
+    found = month.post("/v1/prices/preview", book(bought, timezone=ZONE), month="2026-10")
+    after = {(one["team"], one["gpu_model"]): one["after"] for one in found["changes"]}
+    assert Decimal(after["vision", H100]) == Decimal("9.10")
+    assert (after["nlp", A100], found["unpriced_after_us"]) == (None, 8 * 3_600_000_000)
 
 
 def test_the_invoice_line_that_names_more_takes_the_charges(month: Site) -> None:

@@ -132,3 +132,21 @@ def test_two_schedulers_that_decay_differently_at_one_time_each_get_their_own(tm
         assert found_values == pytest.approx(
             [10 / math.log(2) * 15 / 16, 20 / math.log(2) * 3 / 4, 10 / math.log(2) * 15 / 16], rel=1e-6
         )
+
+
+def test_usage_of_no_queue_is_beside_the_usage_of_the_queues(tmp_path: Path) -> None:
+    """Ten minutes of left, five of a pod without a queue, five of a queue that the policy does not have."""
+    given: dict[str, Any] = {"inventory": INVENTORY, "policy": POLICY}
+    with site(tmp_path, VirtualClock(at(1)), **given) as found:
+        report(found, range(50, 60), "n1")
+        for gpu, pod, queue_ref in (("C", "none", ""), ("D", "other", "kai:other")):
+            minutes = [
+                interval(at(1) - n * MINUTE_MS, gpu, pod_holder(pod, "ns", uid_of(f"ns/{pod}")), span_ms=MINUTE_MS)
+                for n in range(5, 0, -1)
+            ]
+            facts = [running(f"ns/{pod}", at(0.5), f"Job/{pod}", queue_ref=queue_ref)]
+            found.send(minutes, facts, epoch=f"of-{pod}")
+        answer = found.get("/v1/windows", size="40m", at=str(at(1)), min_coverage="0")
+        assert {queue: gpu_us / MINUTE_US for queue, gpu_us in answer["usage"].items() if gpu_us} == {"left": 10}
+        assert answer["unassigned"] == 10 * MINUTE_US
+        assert answer["capacity"] == 20 * MINUTE_US
