@@ -670,7 +670,7 @@ class Bookkeeper:
         checked = len(records) if len(records) >= MOST_QUARANTINED else None
         waiting = [one.month for one in proposals]
         in_grace = self._clock.wall_ms() < end + self._grace_ms
-        return [*objections(statement, inside, in_grace, checked), *waiting_elsewhere(waiting)]
+        return [*objections(statement, inside, in_grace, checked, self.prices.current), *waiting_elsewhere(waiting)]
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))

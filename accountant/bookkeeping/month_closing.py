@@ -21,8 +21,10 @@ from typing import Literal
 
 from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, canonical, from_canonical
 from accountant.core.periods import Month
+from accountant.prices.price_book import PriceBook
 from gputally.base.errors import AccountantError
 from gputally.base.money import gpu_hours
+from gputally.base.untrusted_text import escaped
 
 Status = Literal["open", "grace", "due", "closed", "published"]
 """`due` means that the grace period is over and the month can be closed."""
@@ -126,17 +128,24 @@ def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
     )
 
 
-def objections(stated: Statement, quarantined: int, in_grace: bool, checked: int | None = None) -> list[Objection]:
+_MOST_NAMED = 5
+"""GPU models that an objection names at most."""
+
+
+def objections(
+    stated: Statement, quarantined: int, in_grace: bool, checked: int | None = None, book: PriceBook | None = None
+) -> list[Objection]:
     """The objections to closing this statement.
 
     quarantined: number of the month's records that were not booked.
-    checked: how many records of the quarantine were checked for this number; None for all."""
+    checked: how many records of the quarantine were checked for this number; None for all.
+    book: the present price book, whose rows that nearly match a GPU without a price are named."""
     found = []
     if in_grace:
         found.append(Objection("grace", "late records are still expected: the grace period is not over"))
     if stated.unpriced_gpu_us:
         hours = round(gpu_hours(stated.unpriced_gpu_us), 3)
-        found.append(Objection("unpriced", f"{hours} billed GPU-hours have no price"))
+        found.append(Objection("unpriced", f"{hours} billed GPU-hours have no price{_near_misses(stated, book)}"))
     if quarantined or checked is not None:
         limit = f"; only the newest {checked:,} records of the quarantine were checked" if checked is not None else ""
         found.append(Objection("quarantined", f"{quarantined} records of the month are in quarantine{limit}"))
@@ -145,6 +154,15 @@ def objections(stated: Statement, quarantined: int, in_grace: bool, checked: int
             Objection("coverage", f"{stated.coverage:.2%} of the capacity is metered, less than {MIN_COVERAGE:.0%}")
         )
     return found
+
+
+def _near_misses(stated: Statement, book: PriceBook | None) -> str:
+    """The GPU models without a price that a row nearly matches, each with this row; "" if there are none."""
+    models = sorted({line.gpu_model for line in stated.lines if line.cost is None})
+    rows = {model: book.near_row(model) for model in models} if book is not None else {}
+    near = [f"{escaped(model)} (row {row.id!r} is for {row.model})" for model, row in rows.items() if row is not None]
+    shown = ", ".join(near[:_MOST_NAMED]) + (" ..." if len(near) > _MOST_NAMED else "")
+    return f": rows nearly match {shown}" if near else ""
 
 
 def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:

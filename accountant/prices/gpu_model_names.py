@@ -20,7 +20,12 @@ _SPLIT = re.compile(r"[\s_\-/]+")
 _MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
 _FORM = re.compile(r"(SXM|PCIE|NVL|OAM)\d*")
-_NOISE = re.compile(r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION|HBM\d?E?|GDDR\dX?|TENSOR|CORE|GPU")
+_NOISE = re.compile(
+    r"NVIDIA|AMD|INSTINCT|TESLA|QUADRO|GEFORCE|SHARED|GENERATION|EDITION|BLACKWELL|HBM\d?E?|GDDR\dX?|TENSOR|CORE|GPU"
+)
+"""Words that distinguish no GPUs of one family."""
+_VARIANT = re.compile(r"AC|LC|LS|DGXS|FHHL|H|MEGA|SERVER|WORKSTATION|MAX|Q")
+"""Words behind the family that name a variant of it: its cooling, board, power limit or machine type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +33,21 @@ class GpuModel:
     """The parts of a GPU model's name.
 
     family: upper case, single spaces (`H100`, `RTX 6000 ADA`).
-    memory_gb and form: None if the name does not state them."""
+    memory_gb, form and variant: None if the name does not state them."""
 
     family: str
     memory_gb: int | None = None
     form: str | None = None
+    variant: str | None = None
 
     def covers(self, other: GpuModel) -> bool:
-        """Whether `other` is a GPU of this model: it has the same family, and the memory and form that this name
-        states."""
+        """Whether `other` is a GPU of this model: it has the same family, and the memory, form and variant that
+        this name states."""
         return (
             self.family == other.family
             and (self.memory_gb is None or self.memory_gb == other.memory_gb)
             and (self.form is None or self.form == other.form)
+            and (self.variant is None or self.variant == other.variant)
         )
 
     @property
@@ -50,7 +57,7 @@ class GpuModel:
 
     def __str__(self) -> str:
         memory = f"{self.memory_gb} GB" if self.memory_gb is not None else None
-        return " ".join(part for part in (self.family, self.form, memory) if part)
+        return " ".join(part for part in (self.family, self.variant, self.form, memory) if part)
 
 
 @lru_cache(maxsize=1024)
@@ -59,11 +66,14 @@ def parse_gpu_model(name: str) -> GpuModel:
     family: list[str] = []
     memory: int | None = None
     form: str | None = None
+    variant: list[str] = []
     for token in _SPLIT.split(_MIG_TAIL.sub("", name.strip()).upper()):
         if match := _MEMORY.fullmatch(token):
             memory = int(match[1])
         elif match := _FORM.fullmatch(token):
             form = match[1]
+        elif family and _VARIANT.fullmatch(token):
+            variant.append(token)
         elif token and not _NOISE.fullmatch(token):
             family.append(token)
-    return GpuModel(" ".join(family), memory, form)
+    return GpuModel(" ".join(family), memory, form, " ".join(variant) or None)

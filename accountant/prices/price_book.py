@@ -60,7 +60,7 @@ from datetime import date
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
@@ -331,7 +331,7 @@ class PriceRow(Model):
         """The row's conditions besides the GPU family; a row with more of them is more specific."""
         gpu = parse_gpu_model(self.model)
         conditions = {
-            "memory": gpu.memory_gb, "form": gpu.form,
+            "memory": gpu.memory_gb, "form": gpu.form, "variant": gpu.variant,
             "pool": self.pool, "region": self.region, "capacity_type": self.capacity_type,
         }  # fmt: skip
         return frozenset((key, str(value)) for key, value in conditions.items() if value is not None)
@@ -582,6 +582,21 @@ class PriceBook(Model):
         ]
         best = max(matching, key=lambda entry: len(entry.selectors), default=None)
         return best.price if best else None
+
+    def near_row(self, model: str) -> PriceRow | None:
+        """The row that nearly matches the name of a GPU without a price: one name begins with the other (L40 and
+        L40S), or only other conditions differ. None if there is none."""
+        words = parse_gpu_model(model).family.split()
+
+        def common(row: PriceRow) -> int:
+            own = parse_gpu_model(row.model).family.split()
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, words, strict=False)))
+            whole = shared in (len(own), len(words))
+            letter = len(own) == len(words) == 1 and (own[0].startswith(words[0]) or words[0].startswith(own[0]))
+            return 2 * shared if whole else int(letter)
+
+        nearest = max(self.rows, key=common, default=None)
+        return nearest if nearest is not None and common(nearest) else None
 
     def shown_to(self, teams: Collection[str] | None) -> PriceBook:
         """The book as a caller with these teams (None: all) may see it: without the commitments that other teams own,

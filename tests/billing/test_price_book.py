@@ -61,11 +61,65 @@ def refusal(tmp_path, text):
         ("NVIDIA RTX 6000 Ada Generation", GpuModel("RTX 6000 ADA")),
         ("AMD Instinct MI300X", GpuModel("MI300X")),
         ("h100", GpuModel("H100")),
+        ("NVIDIA B300 SXM6 AC", GpuModel("B300", None, "SXM", "AC")),
+        ("Tesla V100-SXM2-32GB-LS", GpuModel("V100", 32, "SXM", "LS")),
+        ("Tesla V100-DGXS-32GB", GpuModel("V100", 32, None, "DGXS")),
+        ("Tesla V100-FHHL-16GB", GpuModel("V100", 16, None, "FHHL")),
+        ("nvidia-h100-mega-80gb", GpuModel("H100", 80, None, "MEGA")),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", GpuModel("RTX PRO 6000", None, None, "SERVER")),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+            GpuModel("RTX PRO 6000", None, None, "MAX Q WORKSTATION"),
+        ),
+        ("NVIDIA L40S", GpuModel("L40S")),
         ("", GpuModel("")),
     ],
 )
 def test_names_of_gpus(name, expected):
     assert parse_gpu_model(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "device", "near"),
+    [
+        ("L40", "NVIDIA L40S", True),
+        ("RTX 6000", "NVIDIA RTX 6000 Ada Generation", True),
+        ("B300 AC", "NVIDIA B300 SXM6", True),
+        ("H100-80GB", "NVIDIA H100 NVL", True),
+        ("V100", "Tesla V100S-PCIE-32GB", True),
+        ("RTX 4000", "NVIDIA RTX 6000 Ada Generation", False),
+        ("A100", "Tesla T4", False),
+    ],
+)
+def test_a_row_that_misses_by_a_suffix_is_named(row, device, near):
+    book = PriceBook.model_validate({"schema": 1, "currency": "USD", "rows": [
+        {"id": "near", "model": row, "price": "1", "per": "gpu-hour", "source": "s", "as_of": "2026-01-01",
+         "basis": "gpu-only", "valid_from": "2026-01-01"},
+    ]})  # fmt: skip
+    assert book.unit_price(device, at("2026-06-01")) is None
+    found = book.near_row(device)
+    assert (found is not None and found.id == "near") == near
+
+
+@pytest.mark.parametrize(
+    ("row", "device", "covered"),
+    [
+        ("B300", "NVIDIA B300 SXM6 AC", True),
+        ("V100", "Tesla V100-SXM2-32GB-LS", True),
+        ("V100", "Tesla V100-DGXS-32GB", True),
+        ("H100", "nvidia-h100-mega-80gb", True),
+        ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", True),
+        ("RTX PRO 6000 Blackwell", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
+        ("RTX PRO 6000 Blackwell Server Edition", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", False),
+        ("B300 AC", "NVIDIA B300 SXM6", False),
+        ("L40", "NVIDIA L40S", False),
+        ("V100", "Tesla V100S-PCIE-32GB", False),
+        ("RTX 6000", "NVIDIA RTX 6000 Ada Generation", False),
+        ("B300", "NVIDIA GB300", False),
+    ],
+)
+def test_a_model_covers_its_variants_and_no_other_model(row, device, covered):
+    assert parse_gpu_model(row).covers(parse_gpu_model(device)) == covered
 
 
 def test_the_most_specific_row_wins():

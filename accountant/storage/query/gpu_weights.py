@@ -101,7 +101,9 @@ class Weighting:
 def model_weights(weight_of: Mapping[str, Decimal]) -> tuple[tuple[GpuModel, Fraction], ...]:
     """Return `Weighting.gpu_weights`. weight_of: factors by the name of a GPU model, as price books write it."""
     weights = [(parse_gpu_model(name), Fraction(weight)) for name, weight in weight_of.items()]
-    precision = {model: (model.memory_gb is not None) + (model.form is not None) for model, _ in weights}
+    precision = {
+        model: sum(part is not None for part in (model.memory_gb, model.form, model.variant)) for model, _ in weights
+    }
     return tuple(sorted(weights, key=lambda pair: (-precision[pair[0]], str(pair[0]))))
 
 
