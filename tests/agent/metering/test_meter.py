@@ -489,3 +489,10 @@ def test_a_device_that_does_not_return_with_the_others_is_not_carried_later() ->
     other, after = device(0, gpu=Gpu("GPU-9", 9, "H100", 81_559)), meter()
     assert after.resume(HELD, snapshot(30_000, [other], A)) == ()
     assert spans(after.observe(snapshot(50_000, [other, device(0)], A))) == []
+
+
+def test_the_busy_time_of_a_gpu_is_that_of_its_only_holder_even_if_it_declares_a_fraction() -> None:
+    half = Allocation("GPU-0", pod("a"), fraction_ppm=500_000)
+    found = over_a_minute(device(0), device(20), claims=(half,))
+    figures = [(row.holder.name if row.holder else None, row.allocated_us, row.busy_us) for row in found]
+    assert figures == [("a", 30_000_000, 20_000_000), (None, 0, 0)]
