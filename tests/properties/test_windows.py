@@ -543,7 +543,8 @@ def questions(prices: PriceBook) -> list[tuple[WindowSpec, Measure, dict[str, An
 
 
 def arriving() -> Iterator[list[Batch]]:
-    """Batches of two nodes over forty minutes, as in life: ten minutes at a time in order, and two minutes late."""
+    """Batches of two nodes over forty minutes, as in life: ten minutes at a time in order, and two minutes late; a pod
+    changes its queue."""
     sent = dict.fromkeys(("n1", "n2"), 1)
     late = {"n1": 12, "n2": 27}
     for step in range(5):
@@ -557,7 +558,10 @@ def arriving() -> Iterator[list[Batch]]:
                 )
                 for minute in minutes
             ]  # fmt: skip
-            facts = [pod_facts(pod, START_MS, node=node, queue_ref=f"kai:{queue}")] if step == 0 else []
+            placed = {0: queue, 3: "left"}  # the second pod moves to the queue of the first
+            facts = [
+                pod_facts(pod, START_MS + step, node=node, queue_ref=f"kai:{placed[at]}") for at in placed if at == step
+            ]
             group.append(batch(rows, facts, cluster="c", node=node, first_seq=sent[node]))
             sent[node] += len(rows) + len(facts)
         yield group

@@ -271,9 +271,19 @@ def straddling_parts(
     """Yield the parts inside the spans of sets that cross an edge of a span and match the filter of `grouping`.
 
     A set is cut as a whole. If its rows were cut one by one, their parts would not add up."""
+    if not spans:
+        return
+    bounds = {"low": min(s.start_ms for s in spans) - BUCKET_MS, "high": max(s.end_ms for s in spans)}
+    ranges = []
+    for number, nearby in enumerate(near(spans)):
+        # A row lies inside one quarter-hour, so it begins at most one before the span whose edge it crosses.
+        bounds |= {
+            f"low{number}": min(s.start_ms for s in nearby) - BUCKET_MS, f"high{number}": max(s.end_ms for s in nearby)
+        }  # fmt: skip
+        ranges.append(f"SELECT * FROM entry WHERE start_ms > $low{number} AND start_ms < $high{number}")  # noqa: S608
     rows = cursor.run(
-        statement("straddling", condition=grouping.set_condition),
-        {"low": min(s.start_ms for s in spans) - BUCKET_MS, "high": max(s.end_ms for s in spans)},
+        statement("straddling", rows=" UNION ALL ".join(ranges), condition=grouping.set_condition),
+        bounds,
         record_columns.column_table(record_columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in spans]),
     )
     for (tag, low, high, _, _, start, end, gpu), group in groupby(rows, key=lambda row: row[:8]):

@@ -44,6 +44,8 @@ MOST_LINES: Final = 1_000_000
 MOST_KEYS: Final = 16
 """Largest number of keys in the cache, because every commit updates the sums of each key. The least recently used key
 is removed first."""
+MOST_PAYERS: Final = 100_000
+"""Number of payers at which the cache of their queues begins anew."""
 _EXACT: Final = 2**62
 
 Integers = npt.NDArray[Any]
@@ -263,6 +265,8 @@ class SumsCache:
     def __init__(self) -> None:
         self.groups: Numbering[GpuGroup] = Numbering()
         self.queues: Numbering[str | None] = Numbering([None])
+        self._payers: dict[int, int] = {}
+        """The numbers of the queues of payers, by holder id."""
         self._lock = threading.Lock()
         self._sums: OrderedDict[CacheKey, _Cached] = OrderedDict()
         self._changed_by: dict[int, int] = {}
@@ -307,6 +311,23 @@ class SumsCache:
                 for of in self._sums.values():
                     for bucket in sorted(of.quarters)[: (len(of.quarters) + 1) // 2]:
                         of.put(bucket, None)
+
+    def queues_of(self, cursor: Cursor, version: int, payers: Collection[int]) -> Mapping[int, int]:
+        """Return the numbers of the queues of payers. `cursor` reads the snapshot of `version`."""
+        with self._lock:
+            valid = self._payers if self._cleared_by <= version else {}
+            known = {payer: valid[payer] for payer in payers if payer in valid}
+        missing = sorted(set(payers) - known.keys())
+        if not missing:
+            return known
+        sql = statement("holder_origins", payers="SELECT id FROM incoming")
+        table = record_columns.column_table(record_columns.ID, [(payer,) for payer in missing])
+        refs: dict[int, str | None] = dict(cursor.run(sql, None, table))
+        found = {payer: self.queues[refs.get(payer)] for payer in missing}
+        with self._lock:
+            if self._cleared_by <= version:
+                self._payers = (self._payers if len(self._payers) < MOST_PAYERS else {}) | found
+        return known | found
 
     def additions(self, booked: BookedChanges) -> Mapping[tuple[CacheKey, int], Sums]:
         """Return the sums that a commit adds to cached quarter-hours.
@@ -354,6 +375,7 @@ class SumsCache:
 
     def _clear(self, version: int) -> None:
         self._cleared_by = version
+        self._payers = {}
         self._sums = OrderedDict((key, _Cached()) for key in self._sums)
 
 
@@ -551,7 +573,8 @@ class _RowSums:
     ) -> None:
         self._cursor = cursor
         self._half_life_s = half_life_s
-        self._queues = cache.queues
+        self._cache = cache
+        self._version = state.version
         devices = state.device_names(cursor).items()
         self._group_of = {number: cache.groups[groups.of_device(device)] for number, device in devices}
         self._groups_table = record_columns.column_table(record_columns.KIND, self._group_of.items())
@@ -586,14 +609,11 @@ class _RowSums:
     def straddling(self, slices: Sequence[TimeSlice]) -> dict[int, Sums]:
         """Return the parts inside a slice of rows that cross its edge, by tag. A set of rows is cut as a whole."""
         numbered = [TaggedSpan(index, one.start_ms, one.end_ms, one.gpu) for index, one in enumerate(slices)]
-        parts = [part for nearby in near(numbered) for part in straddling_parts(self._cursor, nearby)]
+        parts = list(straddling_parts(self._cursor, numbered))
         if not parts:
             return {}
-        payers = [(payer,) for payer in sorted({part.payer for part in parts})]
-        sql = statement("holder_origins", payers="SELECT id FROM incoming")
-        origins = self._cursor.run(sql, None, record_columns.column_table(record_columns.ID, payers))
-        queue_of: dict[int, str] = dict(origins)
-        keys = [(0, 0, self._group_of[part.device], self._queues[queue_of.get(part.payer)]) for part in parts]
+        queue_of = self._cache.queues_of(self._cursor, self._version, {part.payer for part in parts})
+        keys = [(0, 0, self._group_of[part.device], queue_of[part.payer]) for part in parts]
         weights = [
             factor(part.start_ms, part.end_ms, slices[part.tag].reference_ms, self._half_life_s) for part in parts
         ]
@@ -605,7 +625,7 @@ class _RowSums:
     def _run(self, name: str, bounds: Mapping[str, int], incoming: Any) -> dict[int, Sums]:
         found: dict[int, list[Row]] = defaultdict(list)
         for tag, start, end, group, queue, *values in self._cursor.rows(name, bounds, incoming, self._groups_table):
-            found[tag].append((start, end, group, self._queues[queue], *values))
+            found[tag].append((start, end, group, self._cache.queues[queue], *values))
         return {tag: _table(lines) for tag, lines in found.items()}
 
 
