@@ -63,8 +63,13 @@ MOST_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is attacked. ports: by program. own: GPUs of an honest node, pod and job of others. key: PEM file of the
-    issuer of the cluster `edge`."""
+    """What is attacked.
+
+    ports: by program.
+    evil_nodes: nodes whose tokens the attackers have.
+    foreign_gpus, foreign_pods: of honest nodes.
+    key: PEM file with the key of the issuer of the cluster `edge`.
+    people: the issuer of people's tokens."""
 
     ports: Mapping[str, int]
     evil_nodes: tuple[str, ...]
@@ -100,7 +105,7 @@ class Tally:
 
 
 class Attacker:
-    """One thread of a role. Its methods without an underscore after `attacks` are attacks."""
+    """One thread of a role."""
 
     role = ""
 
@@ -111,6 +116,7 @@ class Attacker:
         self.numbers = iter(range(number * 10_000_000 + int(time.time()) % 100_000, 1 << 60))
 
     def attacks(self) -> tuple[Callable[[], None], ...]:
+        """Return the attacks of this role, of which each turn carries out one."""
         raise NotImplementedError
 
     def once(self) -> None:
@@ -129,9 +135,11 @@ class Attacker:
         body: bytes | None = None,
         token: str = "",
         port: str = "accountant",
+        *,
+        forbidden: bool = False,
         **headers: str,
     ) -> tuple[int, bytes]:
-        """Send one request and count its answer."""
+        """Send one request and count its answer. forbidden: any success is a leak."""
         connection = http.client.HTTPConnection(HOST, self.target.ports[port], timeout=PATIENCE_S)
         try:
             given = {"Authorization": f"Bearer {token}"} if token else {}
@@ -148,7 +156,7 @@ class Attacker:
         self.tally.add(
             self.role,
             self.attack,
-            outcome_of(status, content, port),
+            "leak" if forbidden and status < 300 else outcome_of(status, content, port),
             f"{status} {method} {path[:200]} {body!r:.200} -> {content!r:.400}",
         )
         return status, content
@@ -189,7 +197,7 @@ class Attacker:
         path, query = address(route, {name: self.chance.choice(edges_of(name)) for name in wanted})
         self.ask("GET", path + (f"?{urlencode(query, errors='replace')}" if query else ""), token=token)
 
-    def edge_write(self, token: str, only: str = "") -> None:
+    def edge_write(self, token: str, only: str = "", *, forbidden: bool = False) -> None:
         """Send a random route a body with one value at an edge."""
         route = self.chance.choice([route for route in WRITES if not only or route.path == only])
         path, query = address(route, {})
@@ -197,7 +205,12 @@ class Attacker:
         changed = body if isinstance(body, str) else self.chance.choice(mutations(body))
         encoded = sent(changed)
         self.ask(
-            min(route.methods or ()), f"{path}?{urlencode(query)}", encoded, token, Content_Type="application/json"
+            min(route.methods or ()),
+            f"{path}?{urlencode(query)}",
+            encoded,
+            token,
+            forbidden=forbidden,
+            Content_Type="application/json",
         )
 
 
@@ -251,7 +264,7 @@ class Lead(Attacker):
         self.edge_read("lead")
 
     def writes(self) -> None:
-        self.edge_write("lead")
+        self.edge_write("lead", forbidden=True)
 
     def other_teams(self) -> None:
         team = self.chance.choice(("nlp", "speech", "", "vision,nlp", "*", "%"))
@@ -312,9 +325,9 @@ class Node(Attacker):
             self._epoch = ""
         return status
 
-    def _post(self, made: Batch) -> tuple[int, bytes]:
+    def _post(self, made: Batch, *, forbidden: bool = False) -> tuple[int, bytes]:
         content = gzip.compress(msgspec.json.encode(made), 1)
-        return self.ask("POST", "/v1/usage", content, self.token, Content_Encoding="gzip")
+        return self.ask("POST", "/v1/usage", content, self.token, forbidden=forbidden, Content_Encoding="gzip")
 
     def _row(self, gpu: str, holder: Holder | None, **more: Any) -> UsageInterval:
         return interval(self._now + self.chance.randint(0, 5 * MINUTE_MS), gpu, holder, span_ms=1, busy_us=500, **more)
@@ -414,7 +427,7 @@ class Node(Attacker):
         made = batch(
             [self._row("GPU-x", None)], cluster=self.chance.choice(("prod", "edge")), node="probe-0", epoch="e"
         )
-        self._post(made)
+        self._post(made, forbidden=True)
 
     def reads(self) -> None:
         self.edge_read(self.token)
@@ -499,7 +512,7 @@ class Issuer(Node):
         """A true token of another cluster names a node of this one."""
         token = self._signed(**{"kubernetes.io": {"node": {"name": "probe-0"}}})
         made = batch([self._row(self.target.foreign_gpus[0], None)], cluster="prod", node="probe-0", epoch="e")
-        self.ask("POST", "/v1/usage", msgspec.json.encode(made), token)
+        self.ask("POST", "/v1/usage", msgspec.json.encode(made), token, forbidden=True)
 
     def forged(self) -> None:
         claims, ahead = self._claims(), int(time.time()) + 10**6
@@ -541,7 +554,7 @@ class Issuer(Node):
             groups=["platform"] * self.chance.choice((1, 300)),
             iss=self.chance.choice((self.target.issuer, self.target.people)),
         )
-        self.ask(self.chance.choice(("GET", "PUT")), "/v1/policy", token=token)
+        self.ask(self.chance.choice(("GET", "PUT")), "/v1/policy", token=token, forbidden=True)
 
     def progress(self) -> None:
         token = self._signed(
@@ -617,7 +630,7 @@ class Nobody(Attacker):
         self.edge_read("")
 
     def writes(self) -> None:
-        self.edge_write("")
+        self.edge_write("", forbidden=True)
 
     def tokens(self) -> None:
         self.ask("GET", "/v1/usage", token=self.chance.choice((self.name(60), "a.b.c", "x" * 20_000, "é", "\t")))

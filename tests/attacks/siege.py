@@ -37,6 +37,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+import fairshare
 from gputally.base.clock import SystemClock
 from gputally.server.tokens_and_grants import sha256
 from tests.attacks.attackers import ROLES, SECRET, Target
@@ -243,7 +244,7 @@ class Siege:
         )  # fmt: skip
 
     def _controller(self, url: str) -> list[str]:
-        objects = Path("fairshare/samples/cluster.yaml").resolve()
+        objects = Path(fairshare.__file__).parent / "samples" / "cluster.yaml"
         config = self.folder / "controller.yaml"
         settings = {
             "policy": str(self.folder / "policy.yaml"), "accountant": url, "cluster": str(objects), "interval": 2,

@@ -235,7 +235,7 @@ class Outbox:
     def _row(self, seq: int) -> UsageInterval:
         quarter, gpu = divmod(seq - 1, self.gpus)
         start, whole = self.start_ms + quarter * self.span_ms, self.span_ms * 1000
-        pod = Holder(kind="pod", uid=f"{self.node}-pod-{gpu}", namespace=self.namespace, name=f"p-{gpu}")
+        pod = Holder(kind="pod", uid=f"{self.node}-pod-{gpu}", namespace=self.namespace, name=f"{self.namespace}-{gpu}")
         return UsageInterval(
             seq=seq, start_ms=start, end_ms=start + self.span_ms, gpu_uuid=f"{self.node}-{gpu}", gpu_model="H100",
             holder=pod, capacity_us=whole, allocated_us=whole, busy_us=whole // 97 * (seq % 97),
