@@ -428,7 +428,8 @@ class Siege:
 
     def _agents_known(self) -> bool:
         now = time.time_ns() // 1_000_000
-        return {key[0] for key in self._usage(now - 600_000, now, "node")} >= set(SCENARIOS)
+        found = self._usage(now - 600_000, now, "node,gpu")
+        return all(allocated(found.get(held, {})) for held in HELD.items())
 
     def _compare(self, begin_ms: int) -> None:
         outcome = self.outcome
