@@ -7,8 +7,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 LOADED := $(VENV)/.loaded
 ARGS   ?=
-# A process more than there are cores: some tests wait for what they start.
-PARALLEL = -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+# As many processes as there are cores: each more imports and collects the whole suite once more.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)') --dist worksteal
 # Each with a control plane of its own; what a module has started serves all its tests.
 PARALLEL_REAL = -n 2 --dist loadfile
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
+from types import ModuleType
 
 _OPERATORS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -84,6 +88,32 @@ def wrong_by_line(tree: ast.Module) -> dict[int, list[Callable[[], str]]]:
     return found
 
 
+def _is_ours(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return (
+        bool(file) and Path(file).is_relative_to(Path.cwd()) and ".venv" not in file and module.__name__ != "__main__"
+    )
+
+
+def _run(options: list[str]) -> int:
+    import pytest
+
+    return int(pytest.main(options))
+
+
+def _in_a_process_of_its_own(options: list[str]) -> tuple[bool, str]:
+    """Whether the tests pass, and what pytest says."""
+    with TemporaryFile("w+") as said:
+        child = os.fork()
+        if not child:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            os._exit(_run(options))
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        return status == 0, said.read()
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="+", type=Path, help="files, for example accountant/lake/publisher.py")
@@ -93,6 +123,11 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(own)
     drawn = random.Random(given.seed)  # noqa: S311 - draws places, no secrets
     places = [(module, line) for module in given.modules for line in wrong_by_line(ast.parse(module.read_bytes()))]
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    with redirect_stdout(StringIO()):
+        _run(["--collect-only", *options])  # what is imported now, no process imports again
+    for name in [name for name, one in sys.modules.items() if _is_ours(one)]:
+        del sys.modules[name]
     survived = 0
     for module, line in drawn.sample(places, min(given.count, len(places))):
         source = module.read_text("utf-8")
@@ -100,15 +135,12 @@ def main(argv: list[str]) -> int:
         what = drawn.choice(wrong_by_line(tree)[line])()
         module.write_text(ast.unparse(tree), "utf-8")
         try:
-            run = subprocess.run(  # noqa: S603 - the arguments of whoever calls this
-                [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            )  # fmt: skip
+            passed, said = _in_a_process_of_its_own(options)
         finally:
             module.write_text(source, "utf-8")
-        survived += run.returncode == 0
-        by = next((one.split(" - ")[0] for one in run.stdout.splitlines() if one.startswith(("FAILED", "ERROR"))), "")
-        print(f"{'survived' if run.returncode == 0 else 'caught  '} {module}:{line}: {what}   {by}", flush=True)
+        survived += passed
+        by = next((one.split(" - ")[0] for one in said.splitlines() if one.startswith(("FAILED", "ERROR"))), "")
+        print(f"{'survived' if passed else 'caught  '} {module}:{line}: {what}   {by}", flush=True)
     print(f"{survived} survived")
     return bool(survived)
 

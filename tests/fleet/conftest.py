@@ -12,6 +12,7 @@ import pytest
 
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake.query_engines import DuckDbEngine
+from accountant.prices.price_book import Billing, IdlePolicy
 from tests.lake.comparison_queries import ROWS, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK
 
@@ -55,6 +56,27 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoLedgers]:
         engine = DuckDbEngine(north.connect())
         stack.callback(engine.close)
         yield TwoLedgers(place, north, south, engine)
+
+
+@pytest.fixture(scope="session")
+def two_currencies() -> Iterator[PublishedLedger]:
+    """The ledger `b`, in euros; in the same lake `a` is in dollars."""
+    euros: Any = BOOK.model_copy(update={"currency": "EUR"})
+    with published(name="a") as dollars, published(_lake(dollars), name="b", book=euros) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def billed_by_busy_time() -> Iterator[PublishedLedger]:
+    """The ledger `south`, which bills shared GPUs by busy time; in the same lake `north` does not."""
+    lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
+    with published(name="north") as north, published(_lake(north), name="south", book=lent) as found:
+        yield found
+
+
+def _lake(known: PublishedLedger) -> str:
+    assert known.settings.lake is not None
+    return known.settings.lake.warehouse
 
 
 @pytest.fixture

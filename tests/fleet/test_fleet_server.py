@@ -28,7 +28,6 @@ from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake.query_engines import DuckDbEngine
-from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports.focus_export import unpack
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import Metrics
@@ -39,7 +38,7 @@ from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.deadlines import patience_s, until
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import HOUR, JOB, SPAN, PublishedLedger, published
-from tests.ledger.busy_ledger import BOOK, HAND
+from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import MINUTE, START_MS
 
 HERE = "http://127.0.0.1"
@@ -173,16 +172,15 @@ def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLed
     assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10&team=blue").text)} == {"blue"}
 
 
-def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missing(tmp_path: Path) -> None:
-    lent = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
-    lake = str(tmp_path / "lake")
-    with published(lake, name="north"), published(lake, name="south", book=lent) as south:
-        engine = DuckDbEngine(south.connect())
-        service = FleetService(Settings(auth="off"), Fleet(engine), south.clock)
-        page = TestClient(service.app, base_url=HERE).get("/fleet/jobs?month=2026-10").text
-        assert {row[1] for row in _table(page)} == {"north"}
-        assert "Not listed: south: its price book bills shared GPUs by busy time" in page
-        engine.close()
+def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missing(
+    billed_by_busy_time: PublishedLedger,
+) -> None:
+    engine = DuckDbEngine(billed_by_busy_time.connect())
+    service = FleetService(Settings(auth="off"), Fleet(engine), billed_by_busy_time.clock)
+    page = TestClient(service.app, base_url=HERE).get("/fleet/jobs?month=2026-10").text
+    assert {row[1] for row in _table(page)} == {"north"}
+    assert "Not listed: south: its price book bills shared GPUs by busy time" in page
+    engine.close()
 
 
 def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
@@ -269,54 +267,54 @@ def test_opencost_answers_for_all_ledgers_with_the_sum_of_theirs(client: TestCli
     assert sum(one["totalCost"] for one in together["data"][0].values()) > 0
 
 
-def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(client: TestClient, tmp_path: Path) -> None:
+def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(
+    client: TestClient, two_currencies: PublishedLedger
+) -> None:
     found = client.get("/opencost/clusterInfo").json()["data"]["name"].split(", ")
     own = [client.get(f"/clusters/{name}/opencost/clusterInfo").json()["data"]["name"] for name in ("north", "south")]
     assert set(found) == {name for one in own for name in one.split(", ")}
     assert client.get("/opencost/getConfigs").json()["data"]["currencyCode"] == "USD"
-    euros: Any = BOOK.model_copy(update={"currency": "EUR"})
-    with published(str(tmp_path / "lake"), name="a"), published(str(tmp_path / "lake"), name="b", book=euros) as known:
-        engine = DuckDbEngine(known.connect())
-        service = FleetService(Settings(auth="off"), Fleet(engine), known.clock)
-        mixed = TestClient(service.app, base_url="http://127.0.0.1")
-        window = "window=2026-10-01T00:00:00Z,2026-10-01T03:00:00Z"
-        refused = mixed.get(f"/opencost/allocation?{window}&aggregate=cluster")
-        assert refused.status_code == 400
-        assert "amounts in EUR, USD cannot be added up" in refused.text
-        assert mixed.get(f"/clusters/a/opencost/allocation?{window}").status_code == 200
+    engine = DuckDbEngine(two_currencies.connect())
+    service = FleetService(Settings(auth="off"), Fleet(engine), two_currencies.clock)
+    mixed = TestClient(service.app, base_url="http://127.0.0.1")
+    window = "window=2026-10-01T00:00:00Z,2026-10-01T03:00:00Z"
+    refused = mixed.get(f"/opencost/allocation?{window}&aggregate=cluster")
+    assert refused.status_code == 400
+    assert "amounts in EUR, USD cannot be added up" in refused.text
+    assert mixed.get(f"/clusters/a/opencost/allocation?{window}").status_code == 200
 
-        def costs(app: TestClient, asked: str) -> dict[str, float]:
-            (found,) = app.get(f"{asked}?{window}&aggregate=namespace&includeIdle=true").json()["data"]
-            return {name: one["totalCost"] for name, one in found.items()}
+    def costs(app: TestClient, asked: str) -> dict[str, float]:
+        (found,) = app.get(f"{asked}?{window}&aggregate=namespace&includeIdle=true").json()["data"]
+        return {name: one["totalCost"] for name, one in found.items()}
 
-        rates = Rates(to="USD", rates={"EUR": Decimal("1.25")})
-        converting = FleetService(Settings(auth="off"), Fleet(engine, rates), known.clock)
-        rated = TestClient(converting.app, base_url=HERE)
-        assert rated.get("/opencost/getConfigs").json()["data"]["currencyCode"] == "USD"
-        dollars, of_euros = (costs(rated, f"/clusters/{name}/opencost/allocation") for name in ("a", "b"))
-        assert sum(of_euros.values()) > 0
-        assert costs(rated, "/opencost/allocation") == pytest.approx(
-            {name: dollars[name] + of_euros[name] * 1.25 for name in dollars}
-        )
-        source = converting._served["b"].source
-        limits = converting.settings.limits
-        (own, _), (converted, _) = (
-            one.assets(window) for one in (source, AllocationsOfLedgers({"b": source}, known.clock, limits, rates))
-        )
-        assert [one["totalCost"] for one in converted.values()] == pytest.approx(
-            [one["totalCost"] * 1.25 for one in own.values()]
-        )
-        tenths = Rates(to="USD", rates={"EUR": Decimal("1.1")})
-        exact, _ = AllocationsOfLedgers({"b": source}, known.clock, limits, tenths).assets(window)
-        assert [one["totalCost"] for one in exact.values()] == [
-            float(Decimal(str(one["totalCost"])) * Decimal("1.1")) for one in own.values()
-        ], "the rate multiplies prices exactly, not floats"
-        no_rate = Fleet(engine, Rates(to="CHF", rates={"USD": Decimal("0.9")}))
-        refused = TestClient(FleetService(Settings(auth="off"), no_rate, known.clock).app, base_url=HERE).get(
-            f"/opencost/allocation?{window}&aggregate=cluster"
-        )
-        assert (refused.status_code, "no rate from EUR to CHF" in refused.text) == (400, True)
-        engine.close()
+    rates = Rates(to="USD", rates={"EUR": Decimal("1.25")})
+    converting = FleetService(Settings(auth="off"), Fleet(engine, rates), two_currencies.clock)
+    rated = TestClient(converting.app, base_url=HERE)
+    assert rated.get("/opencost/getConfigs").json()["data"]["currencyCode"] == "USD"
+    dollars, of_euros = (costs(rated, f"/clusters/{name}/opencost/allocation") for name in ("a", "b"))
+    assert sum(of_euros.values()) > 0
+    assert costs(rated, "/opencost/allocation") == pytest.approx(
+        {name: dollars[name] + of_euros[name] * 1.25 for name in dollars}
+    )
+    source = converting._served["b"].source
+    limits = converting.settings.limits
+    (own, _), (converted, _) = (
+        one.assets(window) for one in (source, AllocationsOfLedgers({"b": source}, two_currencies.clock, limits, rates))
+    )
+    assert [one["totalCost"] for one in converted.values()] == pytest.approx(
+        [one["totalCost"] * 1.25 for one in own.values()]
+    )
+    tenths = Rates(to="USD", rates={"EUR": Decimal("1.1")})
+    exact, _ = AllocationsOfLedgers({"b": source}, two_currencies.clock, limits, tenths).assets(window)
+    assert [one["totalCost"] for one in exact.values()] == [
+        float(Decimal(str(one["totalCost"])) * Decimal("1.1")) for one in own.values()
+    ], "the rate multiplies prices exactly, not floats"
+    no_rate = Fleet(engine, Rates(to="CHF", rates={"USD": Decimal("0.9")}))
+    refused = TestClient(FleetService(Settings(auth="off"), no_rate, two_currencies.clock).app, base_url=HERE).get(
+        f"/opencost/allocation?{window}&aggregate=cluster"
+    )
+    assert (refused.status_code, "no rate from EUR to CHF" in refused.text) == (400, True)
+    engine.close()
 
 
 def test_nothing_is_written_and_what_is_not_published_is_not_made_up(client: TestClient) -> None:

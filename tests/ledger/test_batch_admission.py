@@ -25,6 +25,7 @@ from accountant.storage.folder_or_object_store import in_folder
 from agent.wire import UNATTRIBUTED, Ack, Gap, Holder, Sharing, Skipped, Slice
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 from tests.shared_files import shared
@@ -306,7 +307,7 @@ def test_whatever_is_accepted_is_archived_and_restored(node, epoch, gpu, name, l
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         archive = in_folder(place / "archive")
-        ledger = open_ledger(place / "a.duckdb", clock, archive=archive)
+        ledger = open_ledger(fresh(place / "a.duckdb"), clock, archive=archive)
         ingest = Ingest(ledger, clock, linger_ms=0)
         holder = Holder(kind="pod", uid="u", namespace=name, name=name)
         plain = hand.batch(hand.fact(1, uid="u", labels={"a": label}), hand.row(2, gpu=gpu, holder=holder))
@@ -318,7 +319,7 @@ def test_whatever_is_accepted_is_archived_and_restored(node, epoch, gpu, name, l
         assert ledger.archive(NOW_MS) is not None
         truth = figures(ledger)
         ledger.close()
-        with closing(open_ledger(place / "b.duckdb", clock, archive=archive)) as restored:
+        with closing(open_ledger(fresh(place / "b.duckdb"), clock, archive=archive)) as restored:
             assert figures(restored) == truth
 
 

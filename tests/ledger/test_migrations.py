@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from accountant.__main__ import main
 from accountant.ledger.protocols import EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.folder_or_object_store import in_folder
@@ -166,22 +167,15 @@ def _accountant(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-def _gputally(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gputally", *words], capture_output=True, text=True, check=False, timeout=patience_s(60)
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("schema", [1, SCHEMAS - 1])
-def test_an_earlier_ledger_is_upgraded_and_checked(schema, tmp_path):
+def test_an_earlier_ledger_is_upgraded_and_checked(schema, tmp_path, capsys):
     place = unpacked(schema, tmp_path)
     with _accountant(tmp_path) as url:
-        _gputally("accountant", "check", "--url", url)
+        assert main(["check", "--url", url]) == 0
+        capsys.readouterr()
         month = ("--start", "2026-10-01", "--end", "2026-11-01")
-        answer = json.loads(_gputally("accountant", "usage", "--by", "node", *month, "--url", url, "--format", "json"))
-    (line,) = answer["lines"]
+        assert main(["usage", "--by", "node", *month, "--url", url, "--format", "json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["lines"]
     assert line["key"] == {"node": "n1"}
     assert line["accounts_gpu_us"]["busy"] > 0
     with duckdb.connect(str(place), read_only=True) as ledger:

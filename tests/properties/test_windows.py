@@ -240,7 +240,7 @@ def test_checkpoints_and_restarts_change_no_answer(
     book(straight, [batch for stream in found for batch in batches(stream, 4)])
     clock = VirtualClock(START_MS + 2 * SPAN_MS)
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.duckdb"
+        path = fresh(Path(folder) / "ledger.duckdb")
         ledger = open_ledger(path, clock)
         try:
             ledger.put_policy(POLICY, START_MS)
