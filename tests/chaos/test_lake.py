@@ -40,7 +40,7 @@ SEED = 20261124
 PUBLISHED = "gputally_lake_published_timestamp_seconds"
 LAKE_FOLDER = "lake"
 MOST_QUARTERS = 18 * 96
-FILES_OF_A_RUN = 40
+FILES_OF_A_RUN = 100
 """About the number of files that one run publishes. Kills are timed by files, independent of the machine's speed."""
 
 

@@ -124,10 +124,10 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
         code, _, err = run_command("check", *asking)
         assert code == 1
         assert err.endswith(
-            "/v1/check: 403 This token may not do that: 'read' lacks the scope 'admin', which this request needs\n"
+            "/v1/check: 403 The caller may not do that: 'read' lacks the scope 'admin', which this request needs\n"
         )
         assert err.count("\n") == 1
-        assert "401 The request needs a valid bearer token" in run_command.refused("usage", "--url", url)
+        assert "401 The caller is not signed in" in run_command.refused("usage", "--url", url)
         assert "not a month" in run_command.refused("report", "2026-13", *asking)
 
 

@@ -305,7 +305,7 @@ def test_what_does_not_exist_is_a_problem_too(accountant, method, path, slug):
 
 def test_ready_follows_the_ledger_and_alive_does_not(accountant):
     running = accountant()
-    assert running.client.get("/readyz").json() == {"status": "ok"}
+    assert running.client.get("/readyz").json() == {"status": "ok", "tasks": {}}
     running.ledger.trouble = LedgerUnavailable("closing")
     assert running.client.get("/readyz").status_code == 503
     assert running.client.get("/livez").status_code == 200

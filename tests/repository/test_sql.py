@@ -66,6 +66,7 @@ OWN = {
         "statement('payers')",
     },
     "accountant/storage/query/usage_sums.py": {
+        "' UNION ALL '.join(ranges)",
         "_listed(gpus)",
         "few",
         "grouping.condition",
@@ -75,6 +76,7 @@ OWN = {
         "grouping.payer",
         "grouping.set_condition",
         "instant",
+        "number",
         "source",
         "statement('sets_of', ids=few)",
         "tag",
