@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 import structlog
 import structlog.testing
+from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
+from starlette.testclient import TestClient
 
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded
@@ -65,6 +67,15 @@ def logs() -> Iterator[list[Any]]:
 def _logging_as_before() -> Iterator[None]:
     """Restore the configuration of logging, which a program that runs in a test changes."""
     with restored_logging():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_event_loop() -> Iterator[None]:
+    """Let the requests of all test clients run in one event loop, as those to a server do. Otherwise each starts a loop
+    of its own, and each document a process, which imports the accountant."""
+    with start_blocking_portal() as portal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TestClient, "portal", portal)
         yield
 
 
