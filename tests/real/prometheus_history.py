@@ -108,7 +108,7 @@ def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
     clock = VirtualClock(pipeline.scenario.start_ms)
     fairshare = Metrics(clock)
     inventory = CollectorRegistry()
-    kind = SimpleNamespace(kind="Node", heard_ms=pipeline.scenario.start_ms, failures=0)
+    kind = SimpleNamespace(kind="Node", heard_ms=pipeline.scenario.start_ms, failures=0, unreadable=0)
     inventory.register(FunctionCollector(partial(inventory_metrics, SimpleNamespace(kinds=[kind]), clock)))  # type: ignore[arg-type]
 
     def scrape(now_ms: int) -> None:

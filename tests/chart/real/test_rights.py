@@ -37,12 +37,13 @@ VERSIONS = {
     "scheduling.run.ai/queues": ("v2", "Queue"), "scheduling.run.ai/podgroups": ("v2alpha2", "PodGroup"),
     "kai.scheduler/schedulingshards": ("v1", "SchedulingShard"), "kai.scheduler/configs": ("v1", "Config"),
     "kueue.x-k8s.io/clusterqueues": ("v1beta2", "ClusterQueue"), "kueue.x-k8s.io/cohorts": ("v1beta2", "Cohort"),
+    "kueue.x-k8s.io/resourceflavors": ("v1beta2", "ResourceFlavor"),
     "kueue.x-k8s.io/localqueues": ("v1beta2", "LocalQueue"), "kueue.x-k8s.io/workloads": ("v1beta2", "Workload"),
     "scheduling.volcano.sh/queues": ("v1beta1", "Queue"), "scheduling.volcano.sh/podgroups": ("v1beta1", "PodGroup"),
     "batch.volcano.sh/jobs": ("v1alpha1", "Job"),
 }  # fmt: skip
 """Versions and kinds that the programs name; those of owners come from discovery."""
-CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "schedulingshards", "configs"}
+CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "resourceflavors", "schedulingshards", "configs"}
 
 
 class Right(NamedTuple):

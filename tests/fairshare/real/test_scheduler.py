@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trustme
 
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare
+from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare, sides_of
+from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import QUEUE_LABEL, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
@@ -37,10 +38,14 @@ class Cockpit:
     def room(self) -> ExtenderView:
         pods: list[Pod] = []
         self.real.scan(POD, lambda obj: pods.extend([pod] if (pod := read_pod(obj)) else []))
+        index = PodIndex()
+        for pod in pods:
+            index.change(pod.uid, pod)
+        queues = {pod.ref: pod.ref.removeprefix("policy:") for pod in pods} | {
+            f"policy:{name}": name for name in self.shares
+        }
         gpus = {f"gpu-{i}": 8.0 for i in range(3)}
-        return ExtenderView(
-            gpus, {pod.uid: pod for pod in pods}, self.shares, lambda pod: pod.ref.removeprefix("policy:")
-        )
+        return ExtenderView(gpus, index, self.shares, queues, sides_of(self.shares, queues))
 
     def pod(self, name: str, gpus: int, queue: str, **spec: Any) -> None:
         container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
