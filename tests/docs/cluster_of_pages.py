@@ -44,6 +44,8 @@ LATENCIES = "\n".join(
 
 def furnish(server: ApiServer) -> None:
     """Create the objects that all pages share."""
+    runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
+    server.request("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)
     server.define("karpenter.sh", "v1", "nodepools", "NodePool", namespaced=False)
     growing = {"metadata": {"name": "fast"}, "provisioner": "csi.example", "allowVolumeExpansion": True}
     server.request("POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
