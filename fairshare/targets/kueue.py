@@ -224,17 +224,25 @@ class KueueAdapter(Adapter):
         found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
         live, unreadable = read_each(workloads, _live)
-        nodes = _quotas(queues, cohorts, live if any(kind in seen for kind in WORKLOADS) else None)
+        pools = {name: tuple(_gpu_quotas(obj)) for name, obj in queues.items()}
+        of_cohorts = {name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj)} for name, obj in cohorts.items()}
+        flavors = sorted(
+            {(quota.flavor, quota.resource) for quota in chain.from_iterable(pools.values())}.union(
+                *of_cohorts.values()
+            )
+        )
+        listed = any(kind in seen for kind in WORKLOADS)
+        nodes = _quotas(queues, pools, live if listed else None) | {
+            _pool(_title(obj), *flavor): _quota(obj, of_cohorts[name].get(flavor) or _FlavorQuota(*flavor), 0.0)
+            for name, obj in cohorts.items()
+            for flavor in flavors
+        }
         quotas = QuotaTree(nodes)
         selectors = {
             obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
             for obj in _objects(seen, FLAVORS)
         }
-        pools = {name: tuple(_gpu_quotas(obj)) for name, obj in queues.items()}
         gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods)
-        flavors = sorted(
-            {(each.flavor, each.resource) for each in chain(*pools.values(), *map(_gpu_quotas, cohorts.values()))}
-        )
 
         def pools_of(obj: Object) -> list[str]:
             """Return the quotas of a queue, one per flavor and resource."""
@@ -254,7 +262,8 @@ class KueueAdapter(Adapter):
             static = _counts_history(obj, kind, queues, configuration)
             queue = target_queue(obj, kind, number, static=static, unset=UNSET)
             demand = demand_of.get(name, Standing(_reserved(obj), _reserved(obj)))
-            most = fsum(map(quotas.maximum, pools_of(obj))) if pools_of(obj) else inf
+            own = pools_of(obj)
+            most = fsum(map(quotas.maximum, own)) if own else inf
             return queue, Standing(
                 demand.requested,
                 demand.allocated,
@@ -268,7 +277,7 @@ class KueueAdapter(Adapter):
         weighted = {name: found.found[name] for name in known.queues}
         conditions = (
             _effective(policy, configuration, weighted, queues),
-            _in_sync(policy, owner, weighted, nodes, pools_of, stopped),
+            _in_sync(policy, owner, weighted, nodes, quotas, pools_of, stopped),
         )
         evictions, of_evictions = read_each(workloads, _eviction_reader(gangs, owner))
         return replace(
@@ -447,9 +456,9 @@ class _FlavorQuota:
 
     flavor: str
     resource: str
-    nominal: float
-    borrows: float
-    lends: float
+    nominal: float = 0.0
+    borrows: float = UNLIMITED
+    lends: float = UNLIMITED
 
 
 def _gpu_quotas(obj: Object) -> Iterator[_FlavorQuota]:
@@ -472,29 +481,25 @@ def _is_gpu(resource: str) -> bool:
 
 
 def _quotas(
-    queues: Mapping[str, Object], cohorts: Mapping[str, Object], workloads: Sequence[_Live] | None
+    queues: Mapping[str, Object],
+    pools: Mapping[str, Sequence[_FlavorQuota]],
+    workloads: Sequence[_Live] | None,
 ) -> dict[str, Quota]:
-    """Return the quotas of every ClusterQueue and Cohort, one per flavor and resource, by the names of `_pool`.
+    """Return the quotas of every ClusterQueue, one per flavor and resource, by the names of `_pool`.
 
+    pools: the quotas of each ClusterQueue.
     workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
-    of_queues = {name: list(_gpu_quotas(obj)) for name, obj in queues.items()}
-    of_cohorts = {name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj)} for name, obj in cohorts.items()}
     used: dict[tuple[str, str, str], list[float]] = {}
     for each in workloads or ():
-        for (flavor, resource), amount in _known_uses(each, of_queues.get(each.cluster_queue, ())).items():
+        for (flavor, resource), amount in _known_uses(each, pools.get(each.cluster_queue, ())).items():
             used.setdefault((each.cluster_queue, flavor, resource), []).append(amount)
     quotas: dict[str, Quota] = {}
     for name, obj in queues.items():
         reserved = _reservations(obj) if workloads is None else {}
-        for quota in of_queues[name]:
+        for quota in pools[name]:
             key = (quota.flavor, quota.resource)
             taken = reserved.get(key, 0.0) if workloads is None else fsum(used.get((name, *key), ()))
             quotas[_pool(_title(obj), *key)] = _quota(obj, quota, taken)
-    flavors = {(quota.flavor, quota.resource) for found in of_queues.values() for quota in found}
-    for name, obj in cohorts.items():
-        for key in sorted({*flavors, *chain.from_iterable(of_cohorts.values())}):
-            own = of_cohorts[name].get(key, _FlavorQuota(*key, 0.0, UNLIMITED, UNLIMITED))
-            quotas[_pool(_title(obj), *key)] = _quota(obj, own, 0.0)
     return quotas
 
 
@@ -765,6 +770,7 @@ def _in_sync(
     owner: Mapping[str, QueuePolicy],
     weighted: Mapping[str, Object],
     nodes: Mapping[str, Quota],
+    quotas: QuotaTree,
     pools_of: Callable[[Object], Sequence[str]],
     stopped: Sequence[str],
 ) -> Condition:
@@ -772,8 +778,7 @@ def _in_sync(
     flavors add up to the policy's.
 
     weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas.
-    nodes: all quotas. pools_of: returns the names of a queue's own."""
-    quotas = QuotaTree(nodes)
+    nodes, quotas: all quotas, and their trees. pools_of: returns the names of a queue's own."""
     differing: list[str] = []
     unknown: list[str] = []
     cohorts_below: dict[str | None, dict[str, list[str]]] = {}
