@@ -107,6 +107,16 @@ def _unreadable(obj: Object, error: Exception) -> str:
     return f"{obj.get('kind', 'object')} {name}: {error_summary(error)[:MOST_FAULT]}"
 
 
+def path_from_root(name: str, parents: Mapping[str, object]) -> list[str]:
+    """Return the names of the queues above a queue, from the root, and its own. In a cycle each counts once.
+
+    parents: the name of each queue's parent, empty for none."""
+    path = [name]
+    while (above := str(parents.get(path[0]) or "")) and above not in path:
+        path.insert(0, above)
+    return path
+
+
 def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
     """Describe each setting of a target's object that differs from the policy.
 

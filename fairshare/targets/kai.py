@@ -48,6 +48,7 @@ from fairshare.core.scheduler_queue_objects import (
     in_sync,
     match,
     owners,
+    path_from_root,
     read_each,
     read_queues,
     target_queue,
@@ -525,14 +526,13 @@ def _protections(queues: Sequence[Object], shards: Sequence[Object], label: str)
     Source: KAI pkg/scheduler/plugins/minruntime, resolver.go; pkg/apis/kai/v1/schedulingshard_types.go."""
     by_name = {obj["metadata"]["name"]: obj for obj in queues}
     defaults = {_pool_of_shard(shard): _shard_runtimes(shard) for shard in shards}
+    parents = {name: value_at(obj, ("spec", "parentQueue")) for name, obj in by_name.items()}
     protections: dict[str, Protection] = {}
     for name, obj in by_name.items():
         preempt_s, reclaim_s, by_queue = defaults.get(_label_of(obj, label), (0.0, 0.0, False))
         if preempt_s < 0:
             continue
-        path = [name]
-        while (above := str(value_at(by_name.get(path[0], {}), ("spec", "parentQueue")) or "")) and above not in path:
-            path.insert(0, above)
+        path = path_from_root(name, parents)
         stated = [
             tuple(
                 duration_s(value_at(by_name.get(each, {}), ("spec", key)))

@@ -51,6 +51,7 @@ from fairshare.core.scheduler_queue_objects import (
     in_sync,
     match,
     owners,
+    path_from_root,
     read_each,
     read_queues,
     target_queue,
@@ -116,7 +117,7 @@ class VolcanoAdapter(Adapter):
             in_status = gpus(value_at(obj, ("status", "allocated")))
             demand = demand_of.get(name, Standing(in_status, in_status))
             requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
-            least, most = _bounds(obj["metadata"]["name"], by_name)
+            least, most = _bounds(obj["metadata"]["name"], by_name, parents)
             return queue, Standing(
                 requested, allocated, weight, queue.changed_ms, queue.direction, least=least, most=most
             )
@@ -199,28 +200,19 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
 
 def _path(name: str, parents: Mapping[str, Any]) -> str:
     """Return the queue's path, such as `root/eng/team`. Volcano's webhook checks the sums of `deserved` along it."""
-    path = [name]
-    while (above := parents.get(path[0])) and above not in path:
-        path.insert(0, str(above))
+    path = path_from_root(name, parents)
     return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
-def _bounds(name: str, queues: Mapping[str, Object]) -> tuple[float, float]:
+def _bounds(name: str, queues: Mapping[str, Object], parents: Mapping[str, Any]) -> tuple[float, float]:
     """Return the GPUs that Volcano reserves for a queue (`guarantee`), and the most that it gives to it, by its own
     `capability` and those of the queues above it.
 
     Source: Volcano pkg/scheduler/plugins/proportion/proportion.go and plugins/capacity/capacity.go."""
     least = gpus(value_at(queues[name], ("spec", "guarantee", "resource")))
-    most, path = UNLIMITED, [name]
-    while (obj := queues.get(path[-1])) is not None:
-        capability = value_at(obj, ("spec", "capability"))
-        if isinstance(capability, Mapping) and GPU in capability:
-            most = gpus(capability) if most == UNLIMITED else min(most, gpus(capability))
-        above = value_at(obj, ("spec", "parent")) or ""
-        if above in path:
-            break
-        path.append(above)
-    return least, most
+    capabilities = (value_at(queues.get(each, {}), ("spec", "capability")) for each in path_from_root(name, parents))
+    limits = [gpus(each) for each in capabilities if isinstance(each, Mapping) and GPU in each]
+    return least, min(limits, default=UNLIMITED)
 
 
 def _in_sync(policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[str, Object]) -> Condition:
