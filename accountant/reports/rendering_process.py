@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import anyio
 import structlog
-from anyio import CapacityLimiter, from_thread, move_on_after, to_process, to_thread
+from anyio import CancelScope, CapacityLimiter, from_thread, move_on_after, to_process, to_thread
 
 from accountant.core.errors import CannotRender
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form
@@ -56,11 +56,13 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
             loop.call_soon_threadsafe(scope.cancel)
 
         with work.stoppable(stop) if work is not None else nullcontext():
+            # The turns of requests (`gputally.server.turns`) limit the documents at one time.
+            one = CapacityLimiter(1)
             try:
-                # The turns of requests (`gputally.server.turns`) limit the documents at one time.
-                return await to_process.run_sync(
-                    _limited, function, *arguments, cancellable=True, limiter=CapacityLimiter(1)
-                )
+                # A process whose start is cancelled would be left running, so one is started first, whatever happens.
+                with CancelScope(shield=True):
+                    await to_process.run_sync(os.getpid, limiter=one)
+                return await to_process.run_sync(_limited, function, *arguments, cancellable=True, limiter=one)
             except (anyio.BrokenWorkerProcess, MemoryError) as error:
                 if isinstance(error, anyio.BrokenWorkerProcess) and error.args:
                     # The process cannot load this program's main module, a script of the operator's. The document is

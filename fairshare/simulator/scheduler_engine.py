@@ -474,7 +474,8 @@ def collect(
             held[q] -= victim.gpus
         freed += victim.gpus
         victims.append(victim)
-    return _without_surplus(victims, freed - missing) if _fair(gang, victims, held, tree, shares) else []
+    victims = _without_surplus(victims, freed - missing)
+    return victims if _fair(gang, victims, tree, shares) else []
 
 
 def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterator[Gang]:
@@ -514,9 +515,13 @@ def _fullness(held: float, share: float) -> float:
     return held / share if share > 0 else inf if held > 0 else 0.0
 
 
-def _fair(gang: Gang, victims: Sequence[Gang], held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
+def _fair(gang: Gang, victims: Sequence[Gang], tree: QueueTree, shares: Sequence[float]) -> bool:
     """Return True if the gang's queue, and each queue above it, ends up no fuller than its siblings that lose GPUs."""
-    giving = {q for victim in victims for q in tree.path(victim.queue)}
+    held, giving = list(tree.held), set[int]()
+    for victim in victims:
+        for q in tree.path(victim.queue):
+            held[q] -= victim.gpus
+            giving.add(q)
     for mine in tree.path(gang.queue):
         full = _fullness(held[mine] + gang.gpus, shares[mine])
         if full > 1 + EPSILON and any(

@@ -268,6 +268,14 @@ def trees(draw: st.DrawFn) -> tuple[Rows, str, int]:
     return rows, "x0", gang
 
 
+def test_a_job_that_is_spared_at_the_end_counts_as_running() -> None:
+    rows: Rows = {
+        "x": ("", 0, 1, []), "x0": ("x", 0, 4, []), "x1": ("x", 0, 0, [1]),
+        "y": ("", 0, 1, []), "y0": ("y", 0, 0, [1, 1, 4]), "y1": ("y", 0, 0, [1, 2]),
+    }  # fmt: skip
+    assert _victims(rows, "x0", 4) == []
+
+
 @settings(max_examples=examples(33, 200))
 @given(trees())
 def test_victims_along_a_tree_are_lawful_and_no_quota_is_broken(case: tuple[Rows, str, int]) -> None:

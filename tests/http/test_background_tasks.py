@@ -190,7 +190,7 @@ def test_the_threads_of_a_service_go_on_after_a_defect(archiving, clock):
         assert twice.acquire(timeout=30)
         again = (twice.acquire(timeout=0.2) or clock.advance(60_000) for _ in range(150))
         assert any(again), "the thread has ended"
-        assert service.tasks.states()["maintenance"].fault is None
+        until(lambda: service.tasks.states()["maintenance"].fault is None, "the round that has begun should end")
         assert set(service.tasks.states()) >= {
             "archive", "backup", "checkpoint", "correct", "inventory", "ledger-writer", "maintenance", "pages",
             "windows",

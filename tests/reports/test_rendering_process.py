@@ -6,8 +6,10 @@ import os
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio import to_thread
 
@@ -58,6 +60,26 @@ def test_a_document_does_not_wait_for_two_others() -> None:
             others.cancel_scope.cancel()
 
     anyio.run(scenario)
+
+
+def children() -> set[int]:
+    """Return the processes that this one has started, without those that have ended and were asked for their status."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def test_a_document_that_is_called_off_while_its_process_starts_leaves_no_process() -> None:
+    before = children()
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as asked:
+            asked.start_soon(rendering_process.apart, time.sleep, 600)
+            while children() == before:
+                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
+            asked.cancel_scope.cancel()
+
+    anyio.run(scenario)
+    assert children() == before
 
 
 def test_a_machine_may_allow_less_memory() -> None:
