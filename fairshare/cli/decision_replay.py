@@ -116,13 +116,18 @@ def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResul
 
 
 def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, recorded, recomputed) of the weight and of every step of its computation."""
+    """Yield (name, recorded, recomputed) of the weight and of every step of its computation.
+
+    A write that restored the weight from before gputally has no weight of the law. A write of another value than the
+    law's has a reason of its own, and the law's beside it (`why`)."""
+    if decision.value is None and "explanation" not in decision.inputs:
+        return
     weight = next((w for w in weighing.weights if w.queue == decision.subject), None)
     yield "value", decision.value, weight.value if weight is not None else None
     if weight is None:
         return
     yield "previous", decision.previous, weight.previous
-    yield "reason", decision.reason, weight.why
+    yield "reason", decision.inputs.get("why", decision.reason), weight.why
     recorded: Any = decision.inputs.get("explanation", {})
     fresh = plain(weight.explanation)
     yield from _leaves("", recorded, fresh)

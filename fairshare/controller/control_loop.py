@@ -220,7 +220,7 @@ class Controller:
                 target = _with_unfinished(target, finished)
                 events += target_events
                 if usable is not None:
-                    decisions += weight_decisions(target, self._recorder.news(target), usable, version, now_ms)
+                    decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
                     target, preemption_decisions = self._preempt(
                         target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading
                     )
@@ -248,10 +248,12 @@ class Controller:
         report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
         if not silent:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
+            state = status_config_map.remember(memory, version)
+            state |= self._preemptions.state() | self._preemption_counts.state(self._policy)
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
-            state = status_config_map.remember(memory, version) | self._preemptions.state() if leading() else None
-            self._recorder.publish(report, state)
-            self._recorder.deliver(decisions, accountant_away=window is None)
+            self._recorder.publish(report, state if leading() else None)
+            if self._recorder.deliver(decisions, accountant_away=window is None):
+                self._preemptions.delivered()
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report
         if self._observe is not None:
@@ -275,6 +277,7 @@ class Controller:
         self._memory |= status_config_map.memories(status)
         self._recorder.resume(status)
         self._preemptions.restore(status)
+        self._preemption_counts.restore(status)
         return True
 
     def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
@@ -350,6 +353,7 @@ class Controller:
                 policy, window = self._counted_by(observation.history, window)
             except AccountantUnavailable as error:
                 return _degraded(report, "AccountantUnavailable", str(error)), []
+            report = replace(report, window=window, history=observation.history)
             inputs = WeightInputs(
                 policy, window, standings, gpus, now_ms, memory, exhausted, capacity.devices, capacity.pools
             )
@@ -389,7 +393,7 @@ class Controller:
         use itself. Raises AccountantUnavailable."""
         if history is None:
             return self._policy, window
-        policy = self._policy.model_copy(update={"k": history.k, "window": history.window, "law": "kai"})
+        policy = history.applied_to(self._policy)
         if (policy.window, "allocated") != (self._policy.window, self._policy.measure):
             window = self._accountant.window(policy.window, "allocated", window.end_ms, policy.min_coverage)
         return policy, window

@@ -9,8 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from accountant.wire.policy_models import Decision, Policy, UsageWindow
-from fairshare.core.queues_and_weights import Condition, Entitlement, FleetWindow, Gang, Quota, Standing, Weight
+from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
+from fairshare.core.queues_and_weights import (
+    Condition,
+    Entitlement,
+    FleetWindow,
+    Gang,
+    Quota,
+    SchedulerHistory,
+    Standing,
+    Weight,
+)
 from fairshare.laws.feedback_laws import Memory
 from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
@@ -46,7 +55,9 @@ class TargetReport:
     devices: physical GPUs behind `gpus`; None if the number is the same.
     preemption: None while it is off.
     quotas: the target's own quotas, if it admits work by quota.
-    pools: parts that are divided separately; empty if `gpus` are divided as one."""
+    pools: parts that are divided separately; empty if `gpus` are divided as one.
+    window: the usage that counted; None if no weight was computed.
+    history: how the scheduler counts past use by itself, if it does."""
 
     target: str
     mode: Mode
@@ -66,6 +77,8 @@ class TargetReport:
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pools: tuple[Pool, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
+    window: UsageWindow | None = None
+    history: SchedulerHistory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +127,17 @@ def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
 
 
 def weight_decisions(
-    target: TargetReport, news: tuple[Outcome, ...], window: UsageWindow, policy_version: str, at_ms: int
+    target: TargetReport, news: tuple[Outcome, ...], policy_version: str, at_ms: int
 ) -> tuple[Decision, ...]:
     """Return the record of the cycle's inputs, then one record for each outcome in `news`; empty without news."""
-    if not news:
+    if not news or target.window is None:
         return ()
     cycle = f"{policy_version}/{at_ms}/{target.target}"
     inputs: dict[str, Any] = {
-        "window": window.model_dump(mode="json"),
+        "window": target.window.model_dump(mode="json"),
         "standings": {queue: plain(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
+        **({"history": _history_to_json(target.history)} if target.history is not None else {}),
         **({"pools": [plain(pool) for pool in target.pools]} if target.pools else {}),
         **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
@@ -157,6 +171,7 @@ def weight_decisions(
                 "result": outcome.result,
                 "detail": outcome.detail,
                 **({"explanation": plain(weight.explanation)} if weight is not None else {}),
+                **({"why": weight.why} if weight is not None and weight.why != apply.why else {}),
             },
             **common,
         )
@@ -165,6 +180,10 @@ def weight_decisions(
         Decision(id=cycle, subject=EVERYTHING, reason="the inputs of this cycle", inputs=inputs, **common),
         *map(record, news),
     )
+
+
+def _history_to_json(history: SchedulerHistory) -> dict[str, Any]:
+    return {"k": history.k, "window": history.window.model_dump(mode="json")}
 
 
 def replay_weights(policy: Policy, cycle: Decision) -> WeightResult:
@@ -184,6 +203,10 @@ def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
         )
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
+    history = inputs.get("history")
+    if history is not None:
+        window_spec = WindowSpec.model_validate(history["window"])
+        policy = SchedulerHistory(history["k"], window_spec).applied_to(policy)
     recorded = inputs["window"]
     window = (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
     exhausted = frozenset(inputs.get("exhausted", ()))

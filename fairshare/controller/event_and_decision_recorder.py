@@ -121,8 +121,9 @@ class CycleRecorder:
             except ClusterError:
                 continue
 
-    def deliver(self, decisions: Sequence[Decision], *, accountant_away: bool) -> None:
-        """Post these decisions and the pending ones. After a failure they wait for the next cycle.
+    def deliver(self, decisions: Sequence[Decision], *, accountant_away: bool) -> bool:
+        """Post these decisions and the pending ones. After a failure they wait for the next cycle. Returns whether none
+        waits.
 
         accountant_away: the report already says that the accountant is unreachable, so a failure sets no further
             condition."""
@@ -133,8 +134,9 @@ class CycleRecorder:
                 self._refused = tuple(self._post(self._pending))
             except AccountantUnavailable as error:
                 self._delivery_error = None if accountant_away else str(error)
-                return
+                return False
             self._pending = []
+        return True
 
     def _post(self, decisions: Sequence[Decision]) -> list[str]:
         """Post decisions, and return why the accountant will never accept some of them.

@@ -465,6 +465,10 @@ class SchedulerHistory:
     k: float
     window: WindowSpec
 
+    def applied_to(self, policy: Policy) -> Policy:
+        """Return the policy by which this scheduler divides."""
+        return policy.model_copy(update={"k": self.k, "window": self.window, "law": "kai"})
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

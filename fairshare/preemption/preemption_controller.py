@@ -7,20 +7,22 @@ The state contains:
 - the recorded outcomes, so that each is recorded once
 - the victims that the cluster does not allow to be stopped
 
-The first two are also in the status ConfigMap and survive a restart. Without them the limits would allow too much, and
-grace periods would begin again.
+The first three are also in the status ConfigMap and survive a restart. Without them the limits would allow too much,
+grace periods would begin again, and the accountant would get the same outcomes again.
 
 `PreemptionCounts` counts, for each queue, the workloads (not pods) of other queues that were stopped for it since the
-last cycle, by the target's scheduler (`Observation.evictions`) or by the controller. The first cycle counts no
-evictions by the scheduler, because their age is unknown. These counts are only in memory, so a restart loses at most
-those of one cycle. Volcano's scheduler does not state for which queue it evicts, so with Volcano only the controller's
-own evictions are counted.
+last cycle, by the target's scheduler (`Observation.evictions`) or by the controller. Its state is in the status
+ConfigMap as well: after a restart, an eviction that was counted before does not count again, and those that the
+scheduler made meanwhile count. Without that state the first cycle counts no evictions by the scheduler, because their
+age is unknown. Volcano's scheduler does not state for which queue it evicts, so with Volcano only the controller's own
+evictions are counted.
 
 A preemption by hand follows the controller's rules and limits, for a single workload. The workload's priority class and
 waiting time do not matter. It is refused while usage is old, its coverage is low, or too many nodes have no agent."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Literal
@@ -54,12 +56,18 @@ from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Object, node_
 KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """The controller's entries in the ConfigMap."""
+OUTCOMES_KEY = "recorded-outcomes"
+COUNTED_KEY = "counted-evictions"
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 """The ConfigMap's entry of preemptions by hand, and its field manager. The controller changes neither."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
 _PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
 """Decodes an entry: the fields of each `PastPreemption`."""
+MOST_COUNTED = 10_000
+"""Largest number of evictions of a target in its entry. Of a target with more, a restart knows none."""
+_OUTCOMES = msgspec.json.Decoder(dict[str, dict[str, str]])
+_COUNTED = msgspec.json.Decoder(dict[str, tuple[list[str], list[tuple[str, str]]]])
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
@@ -82,6 +90,7 @@ class Preemptions:
         self._idle = IdleWatch(usage)
         self._past: tuple[PastPreemption, ...] = ()
         self._recorded: dict[str, RecordedOutcomes] = {}
+        self._delivered: dict[str, RecordedOutcomes] = {}
         self._vetoes: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
 
     def restore(self, config_map: Object) -> None:
@@ -89,11 +98,22 @@ class Preemptions:
         data = config_map.get("data") or {}
         self._past = _read(data.get(KEY, ""))
         self._idle.restore(data.get(IDLE_KEY, ""))
+        recorded = decoded(data.get(OUTCOMES_KEY, ""), _OUTCOMES)
+        self._recorded = dict(recorded or {})
+        self._delivered = dict(self._recorded)
 
     def state(self) -> dict[str, str]:
         """Return the state for the ConfigMap."""
-        texts = {KEY: _text(self._past) if self._past else "", IDLE_KEY: self._idle.state()}
+        texts = {
+            KEY: _text(self._past) if self._past else "",
+            IDLE_KEY: self._idle.state(),
+            OUTCOMES_KEY: msgspec.json.encode(self._delivered).decode() if any(self._delivered.values()) else "",
+        }
         return {key: text for key, text in texts.items() if text}
+
+    def delivered(self) -> None:
+        """Note that the accountant has all outcomes: only then a restart need not record them again."""
+        self._delivered = dict(self._recorded)
 
     def cycle(
         self,
@@ -205,8 +225,26 @@ class PreemptionCounts:
 
     def __init__(self) -> None:
         self._seen: dict[str, frozenset[str]] = {}
+        """By target, digests of the evictions that the cluster showed in the last cycle."""
         self._own: dict[str, frozenset[tuple[str, str]]] = {}
         """By target, pairs of the queue that got the GPUs and the stopped workload."""
+
+    def restore(self, config_map: Object) -> None:
+        """Continue from the state in the ConfigMap."""
+        state = decoded((config_map.get("data") or {}).get(COUNTED_KEY, ""), _COUNTED) or {}
+        self._seen = {target: frozenset(seen) for target, (seen, _) in state.items()}
+        self._own = {target: frozenset(own) for target, (_, own) in state.items()}
+
+    def state(self, policy: Policy) -> dict[str, str]:
+        """Return the state for the ConfigMap; none under a law to which evictions mean nothing."""
+        if policy.law != "deficit":
+            return {}
+        state = {
+            target: (sorted(seen), sorted(self._own.get(target, ())))
+            for target, seen in sorted(self._seen.items())
+            if len(seen) <= MOST_COUNTED
+        }
+        return {COUNTED_KEY: msgspec.json.encode(state).decode()} if state else {}
 
     def record(self, report: PreemptionReport) -> None:
         """Record what the controller stopped in this cycle, for the next one."""
@@ -225,10 +263,11 @@ class PreemptionCounts:
 
         evictions: those of the target's scheduler that the cluster shows now."""
         before = self._seen.get(target)
-        self._seen[target] = frozenset(eviction.id for eviction in evictions)
+        by_digest = {hashlib.sha256(each.id.encode()).hexdigest()[:12]: each for each in evictions}
+        self._seen[target] = frozenset(by_digest)
         new = self._own.pop(target, frozenset())
         if before is not None:
-            new |= {(eviction.queue, eviction.victim) for eviction in evictions if eviction.id not in before}
+            new |= {(each.queue, each.victim) for digest, each in by_digest.items() if digest not in before}
         counts: dict[str, float] = {}
         for queue, _ in new:
             counts[queue] = counts.get(queue, 0.0) + 1.0

@@ -10,6 +10,7 @@ an owner cannot be written. It does not name workloads that a rule protects."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
@@ -185,20 +186,21 @@ def cycle_id(policy: Policy, situation: PreemptionInputs) -> str:
     return f"{policy.version()}/{situation.now_ms}/{situation.target}/preemption"
 
 
-RecordedOutcomes = Mapping[str, tuple[object, ...]]
-"""By claimant, the outcome that was last recorded."""
+RecordedOutcomes = Mapping[str, str]
+"""By claimant, the digest of the outcome that was last recorded."""
 
 
-def outcomes_of(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
-    """Return the part of each verdict whose change leads to a new record: its outcome, and its victims."""
+def outcomes_of(report: PreemptionReport) -> dict[str, str]:
+    """Return a digest of the part of each verdict whose change leads to a new record: its outcome, and its victims."""
     effects = {(stop.claimant, stop.victim.gang.key): stop.effect.result for stop in report.stops}
-    return {
+    outcomes = {
         verdict.claimant: (
             verdict.outcome,
-            tuple(sorted((v.gang.key, effects.get((verdict.claimant, v.gang.key))) for v in verdict.victims)),
+            sorted((v.gang.key, effects.get((verdict.claimant, v.gang.key))) for v in verdict.victims),
         )
         for verdict in report.verdicts
     }
+    return {claimant: hashlib.sha256(repr(each).encode()).hexdigest()[:12] for claimant, each in outcomes.items()}
 
 
 def decisions(policy: Policy, report: PreemptionReport, before: RecordedOutcomes) -> tuple[Decision, ...]:

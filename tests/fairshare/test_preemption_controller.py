@@ -537,6 +537,49 @@ def test_a_schedulers_reclaim_costs_weight(kai_cluster: Cluster, accountant: Acc
     assert {each.reclaims for each in kai.standings.values()} == {0.0}
 
 
+def test_a_restart_counts_what_kueue_preempted_meanwhile_and_nothing_twice(
+    controller_of: Make, accountant: Accountant
+) -> None:
+    """The first preemption is counted before the restart, the second one happens while no controller runs."""
+    first = _workload("a0", "a", _preempted("InCohortReclamation", "uid-b0", "/r/cq-b"))
+    second = _workload("a1", "a", _preempted("InCohortReclamation", "uid-b0", "/r/cq-b"))
+    cluster = cluster_with(*CQS, _workload("b0", "b"), _workload("a0", "a"), node_object())
+    accountant.spend(a=0.5, b=0.5)
+
+    def restarted() -> Any:
+        return controller_of(_policy(), cluster, status_object=StatusObject())
+
+    def counts(report: Any) -> dict[str, float]:
+        (kueue,) = (target for target in report.targets if target.target == "kueue")
+        return {name: each.reclaims for name, each in kueue.standings.items() if name in "ab"}
+
+    loop = restarted()
+    loop.cycle()
+    cluster.load([first])
+    assert counts(loop.later()) == {"a": 0.0, "b": 1.0}
+    cluster.load([second])
+    loop = restarted()
+    assert counts(loop.later()) == {"a": 0.0, "b": 1.0}
+    assert counts(restarted().later()) == {"a": 0.0, "b": 0.0}
+
+
+def test_a_restart_records_a_standing_verdict_only_if_the_accountant_lacks_it(
+    controller: Make, accountant: Accountant
+) -> None:
+    cluster = _keep_a0(_borrowing())
+    cluster.load([budget_object("b", 0, {}), budget_object("c", 0, {})])  # which select every pod
+    accountant.takes_decisions = False
+    controller(cluster).cycle()
+    accountant.takes_decisions = True
+    counts = []
+    for _ in range(3):
+        loop = controller(cluster)
+        loop.cycle()
+        loop.later()
+        counts.append(sum(each.subject == "Pod/ns/b0" for each in accountant.decisions))
+    assert counts == [1, 1, 1]
+
+
 def test_our_own_reclaims_count_as_the_schedulers_do(controller_of: Make, clock: VirtualClock) -> None:
     cluster = _borrowing()
     queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]

@@ -14,12 +14,24 @@ import pytest
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.__main__ import main
+from fairshare.core.scheduler_queue_objects import WeightAnnotations
+from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock, VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import cluster_of, cluster_with, node_object, pod_object, policy_of, queue_object
+from tests.fairshare.builders import (
+    cluster_of,
+    cluster_with,
+    node_object,
+    pod_object,
+    policy_of,
+    queue_object,
+    shard_object,
+)
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
+from tests.fairshare.scheduler_objects import DATABASE, SCOPED, cluster_queue, local_queue
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 
@@ -80,6 +92,35 @@ def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(decided: Rec
         assert main(["replay", cycle.id, "--accountant", url, "--format", "json"]) == 0
     (count,) = json.loads(capsys.readouterr().out)
     assert (count["cycle"], count["compared"] > 30) == (cycle.id, True)
+
+
+def _scheduler_with_history(name: str) -> tuple[Policy, list[dict[str, Any]]]:
+    """A queue whose scheduler counts history itself, and a weight of an earlier time on its object."""
+    if name == "kueue":
+        policy = policy_of([{"name": "x", "weight": 2, "refs": ["kueue:ns/x"]}, {"name": "y", "refs": ["kueue:ns/y"]}])
+        queues = [local_queue(), {**local_queue(), "metadata": {"name": "y", "namespace": "ns"}}]
+        return policy, [cluster_queue(**SCOPED), *queues]
+    targets = {"kai": {"apply": "enforce", "mode": "usage"}}
+    written = {"annotations": WeightAnnotations(1.0, 3.0, 0, 1, "v", None, "").annotations()}
+    shard = shard_object(kValue=3, usageDBConfig={**DATABASE, "usageParams": {"windowSize": "6h"}})
+    queues = [queue_object("a", 3, **written), queue_object("b"), queue_object("c"), shard]
+    return policy_of(targets=targets), queues
+
+
+@pytest.mark.parametrize("name", ["kueue", "kai"])
+def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
+    name: str, accountant: Accountant, controller_of: Make, capsys: Capsys
+) -> None:
+    policy, objects = _scheduler_with_history(name)
+    accountant.spend(x=0.6, y=0.1, a=0.7, b=0.2, c=0.1)
+    cluster = MemoryCluster(KINDS, [*objects, node_object(gpus=16)])
+    controller_of(policy, cluster).cycle()
+    day = datetime.fromtimestamp(accountant.decisions[0].at_ms / 1000, UTC).date().isoformat()
+    with serving(_routes(policy, accountant.decisions)) as url:
+        code = main(["replay", day, "--accountant", url, "--format", "json"])
+    (count,) = json.loads(capsys.readouterr().out)
+    assert (code, count["differences"], count["fault"]) == (0, [], "")
+    assert count["compared"] >= 2
 
 
 @pytest.mark.parametrize(
