@@ -76,7 +76,7 @@ from gputally.base.yaml_file import FileFault, read
 from gputally.kubernetes.objects import Api
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
-from gputally.server.host_names import KnownHosts
+from gputally.server.host_names import HostCheck
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from gputally.server.logs_and_metrics import TaskMetrics
 from gputally.server.request_handling import tagged
@@ -302,13 +302,13 @@ class Service:
             usage = kai_usage_api.KaiUsageSource(
                 self.ledger, self._clock, kai, metrics_of_kai, self.book, settings.limits
             )
-            app = KnownHosts(kai_usage_api.create_app(usage), kai.hosts, "kai_usage.hosts")
+            app = HostCheck(kai_usage_api.create_app(usage), kai.hosts, "kai_usage.hosts")
             listeners.append(Listener("kai_usage", app, kai.listen))
         if settings.opencost is not None:
             allocations = AllocationSource(
                 self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits
             )
-            app = KnownHosts(opencost_api.create_app(allocations), settings.opencost.hosts, "opencost.hosts")
+            app = HostCheck(opencost_api.create_app(allocations), settings.opencost.hosts, "opencost.hosts")
             listeners.append(Listener("opencost", app, settings.opencost.listen))
         return tuple(listeners)
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from agent.core import settings
 from agent.core.lean_http_client import Identity
 from agent.core.readings import Snapshot, Source
-from agent.core.settings import Settings
+from agent.core.settings import Settings, comma_separated
 from agent.core.steady_clock import SteadyClock
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics, Exposition
@@ -27,6 +28,7 @@ from agent.upload.uploader import Uploader
 from gputally.base.background_tasks import BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import AgentError
+from gputally.base.host_names import KnownHosts
 from gputally.base.units import MS_PER_DAY
 from gputally.base.version import __version__
 
@@ -100,7 +102,8 @@ def run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
             table = stack.enter_context(LiveTable())
             show = lambda snapshot: table.draw(from_snapshot(snapshot))  # noqa: E731
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show, tasks=tasks)
-        exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive, tasks)
+        hosts = KnownHosts((*comma_separated(chosen.hosts), node, socket.gethostname()), socket.getfqdn)
+        exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive, tasks, hosts)
         stack.callback(exposition.close)
         log.info("agent started", extra={"node": node, "port": exposition.port, "outbox": str(outbox.path)})
         stop = threading.Event()

@@ -209,7 +209,7 @@ def _extender(
 ) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
     tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
-    return serve_extender(host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks)
+    return serve_extender(host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks, hosts=settings.hosts)
 
 
 def _tls(

@@ -21,7 +21,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import https_server
-from gputally.server.host_names import KnownHosts
+from gputally.server.host_names import HostCheck
 from gputally.server.https_server import Tls
 from gputally.server.rate_and_connection_limits import ConnectionLimits
 from gputally.server.request_handling import RequestLog, read_body
@@ -88,7 +88,7 @@ def serve(
     """Serve the probes and the metrics in a thread until the context ends, and yield the base URL. Raises CannotStart.
 
     port: 0 takes a free one.
-    hosts: public host names of the listener (`gputally.server.host_names`)."""
+    hosts: public host names of the listener (`gputally.base.host_names`)."""
 
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")
@@ -103,7 +103,7 @@ def serve(
     app = Starlette(
         routes=[Route("/metrics", exposition), Route("/livez", probe(live)), Route("/readyz", probe(ready))]
     )
-    logged = RequestLog(KnownHosts(app, hosts, "hosts"), "fairshare.http")
+    logged = RequestLog(HostCheck(app, hosts, "hosts"), "fairshare.http")
     with https_server.serve(logged, host, port, limits=LIMITS, name="fairshare-http", tasks=tasks) as url:
         yield url
 
@@ -117,12 +117,14 @@ def serve_extender(
     answered: Callable[[str, float, str], None] | None = None,
     tls: Tls | None = None,
     tasks: BackgroundTasks | None = None,
+    hosts: Collection[str] = (),
 ) -> Iterator[str]:
     """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends, and yield the base URL.
 
     Raises CannotStart.
 
-    answered: called after every response with the verb, the seconds that it took, and `ok`, `late` or `refused`."""
+    answered: called after every response with the verb, the seconds that it took, and `ok`, `late` or `refused`.
+    hosts: public host names of the listener."""
     verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
     async def answer(request: Request) -> Response:
@@ -150,7 +152,7 @@ def serve_extender(
         routes=[Route("/scheduler/{verb}", answer, methods=["POST"])],
         exception_handlers={HTTPException: refuse},  # type: ignore[dict-item]  # a handler of its own exception
     )
-    wrapped = RequestLog(app, "fairshare.http")
+    wrapped = RequestLog(HostCheck(app, hosts, "hosts"), "fairshare.http")
     with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender", tasks=tasks, renew=True) as url:
         yield url
 

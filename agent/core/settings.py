@@ -168,6 +168,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Annotated[
         int, Meta(ge=0, le=65_535, description="Port of /metrics, /livez and /readyz; 0: any free one.")
     ] = 9401
+    hosts: Annotated[
+        str,
+        Meta(
+            description="Public host names under which clients reach the port, separated by commas. Addresses, names "
+            "of the cluster and this machine's own names are always accepted."
+        ),
+    ] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
     ] = "info"

@@ -5,7 +5,7 @@ with the process, as Prometheus expects. Gauges come from the last snapshot. A s
 holder that has ended stay for two scrapes after the last value, or for ten minutes without a scrape.
 
 The server handles at most four requests at a time, five seconds each, and closes further connections. Other paths get
-404. It never blocks the sampling thread."""
+404, and other host names 421. It never blocks the sampling thread."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from agent.metrics.metric_families import DeviceTotals, Family, Operations, Plac
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.errors import AgentError
+from gputally.base.host_names import PRIVATE_HOSTS, KnownHosts, refusal
 from gputally.base.units import MS_PER_MINUTE
 
 if TYPE_CHECKING:
@@ -170,14 +171,21 @@ class Exposition:
 
     text: returns one scrape.
     alive: returns False if sampling hangs; then /livez fails.
-    tasks: the background tasks whose faults make /readyz fail, and in which the server's own thread is entered."""
+    tasks: the background tasks whose faults make /readyz fail, and in which the server's own thread is entered.
+    hosts: the host names under which the server answers."""
 
     def __init__(
-        self, host: str, port: int, text: Callable[[], bytes], alive: Callable[[], bool], tasks: BackgroundTasks
+        self,
+        host: str,
+        port: int,
+        text: Callable[[], bytes],
+        alive: Callable[[], bool],
+        tasks: BackgroundTasks,
+        hosts: KnownHosts = PRIVATE_HOSTS,
     ) -> None:
         self._task = tasks.add("metrics")
         try:
-            self._server = _Server((host, port), text, alive, tasks, self._task)
+            self._server = _Server((host, port), text, alive, tasks, self._task, hosts)
         except OSError as error:
             raise PortUnavailable(
                 f"metrics port {host}:{port} cannot be opened: {error.strerror}; choose another with --listen or --port"
@@ -206,9 +214,10 @@ class _Server(ThreadingHTTPServer):
         alive: Callable[[], bool],
         tasks: BackgroundTasks,
         task: BackgroundTask,
+        hosts: KnownHosts,
     ) -> None:
         super().__init__(address, _Handler)
-        self.text, self.alive, self.tasks = text, alive, tasks
+        self.text, self.alive, self.tasks, self.hosts = text, alive, tasks, hosts
         self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
         self._task = task
 
@@ -244,7 +253,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/metrics":
+        if not self.server.hosts.knows(self.headers["Host"]):
+            self._answer(421, "text/plain", refusal("hosts").encode())
+        elif path == "/metrics":
             self._answer(200, metric_families.CONTENT_TYPE, self.server.text())
         elif path == "/livez":
             alive = self.server.alive()

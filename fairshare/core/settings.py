@@ -53,7 +53,8 @@ class Settings(Model):
     listen: str = "0.0.0.0:9402"
     """host:port of /livez, /readyz and /metrics; port 0 uses a free port."""
     hosts: tuple[str, ...] = ()
-    """Public host names under which clients reach `listen`. Addresses and names of the cluster are always accepted."""
+    """Public host names under which clients reach `listen` and `extender_listen`. Addresses and names of the cluster
+    are always accepted."""
     extender_listen: str = ""
     """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none."""
     extender_certificate: Path | None = None

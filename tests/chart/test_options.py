@@ -27,6 +27,19 @@ def controller_settings(workload: Manifest) -> FairshareSettings:
     return fairshare_settings(None, told, {"policy": "policy.yaml"})
 
 
+def test_every_port_without_credentials_gets_the_public_names(render: Any) -> None:
+    names = {"hosts": ["gpus.example.com", "metrics.example.com"]}
+    more = {"fairshare": {"extender": {"enabled": True}},
+            "accountant": {"kaiUsage": {"enabled": True}, "opencost": {"enabled": True}}}  # fmt: skip
+    found, plain = render(names | more), render(more)
+    (agents,) = found.of("DaemonSet")
+    assert "--hosts=gpus.example.com,metrics.example.com" in agents.pod["containers"][0]["args"]
+    ports = (found.accountant.settings.kai_usage, found.accountant.settings.opencost)
+    assert [*controller_settings(found.fairshare).hosts] == names["hosts"]
+    assert [[*port.hosts] for port in ports if port is not None] == [names["hosts"]] * 2
+    assert "HOSTS" not in str(list(plain))
+
+
 def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
     common = {"runtimeClassName": "nvidia", "privileged": True, "nodeSelector": {"gpu": "yes"}}
     pools = {

@@ -47,6 +47,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a negative quantity", {"accountant": {"resources": {"limits": {"memory": -1}}}}, "memory"),
     ("a GPU for a program of ours", {"agent": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu"),
     ("a cycle of no time", {"fairshare": {"intervalSeconds": 0}}, "intervalSeconds"),
+    ("a host with a port", {"hosts": ["gpus.example.com:9003"]}, "hosts"),
     ("an empty cluster name", {"clusterName": ""}, "clusterName"),
     ("a secret in the values", {"agent": {"token": {"value": "secret"}}}, "value"),
     ("a name in capitals", {"fullnameOverride": "GPU"}, "fullnameOverride"),

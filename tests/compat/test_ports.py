@@ -19,7 +19,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.called_off import CalledOff
 from gputally.base.clock import VirtualClock
-from gputally.server.host_names import is_private
+from gputally.base.host_names import is_private
 from gputally.server.turns import GONE, TurnLimits, Turns
 from tests import empty_ledger
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 import pytest
 import trustme
@@ -325,6 +326,18 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, **head
     connection.request("POST", path, body, headers)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
+
+
+def test_the_extender_answers_under_names_that_no_stranger_can_have(clock: VirtualClock) -> None:
+    """A stranger's name can resolve to the extender's address in a browser (DNS rebinding)."""
+    hosts = ("scheduling.example.com",)
+    with serve_extender("127.0.0.1", 0, Extender(_room, clock), hosts=hosts) as url:
+        for host, status in (
+            ("evil.example.com", 421), ("scheduling.example.com:9403", 200), ("10.1.2.3:9403", 200),
+            ("gputally-extender.gputally.svc:9403", 200),
+        ):  # fmt: skip
+            answer = httpx2.post(url + "/scheduler/prioritize", content=_args(), headers={"Host": host})
+            assert answer.status_code == status, host
 
 
 def test_over_http_with_one_connection_for_many_questions(served: Served) -> None:

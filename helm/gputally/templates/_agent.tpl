@@ -99,6 +99,9 @@ spec:
             - --grace={{ $values.graceSeconds }}
             - --month-zone={{ $root.Values.timezone }}
             - --port={{ int64 $values.port }}
+            {{- with $root.Values.hosts }}
+            - --hosts={{ join "," . }}
+            {{- end }}
             {{- with $values.releaseFile }}
             # The file is in the spool's folder on the node, where the tool that reconfigures MIG creates it.
             - --release-file=/var/lib/gputally/{{ . }}

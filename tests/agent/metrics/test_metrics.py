@@ -40,6 +40,7 @@ from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, Method, PodFacts, Sharing, UsageInterval
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.base.host_names import KnownHosts
 from tests.agent.sample_values import T0
 from tests.hypothesis_examples import examples
 
@@ -424,3 +425,24 @@ def test_more_requests_than_allowed_are_hung_up_on() -> None:
             assert refused.recv(1) == b""
         release.set()
         assert [client.getresponse().read() for client in clients] == [b"ok\n"] * exporter.MAX_REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("10.1.2.3:9401", 200), ("[fd00::1]:9401", 200), ("gpu-node-1", 200), ("agent.gputally.svc:9401", 200),
+        ("metrics.example.com:9401", 200), ("NODE-1.lab.example.com", 200), ("evil.example.com", 421),
+        ("node-1.lab.example.com.evil.example.com", 421), ("", 421),
+    ],
+)  # fmt: skip
+def test_the_port_answers_under_names_that_no_stranger_can_have(host: str, status: int) -> None:
+    """A stranger's name can resolve to the node's address in a browser (DNS rebinding)."""
+    hosts = KnownHosts(("metrics.example.com",), lambda: "node-1.lab.example.com")
+    server = Exposition("127.0.0.1", 0, lambda: b"", lambda: True, BackgroundTasks(VirtualClock(0)), hosts)
+    try:
+        for path in ("/metrics", "/livez", "/readyz"):
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+                connection.request("GET", path, headers={"Host": host})
+                assert connection.getresponse().status == status
+    finally:
+        server.close()
