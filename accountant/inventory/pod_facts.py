@@ -35,6 +35,7 @@ from accountant.ledger.protocols import EPOCH_KEY
 from accountant.ledger.team_assignment import USER_KEY
 from agent.wire import Owner, PodFacts
 from gputally.base.pod_queue_labels import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
+from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, Reflector, _Object
 from gputally.kubernetes.objects import Api
@@ -287,7 +288,8 @@ def pod_sighting(
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
     requests = _requests(spec)
-    claimed = bool(spec.resource_claims) or bool(GPU_ANNOTATIONS & (labels.keys() | annotations.keys()))
+    shared = bool(GPU_ANNOTATIONS & (labels.keys() | annotations.keys())) or container_memory_mib(annotations) > 0
+    claimed = bool(spec.resource_claims) or shared
     if not requests and not claimed:
         return None
     states = [state for c in status.container_statuses or () for state in (c.last_state, c.state)]

@@ -42,7 +42,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import NamedTuple
 
 from agent.core.readings import HAMI, KAI, Allocation, Gpu
@@ -54,6 +54,7 @@ from agent.wire import Holder, SharingMode
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
+from gputally.base.quantities import MIB, parse_number, parse_quantity
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 NVIDIA_DRA = "gpu.nvidia.com"
@@ -397,8 +398,6 @@ def _published(device: kubernetes_api_objects.SliceDevice) -> PublishedDevice:
 
 _PPM = 1_000_000
 _PERCENT = 100
-_MAX_EXPONENT = 15
-"""Largest power of ten that a number may have. Larger numbers are no sizes, and would overflow later."""
 # Sources: Project-HAMi, resource names; KAI Scheduler, pod annotations.
 _CORES, _MEMORY, _MEMORY_PERCENT = "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
@@ -453,14 +452,15 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | No
     """Return the part of one GPU that a KAI pod declares, in millionths; None if it declares no valid part.
 
     fraction: the annotation `gpu-fraction`, from 0 to 1.
-    memory: the annotation `gpu-memory` in MiB.
-    memory_mib: the GPU's memory; None if unknown."""
+    memory: the GPU memory that its annotations request, in MiB.
+    memory_mib: the GPU's memory; None if unknown.
+
+    Of two declarations the larger counts, because it depends on KAI's version which of them KAI reads."""
     part, size = parse_number(fraction), parse_number(memory)
-    if part is not None and 0 < part <= 1:
-        return int(part * _PPM) or None
+    parts = [part] if part is not None and 0 < part <= 1 else []
     if size is not None and size > 0 and memory_mib:
-        return int(min(size / memory_mib, Decimal(1)) * _PPM) or None
-    return None
+        parts.append(min(size / memory_mib, Decimal(1)))
+    return int(max(parts) * _PPM) or None if parts else None
 
 
 def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
@@ -479,33 +479,6 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
         memory = percent / _PERCENT
     part = max(memory, cores / _PERCENT if cores is not None else Decimal(0))
     return max(1, int(min(part, Decimal(1)) * _PPM))
-
-
-def parse_number(text: str) -> Decimal | None:
-    """Parse a number in an annotation or a limit. Return None if it is not a number, or out of range."""
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() and -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT else None
-
-
-_QUANTITY = re.compile(r"([0-9.]{1,32}(?:[eE][+-]?\d{1,2})?)([numkMGTPE]|[KMGTPE]i)?")
-_DECIMAL = {
-    suffix: Decimal(1000) ** power for power, suffix in zip(range(-3, 7), ("n", "u", "m", "", *"kMGTPE"), strict=True)
-}
-_BINARY = {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
-MIB = 1024 * 1024
-
-
-def parse_quantity(text: str) -> Decimal | None:
-    """Parse a quantity of Kubernetes, such as `10Gi`. Return None if it is none, or out of range."""
-    match = _QUANTITY.fullmatch(text)
-    number = parse_number(match.group(1)) if match else None
-    if match is None or number is None:
-        return None
-    suffix = match.group(2) or ""
-    return number * (_BINARY[suffix] if suffix in _BINARY else _DECIMAL[suffix])
 
 
 Key = tuple[str, str]

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.wire import Owner, PodFacts
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.base.quantities import container_memory_mib, parse_number
 from gputally.base.untrusted_text import UNDECODABLE
 
 
@@ -248,8 +249,8 @@ class PodView:
     containers: names of the containers, in the order of the spec.
     container_ids: names of the containers that ran, by the container runtime's ids.
     config_hash: the id in a static pod's control group; "" for other pods.
-    fraction, memory_mib: the part of a GPU that the pod declares to KAI, as a fraction or in MiB; "" if it declares
-        none.
+    fraction, memory_mib: the part of a GPU that the pod declares to KAI, as a fraction or in MiB, for itself or for a
+        container; "" if it declares none.
     groups: KAI's groups of the shared GPUs that the pod uses.
     limits: the limits of GPU resources, by container and resource.
     by_kai: True if KAI or Run:ai places the pod.
@@ -379,6 +380,9 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
                 running[name] = running.get(name, 0) + int(text)
     counts = {name: str(max(running.get(name, 0), initial.get(name, 0))) for name in running.keys() | initial.keys()}
     declared = {key: annotations[key][:64] for key in (GPU_FRACTION, GPU_MEMORY) if annotations.get(key)}
+    memory_mib = container_memory_mib(annotations)
+    if memory_mib > (parse_number(declared.get(GPU_MEMORY, "")) or 0):
+        declared[GPU_MEMORY] = str(memory_mib)
     return dict(sorted({**{k: v for k, v in counts.items() if v != "0"}, **uncountable, **declared}.items()))
 
 

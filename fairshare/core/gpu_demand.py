@@ -32,6 +32,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.base.quantities import container_memory_mib
 from gputally.kubernetes.objects import POD, Kind, Object, gpus, value_at
 
 QUEUE_LABEL = "gputally.dev/queue"
@@ -47,6 +48,7 @@ LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 MOST_DEVICES = 1_000_000
 """Largest number of GPUs that an annotation can request."""
+_MOST_MEMORY_MIB = 10**18
 _GROUP_OF = {"kai": "pod-group-name", "volcano": "scheduling.k8s.io/group-name"}
 """The annotation with the pod's PodGroup, by scheduler. It counts only on pods that this scheduler places."""
 _TASK_PRIORITY = "kai.scheduler/task-priority"
@@ -72,7 +74,7 @@ def read_member(obj: Object) -> Pod | None:
     whole = requested_gpus(spec)  # not reduced by an annotation
     part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
-    memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
+    memory = memory_mib(annotations) if placer == "kai" and not whole else 0.0
     if amount <= 0 and memory <= 0 and not annotations.get(_GROUP_OF.get(placer, "")):
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
@@ -176,8 +178,10 @@ def shared_gpus(annotations: Mapping[str, str]) -> float:
 def memory_mib(annotations: Mapping[str, str]) -> float:
     """Return the GPU memory in MiB, of all its GPUs together, that a KAI pod requests by annotation; 0 if none.
 
-    KAI reads whole MiB without a unit."""
-    return float(max(0, _integer(annotations.get("gpu-memory")) or 0) * _devices(annotations))
+    KAI reads whole MiB without a unit (`gpu-memory`), and since 0.17.2 a quantity for a container, of which the larger
+    counts."""
+    size = max(_integer(annotations.get("gpu-memory")) or 0, container_memory_mib(annotations))
+    return float(max(0, min(size, _MOST_MEMORY_MIB)) * _devices(annotations))
 
 
 def _devices(annotations: Mapping[str, str]) -> int:
@@ -379,6 +383,9 @@ class BoundPods:
         pod = self._read(obj)
         uid = obj["metadata"].get("uid", "")
         known = self._known.get(uid)
+        if pod is None and known is not None and value_at(obj, ("status", "phase")) not in _FINISHED:
+            # Its annotations no longer request a GPU, or name its gang: it has both until it ends.
+            return replace(known, held=obj["metadata"].get("deletionTimestamp") is None)
         if pod is None or not pod.node or not uid:
             return pod
         if known is not None:
@@ -394,6 +401,7 @@ class BoundPods:
         return replace(
             pod,
             gpus=known.gpus,
+            memory_mib=known.memory_mib,
             shares=known.shares,
             ref=known.ref,
             gang=known.gang,

@@ -160,8 +160,8 @@ class Pod:
     keeps: true for a reservation pod, which holds a GPU for the pods that share it.
     shares: true if it has a part of a GPU that a reservation pod holds.
     selector: labels that its node must have (with the value None: must not have).
-    memory_mib: requested GPU memory, if it requests memory instead of a part of a GPU; `gpus` is then 0 until an
-        adapter has computed the part."""
+    memory_mib: requested GPU memory, if it requests memory; `gpus` is then 0, or the part that it requests too, until
+        an adapter has computed the part of the memory."""
 
     uid: str
     namespace: str

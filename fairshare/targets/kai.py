@@ -465,13 +465,14 @@ def _with_gpu_parts(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, 
     """Return the pods; a pod that requests GPU memory gets the corresponding part of a GPU, as KAI computes it.
 
     The part is of a GPU of the pod's node or, while it waits, of the smallest GPU in the cluster. It stays 0 if no node
-    states the memory of its GPUs."""
+    states the memory of its GPUs. If the pod requests a part of a GPU too, the larger part counts, because it depends
+    on KAI's version which of them KAI reads."""
     memory = {node["metadata"]["name"]: size for node in nodes if (size := _memory(node)) > 0}
     least = min(memory.values(), default=0)
     if not any(pod.memory_mib for pod in pods):
         return tuple(pods)
     return tuple(
-        replace(pod, gpus=pod.memory_mib / size)
+        replace(pod, gpus=max(pod.gpus, pod.memory_mib / size))
         if pod.memory_mib > 0 and (size := memory.get(pod.node, 0) if pod.node else least) > 0
         else pod
         for pod in pods

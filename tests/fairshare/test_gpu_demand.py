@@ -90,6 +90,14 @@ def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
     assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
 
 
+def test_memory_that_kai_reads_for_a_container_is_a_request() -> None:
+    request = {"nvidia.com/container.main.gpu-memory.request": "20Gi"}
+    found = _read(gpu=None, annotations={**request, "gpu-fraction-num-devices": "2"}, scheduler=KAI)
+    assert (found.memory_mib, found.shares) == (40_960, True)
+    assert _read(gpu=None, annotations={**request, "gpu-memory": "30000"}, scheduler=KAI).memory_mib == 30_000
+    assert read_pod(_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
+
+
 def test_a_part_takes_nothing_off_whole_gpus() -> None:
     found = _read(scheduler=KAI, annotations={"gpu-fraction": "0.01"})
     assert (found.gpus, found.shares) == (2, False)
@@ -120,6 +128,17 @@ def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict
     before = read(_pod(**BOUND, **saved))
     assert before.checkpoint_ms is not None
     assert read(_pod(**{**BOUND, **saved, **later})) == before
+
+
+@pytest.mark.parametrize("later", [{"gpu-memory": "1"}, {"gpu-fraction": "0.01"}, {}])
+def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dict[str, str]) -> None:
+    read = BoundPods(VirtualClock(0))
+    bound = {"gpu": None, "scheduler": KAI, "node": "n1", "uid": "u"}
+    before = read(_pod(**bound, annotations={"gpu-memory": "40000"}))
+    assert read(_pod(**bound, annotations=later)) == before
+    assert read(_pod(**bound, annotations={}, phase="Succeeded")) is None
+    gone = read(_pod(**bound, annotations={}, deletionTimestamp="2026-10-01T01:00:00Z"))
+    assert (gone.held, gone.leaving) == (False, True)
 
 
 def test_a_running_pod_may_give_protection_up() -> None:

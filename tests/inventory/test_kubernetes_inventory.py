@@ -81,6 +81,7 @@ TWO_GPUS = {"nvidia.com/gpu": "2"}
         {"spec": {"containers": [{"name": "a", "resources": {"requests": {"amd.com/gpu": "1"}}}]}},
         {"spec": {"containers": [{"name": "a"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}},
         {"gpus": 0, "annotations": {"gpu-fraction": "0.5"}},
+        {"gpus": 0, "annotations": {"nvidia.com/container.a.gpu-memory.request": "20Gi"}},
         {"spec": {"containers": [], "initContainers": [{"name": "i", "resources": {"limits": TWO_GPUS}}]}},
     ],
 )

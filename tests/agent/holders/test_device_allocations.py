@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from agent.holders.device_allocations import (
     find_holders,
     like_a_gpu,
     limited_ppm,
-    parse_quantity,
     replace_reservations,
 )
 from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
@@ -48,6 +46,7 @@ NAMED = [gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")]
 NAMES = DeviceNames(NAMED)
 GPUS = (gpu(0), gpu(1), gpu(2, "1g.18gb", "3g.71gb"))
 MEMORY_MIB = 143_771
+CONTAINER = "nvidia.com/container.main.gpu-memory"
 
 
 @pytest.mark.parametrize(("name", "place"), [
@@ -264,6 +263,21 @@ def test_a_part_declared_in_memory_is_a_fraction_of_the_memory() -> None:
     assert found.fraction_ppm == 499_996  # 71885 of 143771 MiB
     (odd,) = reserved(sharer("p", "much")).allocations
     assert odd.fraction_ppm is None
+
+
+@pytest.mark.parametrize(("annotations", "ppm"), [
+    ({f"{CONTAINER}.request": f"{MEMORY_MIB // 2}Mi"}, 499_996),
+    ({f"{CONTAINER}.limit": f"{MEMORY_MIB // 2}Mi"}, 499_996),
+    ({f"{CONTAINER}.request": f"{MEMORY_MIB // 4}Mi", f"{CONTAINER}.limit": f"{MEMORY_MIB}Mi"}, 249_994),
+    ({f"{CONTAINER}.request": "1Mi", "gpu-fraction": "0.5"}, 500_000),
+    ({f"{CONTAINER}.request": f"{MEMORY_MIB // 2}Mi", "gpu-fraction": "0.01"}, 499_996),
+    ({f"{CONTAINER}.request": "1Mi", "gpu-memory": str(MEMORY_MIB // 2)}, 499_996),
+    ({f"{CONTAINER}.request": "half"}, None),
+], ids=["request", "limit", "request below limit", "a larger part", "a smaller part", "more", "no size"])  # fmt: skip
+def test_memory_requested_for_a_container_is_a_part_of_the_gpu(annotations: dict[str, str], ppm: int | None) -> None:
+    """Whichever of a pod's declarations KAI's version reads, the pod gets no smaller part by the other."""
+    (found,) = reserved(sharer("p", annotations=annotations)).allocations
+    assert (found.sharing, found.fraction_ppm) == ("fraction", ppm)
 
 
 def test_a_reservation_without_its_pods_still_keeps_the_gpu() -> None:
@@ -582,14 +596,6 @@ def test_a_claim_that_consumes_nothing_measurable_shares_equally() -> None:
 def test_without_a_published_capacity_the_drivers_memory_is_the_whole() -> None:
     claims = {("vision", "c"): (consumes("s1", memory=f"{MEMORY_MIB}Mi"),)}
     assert [a.fraction_ppm for a in join([consuming("a", "c", "s1")], claims=claims).allocations] == [1_000_000]
-
-
-@pytest.mark.parametrize(("text", "value"), [
-    ("10Gi", 10 * 2**30), ("1", 1), ("500m", Decimal("0.5")), ("2e3", 2_000), ("1.5Ki", 1536), ("3G", 3 * 10**9),
-    ("", None), ("Gi", None), ("-1", None), ("1 Gi", None), ("NaN", None), ("1" * 40, None), ("9e99", None),
-])  # fmt: skip
-def test_quantities(text: str, value: Decimal | int | None) -> None:
-    assert parse_quantity(text) == value
 
 
 # --- what cannot be placed ------------------------------------------------------------------------
