@@ -1,4 +1,4 @@
-"""Runs `gputally fairshare`. `simulate`, `explain`, `replay` and `what-if` are in `cli`, the other commands are here.
+"""Runs `gputally fairshare`. `explain`, `replay` and `what-if` are in `cli`, the other commands are here.
 
 `main(argv)` returns the exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong
 call.
@@ -31,7 +31,7 @@ from fairshare.cli.command_options import (
 )
 from fairshare.cli.explain_command import explain
 from fairshare.cli.replay_command import replay
-from fairshare.cli.simulate_commands import simulate, what_if
+from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import show, with_option_groups
@@ -51,7 +51,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command()(simulate)
 app.command()(explain)
 app.command()(replay)
 app.command("what-if")(what_if)

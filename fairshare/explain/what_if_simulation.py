@@ -19,7 +19,7 @@ from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.scheduling_policies import Feedback
+from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of, workload_of_rows
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.errors import FairshareError

@@ -382,31 +382,6 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
     return parts
 
 
-def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
-    """Divide like `fill`, but with a starting level for each queue.
-
-    Queue i gets weight · (level - start), limited to 0 and its cap. All queues have the same level, at which the sum is
-    `total`. If the caps add up to no more than `total`, each queue gets its cap."""
-    competing = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
-    if sum([caps[i] for i in competing]) <= total:
-        return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
-    turns = sorted(
-        [(starts[i], weights[i]) for i in competing]
-        + [(starts[i] + caps[i] / weights[i], -weights[i]) for i in competing]
-    )
-    level, slope, given = turns[0][0], 0.0, 0.0
-    for at, change in turns:
-        if slope > 0 and given + slope * (at - level) >= total:
-            level += (total - given) / slope
-            break
-        given += slope * (at - level)
-        level, slope = at, slope + change
-    parts = [0.0] * len(caps)
-    for i in competing:
-        parts[i] = min(caps[i], max(0.0, weights[i] * (level - starts[i])))
-    return parts
-
-
 def fair_shares(
     total: float, requested: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:

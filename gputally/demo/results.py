@@ -23,7 +23,7 @@ from accountant.reports import figure_formatting
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.explain.plan_tables import report_view
-from fairshare.simulator.fairness_measures import entitlement, feasible_demand
+from fairshare.simulator.entitlement import entitlement, feasible_demand
 from gputally.base.command_output import Output
 from gputally.base.command_output import show as print_result
 from gputally.base.terminal import Terminal, figures

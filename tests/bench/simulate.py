@@ -1,18 +1,19 @@
 """Six weeks of the Philly trace under one policy: 68,810 jobs, 11 queues, 1,432 GPUs.
 
 Alone: seconds of CPU time, without the measures. Side by side: wall seconds for each policy, with the measures, with as
-many processes as cores, as `gputally fairshare simulate --compare` runs them. The goal of both is 2 s for each
+many processes as cores, as `python -m tests.evaluation compare` runs them. The goal of both is 2 s for each
 policy."""
 
 from __future__ import annotations
 
 import time
 
-from fairshare.simulator import job_traces, policy_comparison, scheduling_policies
-from fairshare.simulator.policy_comparison import parallel_replays
-from fairshare.simulator.scheduling_policies import Setup
+from fairshare.simulator import job_traces
 from fairshare.simulator.simulation_model import workload_of
 from tests.bench.figure import Figure
+from tests.evaluation import policy_comparison, scheduling_policies
+from tests.evaluation.policy_comparison import parallel_replays
+from tests.evaluation.scheduling_policies import Setup
 from tests.shared_files import shared
 
 DAYS, START_S, GPUS = 42, 3_544_380, 1_432

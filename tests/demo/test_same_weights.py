@@ -16,7 +16,7 @@ from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy
 from agent.simulation.simulated_node import H100
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.laws.weight_calculation import static_parts
-from fairshare.simulator.scheduling_policies import Feedback
+from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import ControllerView, Event, GpuSpec, Job, NodeSpec, Started, Stopped
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.demo.cluster_and_workload import FaultPlan

@@ -50,7 +50,7 @@ def test_nothing_is_loaded_before_it_is_needed(statement: str, not_loaded: set[s
 
 @pytest.mark.parametrize(
     "words",
-    [*COMMANDS, "agent run", "accountant serve", "accountant backup", "fairshare run", "fairshare simulate"],
+    [*COMMANDS, "agent run", "accountant serve", "accountant backup", "fairshare run", "fairshare what-if"],
 )
 def test_help_loads_few_modules(words: str) -> None:
     """Counts modules, of which the time of `--help` consists, because a wall clock would depend on the machine."""

@@ -23,7 +23,6 @@ RECORD = {
     "on": True,
 }
 ELSEWHERE = {
-    "gputally fairshare simulate",
     "gputally fairshare what-if",
     "gputally accountant report",
     "gputally report",

@@ -14,11 +14,10 @@ import os
 import signal
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from importlib.util import find_spec
 from itertools import accumulate, chain, combinations_with_replacement
 from math import factorial, prod, sqrt
 from pathlib import Path
@@ -29,12 +28,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fairshare.simulator import fairness_measures, scheduling_policies
-from fairshare.simulator.fairness_measures import PolicyScore
-from fairshare.simulator.scheduling_policies import LAWS, Setup
+from fairshare.explain.what_if_figure import COLOURS, DASHES, figure
 from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload
-from gputally.base.errors import FairshareError
 from gputally.base.terminal import figures, table
+from tests.evaluation import fairness_measures, scheduling_policies
+from tests.evaluation.fairness_measures import PolicyScore
+from tests.evaluation.scheduling_policies import LAWS, Setup
 
 COUNTED = 8
 """The largest number of windows for which `bootstrap` computes every resample instead of an approximation."""
@@ -274,9 +273,6 @@ _HEADINGS = (
     "week err %", "p95", "day err %", "p95", "Jain", "worst", "util %", "wait h", "p95", "worst q.", "gang≥8",
     "preempt", "lost %", "move/day", "swing", "slowdown",
 )  # fmt: skip
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The colours of Okabe and Ito, which people with any colour vision can distinguish. Lines also differ in dashes."""
-DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
 _LEVELS = 401
 """The number of points of a distribution in a plot."""
@@ -289,16 +285,6 @@ _COSTS: tuple[tuple[str, Callable[[PolicyScore], float], float], ...] = (
 _MOST_EMPTIER, _MOST_WORSE = 0.02, 2.5
 """The figure of costs shows a policy if its utilisation is at most `_MOST_EMPTIER` below the best one, and its week
 error at most `_MOST_WORSE` times that of the first policy."""
-
-
-class PlotsMissing(FairshareError):
-    """matplotlib is not installed."""
-
-
-def available() -> None:
-    """Raise PlotsMissing if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise PlotsMissing("plots need matplotlib: `pip install gputally` brings it")
 
 
 def cells(score: PolicyScore) -> list[str]:
@@ -335,22 +321,6 @@ def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
         yield (*position, *chain.from_iterable(figures))
 
 
-def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:
-    """Draw `what-if.svg`: GPUs held day by day for at most eight queues, one line per case. Raises FairshareError."""
-    shown = panels[:8]
-    path = folder / "what-if.svg"
-    with _figure(path, len(shown), 1, 1.9 * len(shown), sharex=True) as axes:
-        for (queue, lines), axis in zip(shown, axes, strict=True):
-            for (label, points), colour, dash in zip(lines.items(), COLOURS, DASHES, strict=False):
-                axis.plot([at for at, _ in points], [held for _, held in points], color=colour, ls=dash, label=label)
-            axis.set_ylim(bottom=0)
-            axis.set_ylabel("GPUs")
-            axis.set_title(f"{queue}: mean GPUs held, 24 h to the day shown", fontsize=9)
-        axes[0].legend(ncols=3, fontsize=8, frameon=False)
-        axes[-1].set_xlabel("day")
-    return path
-
-
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     """Draw figures of the last load and return the files. Raises FairshareError.
 
@@ -362,41 +332,15 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
         preferred = (chosen[0].score.policy, *LAWS)
         chosen = sorted(chosen, key=lambda result: result.score.policy not in preferred)[:MOST_DRAWN]
     paths = [folder / f"{name}.svg" for name in ("shares", "fairness", "waits", "costs")]
-    with _figure(paths[0], len(chosen), 1, 2.1 * len(chosen)) as axes:
+    with figure(paths[0], len(chosen), 1, 2.1 * len(chosen)) as axes:
         _draw_shares(chosen, axes)
-    with _figure(paths[1], 1, 2, 4.0) as axes:
+    with figure(paths[1], 1, 2, 4.0) as axes:
         _draw_fairness(chosen, axes)
-    with _figure(paths[2], 1, 2, 4.0) as axes:
+    with figure(paths[2], 1, 2, 4.0) as axes:
         _draw_waits(chosen, axes)
-    with _figure(paths[3], 1, len(_COSTS), 4.2, sharey=True) as axes:
+    with figure(paths[3], 1, len(_COSTS), 4.2, sharey=True) as axes:
         _draw_costs([summary for summary in summarise(results) if summary.load == load], axes)
     return paths
-
-
-@contextmanager
-def _figure(path: Path, rows: int, columns: int, height: float, **options: Any) -> Iterator[list[Axes]]:
-    """Yield the axes of a new figure, and write it as SVG. Raises FairshareError. height: in inches."""
-    available()
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "gputally"
-    from matplotlib import pyplot
-
-    figure, grid = pyplot.subplots(
-        rows, columns, figsize=(11.0, height), squeeze=False, layout="constrained", **options
-    )
-    axes = [axis for row in grid for axis in row]
-    try:
-        yield axes
-        for axis in axes:
-            axis.spines[["top", "right"]].set_visible(False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None})
-    except OSError as error:
-        raise FairshareError(f"{path.parent}: {error.strerror or error}") from error
-    finally:
-        pyplot.close(figure)
 
 
 def _draw_shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:

@@ -21,7 +21,7 @@ from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePo
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.scheduling_policies import Feedback, Usage
+from fairshare.simulator.simulated_controller import Feedback, Usage
 from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, workload_of_rows
 from gputally.base.errors import DivisionError
 from gputally.base.units import MS_PER_SECOND

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Policy, TurnPolicy
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
-from fairshare.simulator import fairness_measures, kai_scenario_file, policy_comparison, scheduling_policies
-from fairshare.simulator.fairness_measures import entitlement, feasible_demand
-from fairshare.simulator.kai_scenario_file import whole_gpus
-from fairshare.simulator.policy_comparison import parallel_replays
+from fairshare.simulator.entitlement import entitlement, feasible_demand
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.scheduling_policies import NAMES, Feedback, Setup
+from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Outcome, Pool, Workload
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document, FileFault
+from tests.evaluation import fairness_measures, kai_scenarios, policy_comparison, scheduling_policies
+from tests.evaluation.kai_scenarios import whole_gpus
+from tests.evaluation.policy_comparison import parallel_replays
+from tests.evaluation.scheduling_policies import NAMES, Setup
 from tests.hypothesis_examples import examples
 from tests.simulator.conftest import MINUTE, job, work_of
 from tests.usage_windows import usage_window
@@ -216,24 +217,22 @@ HUNDRED = {
 
 def test_kais_scenarios_end_as_on_the_real_scheduler() -> None:
     """Figures of KAI v0.17 in its own simulator: constant from the first cycle on."""
-    alone = kai_scenario_file.run(kai_scenario_file.parse(_scenario()), "kai")
-    assert kai_scenario_file.second_half(alone) == [16, 0, 0]
+    alone = kai_scenarios.run(kai_scenarios.parse(_scenario()), "kai")
+    assert kai_scenarios.second_half(alone) == [16, 0, 0]
     assert alone.shares[-1] == (0, 6, 10)
-    three = kai_scenario_file.run(kai_scenario_file.parse(_scenario(**HUNDRED)), "kai")
-    assert kai_scenario_file.second_half(three) == [30, 30, 40]
+    three = kai_scenarios.run(kai_scenarios.parse(_scenario(**HUNDRED)), "kai")
+    assert kai_scenarios.second_half(three) == [30, 30, 40]
     assert three.shares[-1] == (36, 36, 28)
     assert (alone.evictions, three.evictions) == (0, 0)
 
 
 @pytest.mark.parametrize("changes", [{}, HUNDRED], ids=["lumps", "hundred"])
 def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[str, object]) -> None:
-    scenario = kai_scenario_file.parse(_scenario(**changes))
-    record = kai_scenario_file.run(scenario, "deficit")
-    for mean, due in zip(
-        kai_scenario_file.second_half(record), kai_scenario_file.entitled(scenario).values(), strict=True
-    ):
+    scenario = kai_scenarios.parse(_scenario(**changes))
+    record = kai_scenarios.run(scenario, "deficit")
+    for mean, due in zip(kai_scenarios.second_half(record), kai_scenarios.entitled(scenario).values(), strict=True):
         assert mean == pytest.approx(due, rel=0.05)
-    rows = list(kai_scenario_file.csv_rows(scenario, record))
+    rows = list(kai_scenarios.csv_rows(scenario, record))
     assert len(rows) == scenario.cycles * 3
     assert rows[0][:2] == (0, scenario.queues[0].name)
 
@@ -269,13 +268,13 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
 )
 def test_a_faulty_scenario_is_refused_with_its_place_and_key(changes: dict[str, object], message: str) -> None:
     with pytest.raises(FileFault) as refused:
-        kai_scenario_file.parse(_scenario(**changes))
+        kai_scenarios.parse(_scenario(**changes))
     assert str(refused.value) == f"scenario.yaml:1: {message}"
 
 
 def test_a_scenario_with_one_name_twice_is_refused() -> None:
     with pytest.raises(DivisionError, match="queue 'a' occurs twice"):
-        kai_scenario_file.parse(_scenario(Queues=[{"Name": "a"}, {"Name": "a"}]))
+        kai_scenarios.parse(_scenario(Queues=[{"Name": "a"}, {"Name": "a"}]))
 
 
 def test_endless_gangs_take_turns_by_weight() -> None:

@@ -1,4 +1,4 @@
-"""`gputally fairshare simulate`: tables, CSV and figures from a trace, KAI scenarios, and refusals."""
+"""`python -m tests.evaluation`: tables, CSV and figures from a trace, KAI scenarios, and refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from fairshare.__main__ import main
-from fairshare.simulator import kai_scenario_file, policy_comparison
-from fairshare.simulator.kai_scenario_file import Scenario
+from fairshare.explain import what_if_figure
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document
+from tests.evaluation import kai_scenarios
+from tests.evaluation.__main__ import main
+from tests.evaluation.kai_scenarios import Scenario
 
 
 @pytest.fixture
@@ -32,7 +33,17 @@ def trace(tmp_path: Path) -> Path:
 def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = trace.parent
     (folder / "share.csv").write_text("vc,share\na,3\nb,1\nc,\n")
-    given = ["simulate", "--trace", str(trace), "--team-column", "vc", "--share", str(folder / "share.csv")]
+    given = [
+        "replay",
+        "--processes",
+        "1",
+        "--trace",
+        str(trace),
+        "--team-column",
+        "vc",
+        "--share",
+        str(folder / "share.csv"),
+    ]
     out = ["--output", str(folder / "out.csv"), "--plots", str(folder / "img")]
     assert main([*given, "--law", "static,deficit", "--capacity", "16", *out]) == 0
     text = capsys.readouterr().out
@@ -48,7 +59,7 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
 
 def test_a_figure_drawn_again_is_the_same_to_the_byte(tmp_path: Path) -> None:
     panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "deficit": [(0.0, 2.0), (1.0, 1.0)]})]
-    once, again = (policy_comparison.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
+    once, again = (what_if_figure.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
     assert once == again
 
 
@@ -60,7 +71,7 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
         "Jobs: {a: {GPUs: 1, NumJobs: 20}, b: {GPUs: 1, NumJobs: 20}}\n"
     )
     out = tmp_path / "out.csv"
-    assert main(["simulate", "--kai-config", str(config), "--law", "kai", "--output", str(out)]) == 0
+    assert main(["play", "--kai-config", str(config), "--law", "kai", "--output", str(out)]) == 0
     assert "a                        4.00     4.00    +0.0%" in capsys.readouterr().out
     lines = out.read_text().splitlines()
     assert lines[0] == "Time,QueueID,Allocation,FairShare"
@@ -70,24 +81,26 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --trace or --kai-config"),
-        (["--trace", "{trace}", "--law", "fair"], "no policy 'fair'; give one of fifo, "),
-        (["--trace", "{trace}"], "{trace}:1: no column team"),
-        (["--trace", "{trace}", "--team-column", "vc", "--loads", "much"], "--loads: 'much' is not a list of numbers"),
-        (["--trace", "{trace}", "--team-column", "vc", "--start", "soon"], "--start: not a duration: 'soon'"),
+        (["replay", "--trace", "{trace}", "--law", "fair"], "no policy 'fair'; give one of fifo, "),
+        (["replay", "--trace", "{trace}"], "{trace}:1: no column team"),
         (
-            ["--trace", "{trace}", "--team-column", "vc", "--windows", "3"],
+            ["replay", "--trace", "{trace}", "--team-column", "vc", "--loads", "much"],
+            "--loads: 'much' is not a list of numbers",
+        ),
+        (["replay", "--trace", "{trace}", "--team-column", "vc", "--start", "soon"], "--start: not a duration: 'soon'"),
+        (
+            ["replay", "--trace", "{trace}", "--team-column", "vc", "--windows", "3"],
             "--window-days 21: the replay has only 15 days",
         ),
-        (["--kai-config", "{trace}.yaml"], "{trace}.yaml"),
-        (["--kai-config", "{trace}", "--law", "kai-1"], "no law 'kai-1' for a scenario"),
-        (["--kai-config", "{trace}", "--output", "{trace}.json"], "{trace}.json"),
+        (["play", "--kai-config", "{trace}.yaml"], "{trace}.yaml"),
+        (["play", "--kai-config", "{trace}", "--law", "kai-1"], "no law 'kai-1' for a scenario"),
+        (["play", "--kai-config", "{trace}", "--output", "{trace}.json"], "{trace}.json"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(
     arguments: list[str], message: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", *(each.replace("{trace}", str(trace)) for each in arguments)]) == 1
+    assert main([each.replace("{trace}", str(trace)) for each in arguments]) == 1
     assert message.replace("{trace}", str(trace)) in capsys.readouterr().err
 
 
@@ -111,12 +124,12 @@ def test_a_bad_file_of_shares_is_refused_with_its_line(
 ) -> None:
     share = trace.parent / "share.csv"
     share.write_text(text)
-    assert main(["simulate", "--trace", str(trace), "--team-column", "vc", "--share", str(share)]) == 1
+    assert main(["replay", "--trace", str(trace), "--team-column", "vc", "--share", str(share)]) == 1
     assert f"{share}{message.replace('{trace}', str(trace))}" in capsys.readouterr().err
 
 
 def scenario_of(data: Any) -> Scenario:
-    return kai_scenario_file.parse(Document("scenario.yaml", data, {}))
+    return kai_scenarios.parse(Document("scenario.yaml", data, {}))
 
 
 def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
@@ -129,7 +142,7 @@ def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
     assert (claim.deserved, claim.weight, claim.priority) == (-1.0, 1.0, 100)
     assert scenario.gpus == (8,)
     jobs = {"a": {"GPUs": 4, "NumPods": 1, "NumJobs": 4}}
-    assert kai_scenario_file.entitled(scenario_of({**given, "jobs": jobs})) == {"a": 8.0}
+    assert kai_scenarios.entitled(scenario_of({**given, "jobs": jobs})) == {"a": 8.0}
 
 
 def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles() -> None:
@@ -139,14 +152,14 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
     jobs = {name: {"GPUs": 1, "NumPods": 1, "NumJobs": 20} for name in "abc"}
     given = {"Cycles": 7, "KValue": 0, "Nodes": [{"GPUs": 16}], "Queues": queues, "Jobs": jobs}
     scenario = scenario_of(given)
-    rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
+    rows = list(kai_scenarios.csv_rows(scenario, kai_scenarios.run(scenario, "kai")))
     assert len(rows) == 7 * 5
     assert {name: (held, share) for time, name, held, share in rows if time == 6} == {
         "x": (12, 12), "y": (4, 4), "a": (6, 6), "b": (6, 6), "c": (4, 4),
     }  # fmt: skip
-    assert kai_scenario_file.entitled(scenario) == {"a": 6, "b": 6, "c": 4}
+    assert kai_scenarios.entitled(scenario) == {"a": 6, "b": 6, "c": 4}
     with pytest.raises(DivisionError, match="only under the laws static and kai, not under deficit"):
-        kai_scenario_file.run(scenario, "deficit")
+        kai_scenarios.run(scenario, "deficit")
     with pytest.raises(DivisionError, match="queue 'c' has the unknown parent 'z'"):
         scenario_of({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})
 
@@ -160,7 +173,7 @@ def test_a_scenario_gives_what_kais_own_program_gives(case: dict[str, Any]) -> N
     """The cycles of KAI's program take real time: where whole gangs change places, the mean varies slightly between
     runs."""
     scenario = scenario_of(case["config"])
-    rows = list(kai_scenario_file.csv_rows(scenario, kai_scenario_file.run(scenario, "kai")))
+    rows = list(kai_scenarios.csv_rows(scenario, kai_scenarios.run(scenario, "kai")))
     assert case["columns"] == ["Time", "QueueID", "Allocation", "FairShare"]
     assert len(rows) == case["rows"]
     late = [row for row in rows if row[0] >= scenario.cycles // 2]

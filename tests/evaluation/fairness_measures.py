@@ -10,20 +10,19 @@ The share error of a queue in a window is computed in three steps:
    cluster's capacity in the window.
 
 Only contended windows count, in which the demand exceeds the capacity. The first-come-first-served run determines them.
-GPU time is in GPU-seconds, in `feasible_demand` and `entitlement` in GPU-milliseconds. Waits are in hours."""
+GPU time is in GPU-seconds. Waits are in hours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import fsum
 
 import numpy as np
 import numpy.typing as npt
 
 from fairshare.laws.division import fill
-from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Outcome, Record
+from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Record
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -201,31 +200,3 @@ def slowdowns(record: Record, from_s: int) -> Floats:
 
 def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
     return (float(np.mean(values)), float(np.quantile(values, 0.95))) if values else (0.0, 0.0)
-
-
-def feasible_demand(
-    outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
-) -> dict[str, int]:
-    """Return the GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs.
-
-    The run must begin at `start_ms`. Rejected jobs cannot run and do not count.
-    parts: the fraction of a GPU that one slot of each shape has; a slot of another shape is a whole GPU."""
-    sizes = parts or {}
-    demand: dict[str, Fraction] = {}
-    for outcome in outcomes:
-        job = outcome.job
-        if outcome.rejected or job.submit_ms >= end_ms:
-            continue
-        able = min(job.duration_ms, end_ms - max(start_ms, job.submit_ms))
-        demand[job.queue] = demand.get(job.queue, Fraction(0)) + job.gpus * able * sizes.get(job.shape, 1)
-    return {queue: int(amount) for queue, amount in demand.items()}
-
-
-def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return each queue's part of `total` by weight, but no more than its demand. The time that a queue cannot use goes
-    to the other queues.
-
-    A queue of weight 0 gets only the time that all others leave."""
-    names = sorted(weights)
-    caps = [float(demand.get(name, 0)) for name in names]
-    return dict(zip(names, fill(float(total), caps, [weights[name] for name in names]), strict=True))
