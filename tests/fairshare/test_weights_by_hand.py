@@ -23,8 +23,6 @@ def test_a_queue_that_used_less_than_its_share_gets_twice_the_difference(
     accountant.spend(a=0.5, b=0.3, c=0.2)
     controller_of(policy_of(QUEUES, k=1.0, targets={"kai": {"mode": "weight", "apply": "enforce"}}), cluster).cycle()
     written = {
-        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"]["overQuotaWeight"]
-        for obj in cluster.list(QUEUE)
+        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"]["overQuotaWeight"] for obj in cluster.list(QUEUE)
     }
     assert written == {"a": 0.1, "b": 1.85429, "c": 4.04571}
-
