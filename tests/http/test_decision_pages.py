@@ -43,12 +43,12 @@ def weights() -> list[Decision]:
     window = usage_window(usage, 100 * HOUR_US, end_ms=NOW_MS, start_ms=NOW_MS - 86_400_000, coverage=0.997)
     standings = {"vision": Standing(24.0, 4.0, 2.0), "language": Standing(30.0, 12.0, 1.0)}
     made = calculate_weights(WeightInputs(policy, window, standings, 16.0, NOW_MS - 5_000))
-    target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0)
+    target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0, window=window)
     news = tuple(
         Outcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")
         for w in made.weights
     )
-    return list(weight_decisions(target, news, window, policy.version(), NOW_MS - 5_000))
+    return list(weight_decisions(target, news, policy.version(), NOW_MS - 5_000))
 
 
 def preemptions() -> list[Decision]:

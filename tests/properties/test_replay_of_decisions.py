@@ -64,9 +64,9 @@ def cycles(draw: st.DrawFn) -> Cycles:
     return found
 
 
-def _recorded(target: TargetReport, window: UsageWindow, policy: Policy, at_ms: int) -> list[Decision]:
+def _recorded(target: TargetReport, policy: Policy, at_ms: int) -> list[Decision]:
     news = tuple(Outcome(Apply("kai", w.queue, w.queue, None, w.value, w.why, {}), "applied") for w in target.weights)
-    decisions = weight_decisions(target, news, window, policy.version(), at_ms)
+    decisions = weight_decisions(target, news, policy.version(), at_ms)
     return [Decision.model_validate_json(decision.model_dump_json()) for decision in decisions]
 
 
@@ -80,9 +80,10 @@ def test_what_was_recorded_comes_to_the_same_bit_for_bit(law: str, several: Cycl
         before = last.memory
         last = calculate_weights(WeightInputs(policy, window, standings, 24.5, window.end_ms, before, spent))
         target = TargetReport(
-            "kai", "enforce", standings, last.weights, last.entitlements, 24.5, memory=before, exhausted=spent
-        )
-        records = _recorded(target, window, policy, window.end_ms)
+            "kai", "enforce", standings, last.weights, last.entitlements, 24.5,
+            memory=before, exhausted=spent, window=window,
+        )  # fmt: skip
+        records = _recorded(target, policy, window.end_ms)
         assert replay_weights(policy, records[0]) == last
         (count,) = recount(records, {policy.version(): policy}, RELEASE)
         assert (count.fault, count.differences) == ("", ())
@@ -95,8 +96,8 @@ def _one(law: str = "deficit") -> tuple[Policy, list[Decision]]:
     window = usage_window(usage, 24 * HOUR_US, end_ms=600_000, start_ms=0, watermark_ms=1)
     standings = {name: Standing(30.0, 5.0, 1.0) for name in NAMES}
     weighing = calculate_weights(WeightInputs(policy, window, standings, 24.0, 600_000, {}))
-    target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0)
-    return policy, _recorded(target, window, policy, 600_000)
+    target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0, window=window)
+    return policy, _recorded(target, policy, 600_000)
 
 
 def test_a_number_that_was_changed_is_named_with_both_values() -> None:
