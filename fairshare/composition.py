@@ -11,7 +11,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.control_loop import ALONE, Controller
@@ -27,6 +28,7 @@ from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
 from fairshare.controller.pod_index import PodIndex
+from fairshare.controller.policy_difference import changed_texts, policy_decision
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
 from fairshare.core.gpu_demand import BoundPods
 from fairshare.core.queues_and_weights import Pod
@@ -52,6 +54,7 @@ from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
 from gputally.server import https_server
+from gputally.server.config_loading import ReloadedFile
 from gputally.server.ended_sessions import EndedSessions
 from gputally.server.https_server import Identity, Tls
 from gputally.server.tokens_and_grants import TokenFile
@@ -63,6 +66,8 @@ HISTORY_TIMEOUT_S = 300.0
 THREAD_SWITCH_S = 0.0005
 """How long a thread may compute while others wait, in a controller with the extender: an answer waits for its turn at
 every read and write, behind a cycle that computes."""
+MOST_SAVED = 1_000
+"""Largest number of policies saved by the form whose decisions wait for the next cycle."""
 CYCLE_PATIENCE_S = 50.0
 """The time limit of one cycle, after which the task `cycle` counts as faulty."""
 
@@ -84,30 +89,13 @@ def run(settings: Settings, stop: threading.Event) -> None:
     )
     views = ExtenderViews(pods, clock)
     reports = ReportCache()
+    saved: deque[Decision] = deque(maxlen=MOST_SAVED)
     election = _election(settings, clock)
     leaderless = election.leaderless if election is not None else lambda: None
     health = Health(clock, settings.interval, tasks, leaderless)
 
-    def in_mode(policy: Policy) -> Policy:
-        return policies.in_dry_run(policy) if settings.dry_run else policy
-
-    def reload() -> Policy | None:
-        before = file.current
-        try:
-            changed = file.renew()
-        except FileFault as fault:
-            for line in fault.faults:
-                events.error("policy_refused", fault=line)
-            raise
-        if not changed:
-            return None
-        from fairshare.web.policy_form import changed_texts  # loads libraries that a controller without pages needs not
-
-        now = file.current
-        if now.version() != before.version():
-            changes = list(changed_texts(before, now))
-            events.warning("policy_in_force", before=before.version(), now=now.version(), changes=changes)
-        return in_mode(now)
+    def posts() -> Sequence[Decision]:
+        return [saved.popleft() for _ in range(len(saved))]
 
     def observe(report: CycleReport) -> None:
         metrics.observe(report)
@@ -149,7 +137,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             sys.setswitchinterval(THREAD_SWITCH_S)
             stack.enter_context(_extender(settings, extender, metrics, tasks))
         if settings.pages_listen:
-            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks))
+            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks, saved.append))
         alarms: Alarms | None = None
         if settings.prometheus:
             alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
@@ -160,14 +148,14 @@ def run(settings: Settings, stop: threading.Event) -> None:
             opened(file.current, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
         )
         controller = Controller(
-            in_mode(file.current),
+            in_mode(file.current, settings),
             client,
             cluster,
             clock,
             clusters=clusters,
             status_object=status if settings.status_namespace else None,
             interval_s=settings.interval,
-            reload=reload,
+            reload=partial(reload, file, settings),
             observe=observe,
             pods=pods.pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
@@ -177,10 +165,34 @@ def run(settings: Settings, stop: threading.Event) -> None:
             calls=alarms or no_calls,
             others=others,
             name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",
+            posts=posts,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
     events.info("stopping")
+
+
+def in_mode(policy: Policy, settings: Settings) -> Policy:
+    """Return the policy as the settings let it act."""
+    return policies.in_dry_run(policy) if settings.dry_run else policy
+
+
+def reload(file: ReloadedFile[Policy], settings: Settings) -> Policy | None:
+    """Return the policy of a changed file, and log the difference; None if the file is as before. Raises FileFault."""
+    events, before = structlog.get_logger("fairshare"), file.current
+    try:
+        changed = file.renew()
+    except FileFault as fault:
+        for line in fault.faults:
+            events.error("policy_refused", fault=line)
+        raise
+    if not changed:
+        return None
+    now = file.current
+    if now.version() != before.version():
+        changes = list(changed_texts(before, now))
+        events.warning("policy_in_force", before=before.version(), now=now.version(), changes=changes)
+    return in_mode(now, settings)
 
 
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
@@ -230,10 +242,12 @@ def serve_pages(
     clock: Clock,
     cluster: Cluster,
     tasks: BackgroundTasks | None = None,
+    record: Callable[[Decision], None] = lambda _: None,
 ) -> Iterator[str]:
     """Serve the pages until the context ends, and yield their base URL.
 
     tasks: background tasks to which the listener's task is added; None: it is added to none.
+    record: records the decision of a person who saved a policy.
 
     Raises CannotStart, SignInFault, and FileFault for an invalid file of tokens or callers."""
     # A controller without pages does not load the libraries for templates and for editing YAML.
@@ -249,12 +263,13 @@ def serve_pages(
 
         return log_fault
 
-    def applied(who: str, before: str, now: str, changes: tuple[str, ...]) -> None:
-        events.warning(
-            "policy_applied", by=who, before=before, now=now, file=str(settings.policy), changes=list(changes)
-        )
+    def applied(who: str, before: Policy | None, now: Policy) -> None:
+        changes = list(changed_texts(before, now))
+        was, version = before.version() if before is not None else "faulty", now.version()
+        events.warning("policy_applied", by=who, before=was, now=version, file=str(settings.policy), changes=changes)
+        record(policy_decision(before, now, clock.wall_ms(), who))
         if settings.status_namespace:
-            message = f"{who} applied policy {now} from the pages, in place of {before}: {'; '.join(changes)}"
+            message = f"{who} applied policy {version} from the pages, in place of {was}: {'; '.join(changes)}"
             name, space = settings.status_name, settings.status_namespace
             try:
                 cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
@@ -48,7 +48,7 @@ from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, ImportSpan, Receipt
 from accountant.runtime.ingest import decode
 from accountant.storage.write.batch_admission import fact_fault
-from accountant.wire.policy_models import Decision, Policy, PolicyVersion
+from accountant.wire.policy_models import Decision, DecisionKind, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import (
     ChunkNote,
     DoneSpan,
@@ -367,9 +367,7 @@ class Recorded(Model):
 
 
 class DecisionParams(SpanParams):
-    kind: Literal["weight", "hold", "preemption"] | None = Field(
-        default=None, description="Only decisions of this kind."
-    )
+    kind: DecisionKind | None = Field(default=None, description="Only decisions of this kind.")
     subject: str | None = Field(
         default=None, max_length=500, description="Only decisions about this queue or workload, by its full name."
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import parse_qs, quote, urlencode
 from zoneinfo import ZoneInfo
 
@@ -35,7 +35,7 @@ from accountant.web import page_queries, page_rows
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
-from accountant.wire.policy_models import Decision
+from accountant.wire.policy_models import Decision, DecisionKind
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
@@ -333,7 +333,7 @@ class DecisionsParams(Params):
     """The parameters of the page of decisions. subject: only decisions about this queue or workload, by its full
     name."""
 
-    kind: Literal["weight", "preemption", "hold"] | None = None
+    kind: DecisionKind | None = None
     subject: str | None = Field(default=None, max_length=500)
     days: int = Field(default=31, ge=1, le=366)
 
@@ -350,7 +350,7 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
     start = at - params.days * MS_PER_DAY
     all_decisions = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=params.kind, subject=params.subject)
     decisions = [decision for decision in all_decisions if not decision_text.is_record(decision)]
-    kinds = [(kind, _query(params, kind)) for kind in (None, "weight", "preemption", "hold")]
+    kinds = [(kind, _query(params, kind)) for kind in (None, "weight", "preemption", "hold", "policy")]
     return page(
         request, "/decisions", "decisions.html", deps, decisions=decisions[:SHOWN], params=params, address=address,
         more=max(0, len(decisions) - SHOWN), whole=len(all_decisions) == LOOKED_AT, kinds=kinds,

@@ -174,6 +174,8 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
         return DecisionText(
             "Why the weights were held", (sentence(decision.reason), "The last good weights stay in force.")
         )
+    if decision.kind == "policy":
+        return _policy(decision)
     record = _record(decision, cycle)
     if decision.kind == "weight":
         return _cycle(decision, cycle) if "window" in inputs else _weight(decision, record)
@@ -184,6 +186,17 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
     return DecisionText(
         "Inputs of the preemption decisions", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
     )
+
+
+def _policy(decision: Decision) -> DecisionText:
+    inputs = decision.inputs
+    facts = [("Policy before", text_of(inputs.get("before"))), ("Policy", decision.policy_version)]
+    facts += [("Saved by", str(inputs["by"]))] if inputs.get("by") else []
+    lines = tuple((str(line),) for line in as_list(inputs.get("difference")))
+    more = number(inputs.get("more"))
+    lead = f"{more:,.0f} more values changed." if more else "Settings with their defaults, queues by name."
+    grids = (TextTable("Difference", lead, ("Line",), lines),) if lines else ()
+    return DecisionText("What changed in the policy", (sentence(decision.reason),), tuple(facts), grids)
 
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
@@ -200,7 +213,7 @@ def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
 
 def is_record(decision: Decision) -> bool:
     """Whether this is the record of a cycle's inputs, to which other decisions refer."""
-    return decision.subject == EVERYTHING and decision.kind != "hold"
+    return decision.subject == EVERYTHING and decision.kind in ("weight", "preemption")
 
 
 def _weight(decision: Decision, record: Decision | None) -> DecisionText:

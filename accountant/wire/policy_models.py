@@ -592,14 +592,18 @@ class UsageWindow(Model):
     since_ms: int | None = None
 
 
+DecisionKind = Literal["weight", "hold", "preemption", "policy"]
+
+
 class Decision(Model):
-    """One decision of the controller, with everything needed to replay it bit for bit.
+    """One decision of the controller, with everything needed to replay it bit for bit, or a change of its policy with
+    the difference.
 
     cluster: the cluster of the controller; "" if the controller does not know its name."""
 
     id: str = Field(min_length=1, max_length=200)
     at_ms: int = Field(ge=0, lt=2**53)
-    kind: Literal["weight", "hold", "preemption"]
+    kind: DecisionKind
     target: str
     subject: str
     mode: Literal["off", "dry-run", "enforce"]

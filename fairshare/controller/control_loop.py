@@ -22,6 +22,7 @@ import structlog
 from accountant.wire.policy_models import Decision, Policy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
+from fairshare.controller.policy_difference import policy_decision
 from fairshare.controller.weight_writer import (
     MOST_WRITES,
     MOST_WRITES_AT,
@@ -91,6 +92,7 @@ class Controller:
         acts: Mapping[str, Callable[[], Condition]] | None = None,
         others: OtherClusters = NO_OTHER_CLUSTERS,
         name: str = "",
+        posts: Callable[[], Sequence[Decision]] = tuple,
     ) -> None:
         """policy: the policy in force at first.
         accountant: returns usage, and stores decisions.
@@ -110,7 +112,9 @@ class Controller:
         acts: by target, a function that returns the condition `Effective` from what this process knows (for example
             from the extender's requests). It replaces the condition that follows from the target's objects.
         others: clusters whose usage the policy may count.
-        name: NAMESPACE/LEASE, by which controllers recognise each other's weights; "" without a Lease."""
+        name: NAMESPACE/LEASE, by which controllers recognise each other's weights; "" without a Lease.
+        posts: returns decisions of this process's pages that are to be recorded, each once. A standby records them
+            too."""
         self._policy = policy
         self._name = name
         self._state_fault = ""
@@ -137,6 +141,7 @@ class Controller:
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._finisher = PreemptionFinisher()
         self._acts = dict(acts or {})
+        self._posts = posts
         self._lost = LostGpus(accountant.lost_gpus)
         self._unmetered = UnmeteredNodes(accountant.metered_nodes)
 
@@ -203,6 +208,8 @@ class Controller:
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
+        if usage.change is not None:
+            decisions.append(policy_decision(usage.change.before, usage.change.after, now_ms))
         if hold is not None and (
             self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
         ):
@@ -252,7 +259,10 @@ class Controller:
             state |= self._preemptions.state() | self._preemption_counts.state(self._policy)
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
             self._recorder.publish(report, state if leading() else None)
-            if self._recorder.deliver(decisions, accountant_away=window is None):
+        if not self._silent:
+            own = [] if silent else decisions
+            taken = self._recorder.deliver([*self._posts(), *own], accountant_away=window is None)
+            if taken and not silent:
                 self._preemptions.delivered()
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report

@@ -15,8 +15,9 @@ from typing import Any
 
 import structlog
 
+from accountant.wire.decision_text import is_record
 from accountant.wire.policy_models import Decision
-from fairshare.controller.cycle_report import EVERYTHING, CycleReport, Outcome, Result, TargetReport
+from fairshare.controller.cycle_report import CycleReport, Outcome, Result, TargetReport
 from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.core.settings import Level
@@ -174,10 +175,12 @@ class CycleRecorder:
 
 
 def _newest_cycles(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the decisions of the newest complete cycles, within the limits. A cycle's inputs precede its decisions."""
-    cycles = [at for at, decision in enumerate(decisions) if decision.subject == EVERYTHING and decision.inputs]
-    first = cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0
-    return list(decisions[max(first, len(decisions) - MOST_PENDING) :])
+    """Return the decisions of the newest complete cycles, within the limits. A cycle's inputs precede its decisions.
+    Changes of the policy are few, and the newest `MOST_CYCLES` of them stay."""
+    cycles = [at for at, decision in enumerate(decisions) if is_record(decision) and decision.inputs]
+    first = max(cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0, len(decisions) - MOST_PENDING)
+    policies = [decision for decision in decisions[: max(0, first)] if decision.kind == "policy"][-MOST_CYCLES:]
+    return [*policies, *decisions[max(0, first) :]]
 
 
 def configure(level: Level) -> None:

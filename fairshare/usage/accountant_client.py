@@ -40,6 +40,10 @@ class AccountantPort(Protocol):
         """Return the usage per queue over the window that ends (or is current) at `at_ms`."""
         ...
 
+    def policy_in_force(self) -> Policy | None:
+        """Return the policy in force; None if there is none, or none that this release can read."""
+        ...
+
     def put_policy(self, policy: Policy) -> PolicyVersion:
         """Announce the policy. The same content again changes nothing."""
         ...
@@ -200,6 +204,15 @@ class AccountantApi:
         """Return the policy in force."""
         return self._read("/v1/policy", _POLICY).policy
 
+    def policy_in_force(self) -> Policy | None:
+        try:
+            return self.policy()
+        except AccountantUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, ValidationError) or (isinstance(cause, Unanswered) and cause.status == 404):
+                return None
+            raise
+
     def budgets(self) -> list[BudgetState]:
         return self._read("/v1/budgets", _BUDGETS)
 
@@ -340,16 +353,26 @@ LONGEST_MS = 6 * MS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """Another policy that the accountant has in force."""
+
+    before: Policy
+    after: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class UsageReading:
     """The usage of one cycle.
 
     window: None if the accountant did not answer.
     hold: why the window must not change weights; None if it may.
-    exhausted: queues whose budget is used up."""
+    exhausted: queues whose budget is used up.
+    change: the change of policy that this reading announced; None if it announced none."""
 
     window: UsageWindow | None
     hold: UsageHold | None
     exhausted: frozenset[str] = frozenset()
+    change: PolicyChange | None = None
 
 
 class UsageReader:
@@ -370,9 +393,13 @@ class UsageReader:
 
         version: the policy's version.
         announce: whether to announce a new policy first."""
+        change: PolicyChange | None = None
         try:
             if self._announced != version and announce:
+                before = self._accountant.policy_in_force()
                 self._effective_ms = self._accountant.put_policy(policy).effective_ms
+                if before is not None and before.version() != version:
+                    change = PolicyChange(before, policy)
                 self._announced, self._announced_ms = version, self._clock.wall_ms()
             now_ms = self._clock.wall_ms()
             # Rows end at whole minutes. A window that ends there cuts no row: its query takes a twentieth of the time.
@@ -386,16 +413,16 @@ class UsageReader:
             if weight_calculation.budgets_limit_weights(policy):
                 exhausted = weight_calculation.exhausted_queues(policy, self._accountant.budgets())
         except AccountantUnavailable as error:
-            return UsageReading(None, UsageHold("AccountantUnavailable", str(error)))
+            return UsageReading(None, UsageHold("AccountantUnavailable", str(error)), change=change)
         same_counting = window.policy_version == version or window.policy_counting == policy.counting()
         if not same_counting and announce:
-            return UsageReading(window, self._policy_not_in_force(window, version, now_ms))
+            return UsageReading(window, self._policy_not_in_force(window, version, now_ms), change=change)
         if now_ms - self._announced_ms > 2 * LONGEST_MS:
             self._contests = 0
         hold = usage_hold(policy, window, now_ms)
         if hold is None:
             window, hold = self._others.add(policy, window, at_ms, now_ms, same_counting=announce)
-        return UsageReading(window, hold, exhausted)
+        return UsageReading(window, hold, exhausted, change)
 
     def _policy_not_in_force(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Return the hold for a window with the queues of another policy, from another controller or a restored ledger.

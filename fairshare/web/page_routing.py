@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_and_pod_explanation import span
@@ -56,9 +57,9 @@ TEAM_NAVIGATION = NAVIGATION[:1]
 SCRIPT = "/static/pages.js"
 MOST_AT_ONCE = 16
 """The number of handlers that run at the same time. Further requests wait."""
-Applied = Callable[[str, str, str, tuple[str, ...]], None]
-"""Called after a page has written the policy, with the caller's name, the version before, the version now, and the
-changed values."""
+Applied = Callable[[str, Policy | None, Policy], None]
+"""Called after a page has written the policy, with the caller's name, the policy before (None if it was faulty) and the
+policy now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller import policy_file as policies
+from fairshare.controller.policy_difference import duration_text, text_of
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
 from gputally.server.config_loading import faults_of
 
@@ -282,14 +283,6 @@ class Field:
         return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def duration_text(seconds: int) -> str:
-    """Return a duration as a policy file writes it, in whole days, hours, minutes or seconds: `7d`, `90m`."""
-    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds and seconds % length == 0:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """Fields under one heading. lead: the sentence below the heading. folded: True if the page hides the fields until
@@ -347,19 +340,6 @@ def unreadable(each: Field, text: str) -> str:
     except FileFault as fault:
         return fault.faults[0]
     return ""
-
-
-def text_of(value: Any) -> str:
-    """Return a plain value as text: "" for None, `true`, `3` for 3.0, `a, b` for a list."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
 
 
 def look(data: Any, path: Sequence[str]) -> Any:
@@ -587,7 +567,6 @@ SCALARS = tuple(field for group in GROUPS for field in group.fields)
 
 MOST_QUEUES = 2_000
 """The largest number of queues that a form may send."""
-_DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -748,24 +727,6 @@ def difference(before: str, after: str, name: str) -> tuple[str, ...]:
     )
 
 
-def changes(before: Policy, after: Policy) -> tuple[tuple[str, str, str], ...]:
-    """Return (path, value before, value after) of every changed value, with defaults, and queues by name."""
-    return tuple(_changes("", _plain(before), _plain(after)))
-
-
-MOST_LOGGED: Final = 100
-"""Largest number of changed values that the log lists."""
-
-
-def changed_texts(before: Policy | None, after: Policy) -> tuple[str, ...]:
-    """Return the changes as lines for the log. before: None if the policy before was faulty, which gives no lines."""
-    if before is None:
-        return ()
-    found = [f"{path}: {old or 'none'} -> {new}" for path, old, new in changes(before, after)]
-    more = len(found) - MOST_LOGGED
-    return (*found[:MOST_LOGGED], *([f"and {more} more"] if more > 0 else []))
-
-
 def names(form: Form) -> tuple[str, ...]:
     """Return the names of the queues in the form that the user does not remove. These can be parents."""
     return tuple(dict.fromkeys(row.values["name"] for row in form.rows if row.values["name"] and not row.gone))
@@ -813,27 +774,3 @@ def _sent(sent: Mapping[str, Sequence[str]], key: str) -> str:
 
 def _indexed(parts: Sequence[str]) -> bool:
     return len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 6
-
-
-def _plain(policy: Policy) -> dict[str, Any]:
-    plain = policy.model_dump(mode="json", by_alias=True)
-    plain[LISTED] = {queue.name: queue.model_dump(mode="json", exclude={"name"}) for queue in policy.queues}
-    return plain
-
-
-def _changes(at: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]:
-    if before == after:
-        return
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in dict.fromkeys((*before, *after)):
-            yield from _changes(f"{at}.{key}" if at else str(key), before.get(key), after.get(key))
-    elif isinstance(after, Mapping) and before is None:
-        yield at, "", "new"
-    elif isinstance(before, Mapping) and after is None:
-        yield at, "there", "gone"
-    else:
-        texts = [
-            duration_text(value) if at in _DURATIONS and isinstance(value, int) else text_of(value)
-            for value in (before, after)
-        ]
-        yield at, texts[0] or "none", texts[1] or "none"

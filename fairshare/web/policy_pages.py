@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller import policy_difference
 from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, policy_of_document
 from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.explain.what_if_simulation import Comparison
@@ -127,8 +128,7 @@ def apply(request: RequestContext) -> Response:
     except PolicyNotWritten as error:
         raise Refusal(500, "The policy could not be written", str(error)) from error
     version = before.version() if before is not None else "faulty"
-    changes = policy_form.changed_texts(before, policy)
-    request.context.applied(request.caller.principal.name, version, policy.version(), changes)
+    request.context.applied(request.caller.principal.name, before, policy)
     return request.page("applied.html", "/policy", before=version, version=policy.version())
 
 
@@ -197,7 +197,7 @@ def _review_page(request: RequestContext, standing: PolicyText, draft: Draft, ba
         before = None
     return request.page(
         "review.html", "/policy", draft=draft, base=base or digest(standing.text),
-        changes=policy_form.changes(before, draft.policy) if before is not None else (),
+        changes=policy_difference.changes(before, draft.policy) if before is not None else (),
         lines=policy_form.difference(standing.text, draft.text, standing.name), days=PREVIEW_DAYS,
         version=draft.policy.version(), before=before.version() if before is not None else "faulty",
     )  # fmt: skip

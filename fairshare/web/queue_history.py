@@ -14,6 +14,7 @@ from itertools import islice
 
 from cachetools import TTLCache
 
+from accountant.wire.decision_text import is_record
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Dimension
 from fairshare.controller.cycle_report import CycleReport
@@ -109,7 +110,7 @@ def shown_decisions(decisions: Iterable[Decision], most: int, queue: str = "", k
     matching = (
         each
         for each in decisions
-        if (each.subject != "*" or each.kind == "hold")
+        if not is_record(each)
         and (not kind or each.kind == kind)
         and (not queue or queue in (each.subject, each.inputs.get("queue")))
     )

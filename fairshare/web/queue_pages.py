@@ -17,6 +17,7 @@ from starlette.responses import Response
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
+from fairshare.controller.policy_difference import duration_text
 from fairshare.core.queues_and_weights import Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.explain.weight_change_causes import change_table, with_change
@@ -24,7 +25,6 @@ from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import queue_history, svg_plots
 from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_routing import RequestContext, link
-from fairshare.web.policy_form import duration_text
 from fairshare.web.queue_history import Snapshot
 from fairshare.web.svg_plots import Line
 from gputally.base.errors import AccountantUnavailable
@@ -188,7 +188,7 @@ def own_account(account: QueueAccount) -> QueueAccount:
 
 MOST_SHOWN = 200
 DAYS = (1, 7, 31)
-KINDS = ("weight", "preemption", "hold")
+KINDS = ("weight", "preemption", "hold", "policy")
 
 
 def shares(request: RequestContext) -> Response:

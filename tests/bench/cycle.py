@@ -71,6 +71,9 @@ class Ledger:
             usage, 6 * QUEUES * 10**9, end_ms=at_ms, kind=spec.kind, measure=measure, policy_version=self._version
         )
 
+    def policy_in_force(self) -> Policy | None:
+        return None
+
     def put_policy(self, policy: Policy) -> PolicyVersion:
         return PolicyVersion(version=self._version, effective_ms=0, policy=policy)
 

@@ -120,6 +120,10 @@ class Accountant:
         said = {"kind": spec.kind, "measure": measure, "watermark_ms": watermark_ms, "coverage": self.coverage}
         return usage_window(self.usage, self.capacity, end_ms=at_ms, policy_version=version, **said)
 
+    def policy_in_force(self) -> Policy | None:
+        self._answer()
+        return self.policies[-1] if self.policies else None
+
     def put_policy(self, policy: Policy) -> PolicyVersion:
         self._answer()
         self.policies.append(policy)

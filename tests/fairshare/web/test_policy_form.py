@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.controller.policy_difference import _DURATIONS, changes, duration_text
 from fairshare.controller.policy_file import policy_of_document
 from fairshare.web.policy_form import (
     QUEUE,
@@ -20,9 +21,7 @@ from fairshare.web.policy_form import (
     PolicyText,
     Revision,
     Row,
-    changes,
     draft,
-    duration_text,
     form_from,
     form_of,
     policy_text,
@@ -233,6 +232,7 @@ def test_changes_name_queues_and_fill_defaults_in() -> None:
     assert after is not None
     changed = (("window.half_life", "2d", "none"), ("k", "2", "1"), ("queues.vision.weight", "2", "5"))
     assert changes(before, after) == changed
+    assert {each.name for each in SCALARS if each.kind == "duration"} == _DURATIONS
 
 
 NAMES = st.text("abcdefgh-:# '\"[]{}é,|>&*!%@`0", min_size=1, max_size=8).filter(lambda text: text == text.strip())
