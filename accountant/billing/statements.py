@@ -313,10 +313,11 @@ def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dic
 
 
 def canonical(statement: Statement) -> bytes:
-    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
+    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8. A statement
+    without commitments has no `commitments`."""
     content = {"schema": SCHEMA, **asdict(statement)}
     if not statement.commitments:
-        del content["commitments"]  # as in the stored bytes of releases without commitments
+        del content["commitments"]
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
 
 

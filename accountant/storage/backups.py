@@ -28,7 +28,7 @@ from gputally.server.config_loading import Model
 
 _NAME: Final = r"ledger-\d{8}T\d{9}Z"
 _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
-"""Temporary files: those of earlier releases, and those that an interrupted write of a .json file leaves."""
+"""Temporary files that an interrupted write of a .json file leaves."""
 _COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
 _making = threading.Lock()
 """Allows one backup at a time; otherwise one backup would remove the unfinished files of another."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -185,15 +185,37 @@ def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
     return {name: (count, total) for (name,) in tables for count, total in cursor.run(f"{sums} {name} t")}
 
 
+class Migration(NamedTuple):
+    """One step of the schema: statements that a ledger lacks if it was written before this step."""
+
+    name: str
+    sql: str
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """Return the steps of migrations/ in order. The first one creates the schema."""
+    folder = resources.files("accountant.storage") / "migrations"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return tuple(Migration(file.name, file.read_text(encoding="utf-8")) for file in files)
+
+
 class Database:
     """Opens, locks and migrates the database file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the
     place and the reason.
 
+    steps: all steps of the schema; the file gets those that it lacks.
     threads: the number of DuckDB's threads; None: as many as DuckDB chooses. With 1, each query runs in the calling
     thread. Readers still run in parallel, and a small commit takes half the CPU time that it takes with a thread
     pool."""
 
-    def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        memory_limit: str = "2GB",
+        threads: int | None = 1,
+        steps: Sequence[Migration] | None = None,
+    ) -> None:
         self.path = path
         self._wal = path.with_name(path.name + ".wal")
         self._lock = lock_ledger(path)
@@ -219,33 +241,37 @@ class Database:
         except BaseException:
             self._lock.close()
             raise
-        self._migrate()
+        try:
+            self._migrate(migrations() if steps is None else steps)
+        except BaseException:
+            self._connection.close()
+            self._file.close()
+            self._lock.close()
+            raise
 
     def reach(self, files: AbstractFileSystem | None) -> None:
         """Let statements name the files of an object store by their URLs. files: None if there is no object store."""
         if files is not None:
             self._connection.register_filesystem(files)
 
-    def _migrate(self) -> None:
-        folder = resources.files("accountant.storage") / "migrations"
-        steps = sorted((file.name, file) for file in folder.iterdir() if file.name.endswith(".sql"))
+    def _migrate(self, steps: Sequence[Migration]) -> None:
         with self.cursor() as cursor:
             cursor.run("CREATE TABLE IF NOT EXISTS migration (number INTEGER NOT NULL, name VARCHAR NOT NULL)")
-            done = {row[0] for row in cursor.run("SELECT number FROM migration")}
-            if done and max(done) > len(steps):
+            done = cursor.run("SELECT coalesce(max(number), 0) FROM migration")[0][0]
+            if done > len(steps):
                 raise LedgerUnavailable(
-                    f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)}):"
+                    f"{self.path}: written by a newer release (schema {done}, known {len(steps)}):"
                     " start that release, or restore the backup from before the upgrade"
                 )
             # All in one transaction: after a crash the file has the old schema or the new one, and only one sync is
             # needed.
-            if pending := [number for number in range(1, len(steps) + 1) if number not in done]:
+            if pending := steps[done:]:
                 cursor.run("BEGIN")
-                for number in pending:
-                    cursor.run(steps[number - 1][1].read_text(encoding="utf-8"))
+                for step in pending:
+                    cursor.run(step.sql)
                 cursor.run(
                     "INSERT INTO migration SELECT unnest(?::INTEGER[]), unnest(?::VARCHAR[])",
-                    [pending, [steps[number - 1][0] for number in pending]],
+                    [list(range(done + 1, len(steps) + 1)), [step.name for step in pending]],
                 )
                 cursor.run("COMMIT")
             # Never leave schema changes and rows in the same write-ahead log; start with an empty one.

@@ -576,10 +576,8 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
 
 
 def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
-    """Return the owners of each GPU.
-
-    Ledgers of earlier releases, and ledgers rebuilt from an archive, can lack rows. These are derived from the records:
-    a node that reported a GPU after all records of its owner took it over."""
+    """Return the owners of each GPU that has booked time. While the archive is replayed, a part's owners come after its
+    rows."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, gpu_uuid, node, from_ms, at_ms, who FROM gpu_owner ORDER BY at_ms, from_ms")
     for cluster, uuid, node, from_ms, at_ms, who in rows:
@@ -587,20 +585,16 @@ def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
     found: dict[GpuName, OwnedGpu] = {}
     for gpu, tenures in fleet.tenures.items():
         name = (fleet.gpus[gpu].cluster, fleet.gpus[gpu].uuid)
+        if name not in stored:
+            continue
         measured = fleet.own.get(gpu, tenures)
         owners: list[Ownership] = []
-        for step in stored.pop(name, []):
+        for step in stored[name]:
             owners = [*with_owner(owners, step._replace(imported=step.node not in measured and not step.who))]
         owners.sort(key=attrgetter("from_ms"))
-        in_table = len(owners)
-        last = tenures[owners[-1].node].last_ms if owners and owners[-1].node in tenures else 0
-        for node, tenure in sorted(tenures.items(), key=lambda one: (one[1].first_ms, one[0])):
-            known = any(one.node == node for one in owners)
-            if not owners or (not known and tenure.first_ms >= max(last, owners[-1].from_ms)):
-                owners.append(Ownership(node, tenure.first_ms, tenure.first_ms, imported=node not in measured))
-                last = tenure.last_ms
         first = min(tenure.first_ms for tenure in tenures.values())
-        found[name] = OwnedGpu(tuple(owners), first, max(last, owners[-1].from_ms), stored=in_table)
+        last = tenures[owners[-1].node].last_ms if owners[-1].node in tenures else 0
+        found[name] = OwnedGpu(tuple(owners), first, max(last, owners[-1].from_ms))
     return found
 
 

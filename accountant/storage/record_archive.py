@@ -57,8 +57,7 @@ class ArchivePart(msgspec.Struct, frozen=True):
     low_ms, high_ms: the span of the part's rows; equal if it has none.
     files: the SHA-256 of each file.
     unchanged: for each file that equals that of an earlier part, the number of that part.
-    registers: by append-only register, the number up to which this part and earlier parts contain it. It is empty in
-        parts of earlier releases, which contain each register in full."""
+    registers: by append-only register, the number up to which this part and earlier parts contain it."""
 
     number: int
     at_ms: int
@@ -66,8 +65,8 @@ class ArchivePart(msgspec.Struct, frozen=True):
     high_ms: int
     rows: int
     files: dict[str, str]
-    unchanged: dict[str, int] = {}
-    registers: dict[str, int] = {}
+    unchanged: dict[str, int]
+    registers: dict[str, int]
 
 
 _part = msgspec.json.Decoder(ArchivePart)
@@ -219,12 +218,7 @@ def rows_of(cursor: Cursor, files: Collection[str]) -> str:
     """Return a query for the rows in the files of parts, with the columns of `received`. It is valid for this cursor
     until the next call."""
     cursor.run("SET VARIABLE archived = ?", [list(files)])
-    return statement("archived_rows", rows=parts_rows("getvariable('archived')"))
-
-
-def parts_rows(files: str) -> str:
-    """Return a query for the rows as the parts store them. `files` is an SQL expression for the list of files."""
-    return statement("parts_rows", files=files)
+    return statement("archived_rows", rows="read_parquet(getvariable('archived'))")
 
 
 ROWS_AT_ONCE = 50_000
@@ -284,13 +278,12 @@ def _group(
     wanted = pa.table(
         [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
     )
-    source = parts_rows("[?]")
-    rows = cursor.run(  # the file names are a parameter
-        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "  # noqa: S608
+    rows = cursor.run(
+        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "
         "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
         "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
         "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us "
-        f"FROM ({source}) WHERE "
+        "FROM read_parquet(?) WHERE "
         "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
         "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
         archive.files([part.number]),
@@ -361,26 +354,20 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bo
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}",
             [files[table]],
         )
-    _take_numbered(cursor, "decision", files["decision"], "id, at_ms", numbered=bool(part.registers))
-    if "progress" in files:  # parts of earlier releases lack it
-        key = "cluster, namespace, job, epoch, at_ms, received_ms, who"
-        _take_numbered(cursor, "progress", files["progress"], key, numbered=bool(part.registers))
-    if "gpu_owner" in files:  # as above; its rows are only ever added
-        cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
+    for table, key in (
+        ("decision", "id, at_ms"),
+        ("progress", "cluster, namespace, job, epoch, at_ms, received_ms, who"),
+    ):
+        cursor.run(
+            f"INSERT INTO {table} FROM read_parquet(?) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table}) "  # noqa: S608
+            "ORDER BY number",
+            [files[table]],
+        )
+    cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
     if behind:
         for table in _WHOLE:
             cursor.run(f"DELETE FROM {table}")  # noqa: S608
             cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
-
-
-def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered: bool) -> None:
-    """Add the rows of a register whose `key` is not in the ledger. Rows of earlier releases are not `numbered` and get
-    the numbers after the last one."""
-    new = f"FROM read_parquet($file) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table})"  # noqa: S608
-    if not numbered:
-        after = f"(SELECT coalesce(max(number), 0) FROM {table})"  # noqa: S608
-        new = f"SELECT *, {after} + row_number() OVER (ORDER BY received_ms, at_ms) AS number {new}"
-    cursor.run(f"INSERT INTO {table} BY NAME (FROM ({new}) ORDER BY number)", {"file": file})
 
 
 def _take_pods(cursor: Cursor, file: str) -> None:

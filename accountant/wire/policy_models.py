@@ -287,7 +287,7 @@ class UsagePolicy(Model):
 
 
 def _counts_one_cluster(usage: object) -> bool:
-    """Whether to leave `usage` out, so that the policy has the same version as in releases without `usage`."""
+    """Whether to leave `usage` out, so that a policy that writes the default has the same version as one without it."""
     return usage == UsagePolicy()
 
 

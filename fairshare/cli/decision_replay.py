@@ -12,7 +12,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller import cycle_report
-from fairshare.controller.cycle_report import EVERYTHING, INPUTS, plain
+from fairshare.controller.cycle_report import EVERYTHING, plain
 from fairshare.laws.weight_calculation import WeightResult
 from fairshare.preemption import preemption_cycle, preemption_types
 from fairshare.preemption.preemption_types import Verdict
@@ -109,8 +109,8 @@ def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResul
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
             yield Difference(decision.id, number, recorded, recomputed)
-    recorded_due: Any = cycle.inputs.get("due", {})
-    for entitlement in weighing.entitlements if recorded_due else ():
+    recorded_due: Any = cycle.inputs["due"]
+    for entitlement in weighing.entitlements:
         recorded_gpus = recorded_due.get(entitlement.queue)
         yield Difference(cycle.id, f"due.{entitlement.queue}", recorded_gpus, entitlement.gpus)
 
@@ -145,10 +145,6 @@ def _leaves(path: str, recorded: object, fresh: object) -> Iterator[tuple[str, o
 
 
 def _reason(cycle: Decision, release: str) -> str:
-    wanted = INPUTS if cycle.kind == "weight" else preemption_cycle.INPUTS
-    missing = sorted(wanted - cycle.inputs.keys())
-    if missing:
-        return f"the record has no {', '.join(missing)}: an older release wrote it"
     recorded_release = cycle.inputs.get("release")
     if recorded_release != release:
         return f"release {recorded_release} decided, and {release} computes again: their arithmetic can differ"

@@ -30,8 +30,8 @@ from gputally.kubernetes.objects import Event
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"
 """Subject of the record with a cycle's inputs, and of a hold."""
-INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "release"})
-"""Keys of a cycle's record. All but `release` are fields of `WeightInputs`."""
+INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "due", "release"})
+"""Keys that every cycle's record has: fields of `WeightInputs`, the entitlements, and the release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,10 @@ def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
     """Return the inputs of a cycle from its record. Raises ValueError for a record without them.
 
     policy: the policy in force at that time."""
-    if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
+    if missing := sorted(INPUTS - cycle.inputs.keys()):
         raise ValueError(
-            f"decision {cycle.id} has no inputs: take the decision with subject {EVERYTHING!r} of the same time"
+            f"decision {cycle.id} has no {', '.join(missing)}: take the decision with subject {EVERYTHING!r} of the "
+            "same time"
         )
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
@@ -209,10 +210,18 @@ def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
         policy = SchedulerHistory(history["k"], window_spec).applied_to(policy)
     recorded = inputs["window"]
     window = (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
-    exhausted = frozenset(inputs.get("exhausted", ()))
     parts = tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ()))
-    memory, devices = inputs.get("memory") or {}, inputs.get("devices")
-    return WeightInputs(policy, window, standings, inputs["gpus"], cycle.at_ms, memory, exhausted, devices, parts)
+    return WeightInputs(
+        policy=policy,
+        window=window,
+        standings=standings,
+        gpus=inputs["gpus"],
+        now_ms=cycle.at_ms,
+        memory=inputs["memory"],
+        exhausted=frozenset(inputs["exhausted"]),
+        devices=inputs.get("devices"),
+        pools=parts,
+    )
 
 
 def plain(record: Any) -> dict[str, Any]:

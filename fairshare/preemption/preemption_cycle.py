@@ -51,8 +51,6 @@ WITHOUT_WORKLOADS = frozenset({"runai"})
 """Targets whose workloads are not read, so that no victim can be chosen there."""
 EVERYTHING = "*"
 """Subject of the record with a cycle's inputs."""
-INPUTS = frozenset({"situation", "release"})
-"""Keys of that record."""
 _NO_VETOES: Mapping[str, EvictionVeto] = {}
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from accountant.core.errors import CannotMove
 from accountant.ledger.protocols import Facts, GpuMove, NamespaceFacts
-from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy
@@ -209,20 +208,6 @@ def test_a_move_from_an_instant_on_leaves_the_former_owner_its_time_until_then(s
     receipt = send(hand.row(2, 8, 9), hand.row(3, 10, 11))
     assert (receipt.stored, receipt.quarantined) == (1, 1)
     assert send(hand.row(2, 10, 11), node="n2").stored == 1
-
-
-def test_owners_that_only_records_tell_stay_known_after_a_move(opened, path, hand, two_nodes):
-    """A ledger of an earlier release has records, but its register of owners is empty."""
-    with closing(opened()) as ledger:
-        ledger.append(two_nodes, hand.now_ms)
-    with closing(Database(path)) as database, database.cursor() as cursor:
-        cursor.run("DELETE FROM gpu_owner")
-    with closing(opened()) as ledger:
-        move(ledger, TO_N2, hand.now_ms)
-    ledger = opened()
-    moved = next(one for one in ledger.gpu_owners() if one.gpu_uuid == "gpu-1")
-    assert [one.node for one in moved.owners] == ["n1", "n2"]
-    assert booked(ledger, hand.now_ms, hand.batch(hand.row(2), node="n2")).quarantined == 1
 
 
 def test_a_move_is_in_the_archive(opened, tmp_path, hand, two_nodes):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
@@ -328,47 +327,6 @@ def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(make, h
     (archive / "part-00000001" / "node.parquet").write_bytes(b"PAR1")
     with pytest.raises(LedgerDamaged, match=r"part-00000001/node\.parquet: the file is missing, or its"):
         make(copy)
-
-
-def without_columns(place: Path, *, keys: Collection[str] = (), **columns: str) -> None:
-    """Changes a part to the form of an earlier release: without one column per table, and without some keys of the
-    manifest."""
-    manifest = json.loads((place / "part.json").read_text())
-    for name, column in columns.items():
-        file = place / f"{name}.parquet"
-        duckdb.sql(f"SELECT * EXCLUDE ({column}) FROM read_parquet('{file}')").write_parquet(f"{file}.new")
-        Path(f"{file}.new").replace(file)
-        manifest["files"][file.name] = sha256(file.read_bytes()).hexdigest()
-    kept = {key: value for key, value in manifest.items() if key not in keys}
-    (place / "part.json").write_text(json.dumps(kept))
-
-
-def test_what_was_booked_before_unknown_memory_was_kept_is_unknown_where_it_is_nothing(make, hand, archive, tmp_path):
-    """Parts of an earlier release lack the column and contain 0 for unknown memory."""
-    ledger = make()
-    booked(ledger, NOW_MS, hand.batch(hand.row(1, memory_mib_s=None), hand.row(2, 1, 2, memory_mib_s=60)))
-    ledger.archive(NOW_MS)
-    ledger.close()
-    without_columns(archive / "part-00000001", rows="memory_blind_us")
-    (line,) = make(tmp_path / "rebuilt.duckdb").usage(START_MS, START_MS + 2 * MINUTE, ())
-    assert (line.memory_mib_s, line.memory_unknown_us) == (60, MINUTE * 1000)
-
-
-def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(make, hand, archive, tmp_path):
-    """Such parts contain every register in full, and neither numbers of rows nor references to other parts."""
-    ledger = filled(make(), hand)
-    ledger.record_decisions([decision(1), decision(2)], NOW_MS)
-    ledger.report_epochs([EpochReport(JOB, 1, START_MS, "ann")], NOW_MS)
-    ledger.archive(NOW_MS)
-    truth = everything(ledger)
-    ledger.close()
-    without_columns(archive / "part-00000001", decision="number", progress="number", keys=("unchanged", "registers"))
-    rebuilt = make(tmp_path / "other" / "ledger.duckdb")
-    assert everything(rebuilt) == truth
-    assert rebuilt.decisions(0, NOW_MS) == [decision(2), decision(1)]
-    rebuilt.record_decisions([decision(3)], NOW_MS)
-    rebuilt.archive(NOW_MS)
-    assert len(register(archive, 2, "decision")) == 3, "what the archive has is known by number from here on"
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["from the archive alone", "from a copy of before"])

@@ -110,14 +110,15 @@ def test_a_number_that_was_changed_is_named_with_both_values() -> None:
     assert "the record was changed" in count.reason
 
 
-def test_an_older_record_says_what_it_lacks_and_another_release_is_named() -> None:
+def test_a_record_that_lacks_an_input_names_it_and_another_release_is_named() -> None:
     policy, records = _one("kai")
-    lacking = {key: value for key, value in records[0].inputs.items() if key != "memory"}
-    changed = [records[0].model_copy(update={"inputs": lacking}), *records[1:-1]]
-    bent = [*changed, records[-1].model_copy(update={"value": 1.25})]
-    (count,) = recount(bent, {policy.version(): policy}, RELEASE)
-    assert "has no memory" in count.reason
-    (count,) = recount([records[0], bent[-1]], {policy.version(): policy}, "99.0")
+    for name in ("memory", "due"):
+        lacking = {key: value for key, value in records[0].inputs.items() if key != name}
+        changed = [records[0].model_copy(update={"inputs": lacking}), *records[1:]]
+        (count,) = recount(changed, {policy.version(): policy}, RELEASE)
+        assert f"has no {name}" in count.fault
+    bent = records[-1].model_copy(update={"value": 1.25})
+    (count,) = recount([records[0], bent], {policy.version(): policy}, "99.0")
     assert count.reason == f"release {RELEASE} decided, and 99.0 computes again: their arithmetic can differ"
 
 
@@ -126,7 +127,7 @@ def test_an_unknown_policy_and_an_empty_record_are_faults() -> None:
     (count,) = recount(records, {}, RELEASE)
     assert count.fault == f"the accountant has no version {policy.version()} of the policy"
     (count,) = recount([records[0].model_copy(update={"inputs": {}})], {policy.version(): policy}, RELEASE)
-    assert "has no inputs" in count.fault
+    assert "has no due, exhausted, gpus" in count.fault
 
 
 # --- budgets that act ---------------------------------------------------------------------------

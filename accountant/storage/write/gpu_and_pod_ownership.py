@@ -65,14 +65,12 @@ class OwnedGpu(NamedTuple):
     first_ms: the first booked start of any node.
     last_ms: the newest booked end of the present owner.
     heard_ms: when the accountant last booked an agent's record from the owner; None if it did not since the process
-        started.
-    stored: how many of `owners` are in the table. The others, always the last ones, were derived from records."""
+        started."""
 
     owners: tuple[Ownership, ...]
     first_ms: int
     last_ms: int
     heard_ms: int | None = None
-    stored: int = 0
 
     @property
     def owner(self) -> Ownership:
@@ -82,7 +80,7 @@ class OwnedGpu(NamedTuple):
     def moved(self, to: Ownership) -> OwnedGpu:
         """Return a copy with a new present owner, which has reported nothing yet."""
         owners = with_owner(self.owners, to)
-        return OwnedGpu(owners, self.first_ms, to.from_ms, None, len(owners))
+        return OwnedGpu(owners, self.first_ms, to.from_ms)
 
     def confirmed(self) -> OwnedGpu:
         """Return a copy whose present owner an agent has reported."""
@@ -201,11 +199,8 @@ class GpuClaims:
         return not agents or start_ms >= owned.owner.from_ms or owns_span(agents, node, start_ms, end_ms)
 
     def _change(self, gpu: GpuName, owned: OwnedGpu, to: Ownership) -> None:
-        moved = owned.moved(to)
-        self._changed[gpu] = moved
-        stored = set(owned.owners[: owned.stored])
-        for one in (step for step in moved.owners if step not in stored):
-            self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
+        self._changed[gpu] = owned.moved(to)
+        self.rows.append(OwnershipRow(*gpu, to.node, to.from_ms, to.at_ms, to.who))
 
     def _silent_until_ms(self, owned: OwnedGpu) -> int:
         """Return the time until which the owner must stay silent before another node may take over."""
