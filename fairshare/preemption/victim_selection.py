@@ -143,7 +143,13 @@ class Search:
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
         """Return the selection that loses least work, where spot parts do not count, and among equal ones the fewest
         GPUs; None if none suffices."""
-        selections = [picks for order in self._candidates.orders if (picks := self._gather(order)) is not None]
+        selections: list[tuple[PickedBundle, ...]] = []
+        for order in self._candidates.orders:
+            taken, needed = self._gather(order)
+            if needed is not None:
+                selections.append(needed)
+            if not taken:  # no part may be taken first, so none in another order
+                break
         return min(selections, key=_cost, default=None)
 
     def why_not(self) -> str:
@@ -201,24 +207,23 @@ class Search:
         self._reasons[bundle.key] = bundle.gang.queue, text
         return True
 
-    def _gather(self, order: BundleOrder) -> tuple[PickedBundle, ...] | None:
-        """Take parts until the claim fits, then return those that were needed.
+    def _gather(self, order: BundleOrder) -> tuple[int, tuple[PickedBundle, ...] | None]:
+        """Take parts until the claim fits. Return their number, and those that were needed.
 
         None means that the claim does not fit, or only unfairly."""
-        claim, state = self._claim, self._state
+        claim, candidates, state = self._claim, self._candidates, self._state
         rights = _Rights(TakenBundles(claim.claimant, self._accounts), self._right)
         budget = state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
         picks: list[PickedBundle] = []
         missing = claim.gpus - state.room.total(claim.nodes)
         left: dict[str, list[Bundle]] = {}
-        gone: set[str] = set()
+        gone = {claim.key}
         counted = claim.pool in state.quotas
         for part in order.bundles:
             key = part.key
             if (
                 key in gone
-                or key == claim.key
                 or (key in state.touched and part.is_in(state.taken))
                 or (part.gang.protection is not None and self._scheduler_protects(part))
                 or (counted and not trial.helped_by(part))
@@ -226,9 +231,12 @@ class Search:
                 continue
             if key in order.surplus and key not in left:
                 left[key] = list(filter(self._open, order.surplus[key]))
-            bundle = part.with_rest(left.get(key, ())) if part.whole else part
-            ground = self._ground(bundle, rights, budget)
-            if ground is None:
+            bundle = part.with_rest(left[key]) if part.whole and key in left else part
+            queue = part.gang.queue
+            ground, why = rights.to(bundle)
+            denial = None if ground is None else budget.refusal(key, candidates.team(queue), bundle.lost_gpu_hours)
+            if ground is None or denial is not None:
+                self._reasons[key] = queue, denial or why
                 continue
             trial.add(len(picks), bundle)
             picks.append(PickedBundle(bundle, ground))
@@ -237,35 +245,23 @@ class Search:
             else:
                 left[key].remove(part)
             rights.take(bundle)
-            budget.spend(preemption_record(self._candidates.team(bundle.gang.queue), bundle, budget.now_ms))
+            budget.spend(preemption_record(candidates.team(queue), bundle, budget.now_ms))
             missing -= bundle.gpus
             if missing <= EPSILON and trial.fits():
                 break
         else:
-            return None
+            return len(picks), None
         needed = _needed(picks, trial)
         if not claim.called and not self._fair(needed):
             self._unfair = True
-            return None
-        return needed
+            return len(picks), None
+        return len(picks), needed
 
     def _fair(self, picks: Sequence[PickedBundle]) -> bool:
         taking = TakenBundles(self._claim.claimant, self._accounts)
         for pick in picks:
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
         return taking.fair(self._policy.preemption.saturation)
-
-    def _ground(self, bundle: Bundle, rights: _Rights, budget: Budget) -> Ground | None:
-        """Return the rule by which this part may be taken now. If it may not, record the reason and return None."""
-        ground, reason = rights.to(bundle)
-        why: str | Denial = reason
-        if ground is not None:
-            denial = budget.refusal(bundle.key, self._candidates.team(bundle.gang.queue), bundle.lost_gpu_hours)
-            if denial is None:
-                return ground
-            why = denial
-        self._reasons[bundle.key] = bundle.gang.queue, why
-        return None
 
     def _right(self, bundle: Bundle, taking: TakenBundles) -> Right:
         """Return the rule by which this part may be taken, or None and the reason why there is none. Both depend only
