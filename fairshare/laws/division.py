@@ -115,7 +115,7 @@ class Siblings:
     ) -> None:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
         self._names = [claim.name for claim in claims]
-        ordered = sorted(claims, key=lambda claim: (-claim.priority, claim.creation))
+        ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
         self.names = [claim.name for claim in ordered]
         self.deserved = [claim.deserved for claim in ordered]
         self.weight = [claim.weight for claim in ordered]
@@ -126,22 +126,20 @@ class Siblings:
         self.fraction = [0.0] * len(ordered)
         """Of a unit, what the rounds have left out for each queue."""
         self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
-        self._levels = [
-            (priority, [index for index, _ in queues])
-            for priority, queues in groupby(enumerate(ordered), lambda queue: queue[1].priority)
-        ]
+        priorities = [claim.priority for claim in ordered]
+        self._levels = [(level, list(queues)) for level, queues in groupby(range(len(ordered)), priorities.__getitem__)]
 
     def shares(self) -> dict[str, float]:
         """Return the shares by name, sorted by name."""
         share_of = dict(zip(self.names, self.share, strict=True))
-        return {name: share_of[name] for name in self._names}
+        return share_of if self.names == self._names else {name: share_of[name] for name in self._names}
 
     def give_deserved(self, total: float) -> float:
         """Run phase one and return the rest of the total, which may be negative.
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quotas = [total if deserved == UNLIMITED else deserved for deserved in self.deserved]
-        self.share = list(map(min, quotas, self.cap))
+        self.share = [quota if quota <= cap else cap for quota, cap in zip(quotas, self.cap, strict=True)]
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
@@ -180,12 +178,12 @@ class Siblings:
         """Give out whole units until a round leaves no surplus.
 
         Returns the rest of the pool, and the indexes of the queues that still want more."""
+        if len(queues) >= _MANY and self.steps is None and not self.kai_compat:
+            return self._rounds_of_many(pool, k, queues)
         share, cap, fraction = self.share, self.cap, self.fraction
         wanting = [i for i in queues if share[i] < cap[i]]
         weightless = self._weightless(wanting, k)
         index = [i for i in wanting if self.weight[i] > 0]
-        if len(index) >= _MANY and self.steps is None and not self.kai_compat:
-            return self._rounds_of_many(pool, k, index)
         number, surplus = 0, True
         while surplus and index and pool > 0:
             weight, usage = [self.weight[i] for i in index], [self.usage[i] for i in index]
@@ -221,12 +219,13 @@ class Siblings:
             index = [i for i in index if share[i] < cap[i]]
         return pool, index
 
-    def _rounds_of_many(self, pool: float, k: float, index: list[int]) -> tuple[float, list[int]]:
-        """Return the same as `_rounds`, bit by bit, for many queues with a weight, without steps."""
-        at = np.array(index)
-        shares, fractions = np.array(self.share), np.array(self.fraction)
-        weight, usage, cap = (np.array(column)[at] for column in (self.weight, self.usage, self.cap))
-        share, fraction = shares[at], fractions[at]
+    def _rounds_of_many(self, pool: float, k: float, queues: Sequence[int]) -> tuple[float, list[int]]:
+        """Return the same as `_rounds`, bit by bit, for many queues, without steps."""
+        lists = self.share, self.fraction, self.weight, self.usage, self.cap
+        shares, fractions, weights, usages, caps = (np.fromiter(each, float, len(each)) for each in lists)
+        at = np.fromiter(queues, np.int64, len(queues))
+        at = at[(shares < caps)[at] & (weights > 0)[at]]
+        share, fraction, weight, usage, cap = (column[at] for column in (shares, fractions, weights, usages, caps))
         surplus = True
         while surplus and len(at) and pool > 0:
             n = weight / _sum(weight)
@@ -256,18 +255,19 @@ class Siblings:
         Of equal fractions the older queue comes first, then the first by name. In KAI's way a unit may exceed the limit
         of a queue, and the pool shrinks unit by unit."""
         gone, given = 0.0, []
-        for i in sorted((i for i in index if self.fraction[i] > 0), key=lambda i: -self.fraction[i]):
-            most = 1.0 if self.kai_compat else min(1.0, self.cap[i] - self.share[i])
+        fraction, share, cap = self.fraction, self.share, self.cap
+        for i in sorted((i for i in index if fraction[i] > 0), key=fraction.__getitem__, reverse=True):
+            most = 1.0 if self.kai_compat else min(1.0, cap[i] - share[i])
             gone += most
             give = min(pool - (gone - most), most)
             if not give > 0:
                 break
-            self.share[i] += give
+            share[i] += give
             given.append(give)
             if self.kai_compat:
                 pool, gone = pool - give, 0.0
             if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, self.names[i], self.fraction[i], give))
+                self.steps.append(Remainder(self.parent, level, self.names[i], fraction[i], give))
         return pool if self.kai_compat else pool - fsum(given)
 
 
