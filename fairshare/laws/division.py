@@ -139,7 +139,7 @@ class Siblings:
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quotas = [total if deserved == UNLIMITED else deserved for deserved in self.deserved]
-        self.share = [quota if quota <= cap else cap for quota, cap in zip(quotas, self.cap, strict=True)]
+        self.share = list(map(min, quotas, self.cap))
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:

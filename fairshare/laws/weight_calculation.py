@@ -81,18 +81,19 @@ def effective_length_s(length_s: float, half_life_s: float | None) -> float:
     return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
-def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, UsageRatio]:
+def usage_ratios(policy: Policy, window: UsageWindow, parts: Mapping[str, float]) -> dict[str, UsageRatio]:
     """Return U of every queue: its usage over its parent's part of the capacity, or over the usage of all its siblings
-    if that is more."""
+    if that is more.
+
+    parts: see `static_parts`."""
     queues = {queue.name: queue for queue in policy.queues}
     usage = {name: window.usage.get(name, 0) for name in queues}
     siblings_usage: dict[str | None, int] = {}
     for name, queue in queues.items():
         siblings_usage[queue.parent] = siblings_usage.get(queue.parent, 0) + usage[name]
-    part = static_parts(policy, gpus)
     ratios = {}
     for name, queue in queues.items():
-        of_parent = window.capacity * (part[queue.parent] if queue.parent is not None else 1.0)
+        of_parent = window.capacity * (parts[queue.parent] if queue.parent is not None else 1.0)
         capacity = max(of_parent, float(siblings_usage[queue.parent]))
         ratios[name] = UsageRatio(usage[name], capacity, usage[name] / capacity if capacity > 0 else 0.0)
     return ratios
@@ -289,9 +290,9 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
         queue.name: _with_limits(queue, standings.get(queue.name), exhausted)
         for queue in sorted(policy.queues, key=lambda queue: queue.name)
     }
-    ratios = usage_ratios(policy, inputs.window, gpus)
-    requested = requests(queues, standings)
     parts = static_parts(policy, gpus)
+    ratios = usage_ratios(policy, inputs.window, parts)
+    requested = requests(queues, standings)
     law = law_of(policy)
     replicas = gpus / inputs.devices if inputs.devices else 1.0
     weights: list[Weight] = []

@@ -101,24 +101,24 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
         return scaled
     rows = [(part, weight * least, weight * most) for part, weight in zip(wanted, configured, strict=True)]
 
-    def clamped_sum(c: float) -> float:
-        return fsum([min(max(c * part, low), high) for part, low, high in rows])
+    def clamped(c: float) -> list[float]:
+        return [low if (value := c * part) < low else min(value, high) for part, low, high in rows]
 
     # The sum grows with c, linearly between the points where a queue reaches a bound.
     corners = sorted({bound / part for part, *both in rows if part > 0 for bound in both} | {0.0})
     first, last = 0, len(corners) - 1
     while first < last:
         middle = (first + last) // 2
-        if clamped_sum(corners[middle]) >= total:
+        if fsum(clamped(corners[middle])) >= total:
             last = middle
         else:
             first = middle + 1
     c = corners[first]
-    if first > 0 and clamped_sum(c) > total:
+    if first > 0 and (above := fsum(clamped(c))) > total:
         start = corners[first - 1]
-        rise, run = clamped_sum(c) - clamped_sum(start), c - start
-        c = start + (total - clamped_sum(start)) * run / rise
-    return [min(max(c * part, low), high) for part, low, high in rows]
+        below = fsum(clamped(start))
+        c = start + (total - below) * (c - start) / (above - below)
+    return clamped(c)
 
 
 def rounded_to_configured(value: float, configured: float) -> float:

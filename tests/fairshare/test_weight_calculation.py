@@ -80,7 +80,7 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside() -> None
     tree += [{"name": name, "parent": "small"} for name in ("sa", "sb")]
     policy = policy_of(tree, bounds=FREE, k=1.0)
     window = _window(big=0.875, small=0.125, sa=0.125, sb=0.0)
-    ratios = usage_ratios(policy, window, 16)
+    ratios = usage_ratios(policy, window, static_parts(policy, 16))
     assert static_parts(policy, 16) == pytest.approx({"big": 0.875, "small": 0.125, "sa": 0.0625, "sb": 0.0625})
     assert (ratios["sa"].u, ratios["sb"].u) == (pytest.approx(1.0), 0.0)
     weights = _weights(policy, window, _all_ask(policy))

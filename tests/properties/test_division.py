@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
 from fairshare.laws.division import divide
-from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights, usage_ratios
+from fairshare.laws.weight_calculation import (
+    WeightInputs,
+    WeightResult,
+    calculate_weights,
+    static_parts,
+    usage_ratios,
+)
 from tests.hypothesis_examples import examples
 from tests.usage_windows import usage_window
 
@@ -164,7 +170,7 @@ def weigh(policy: Policy, usage: dict[str, int], standings: dict[str, Standing])
 @USUAL
 def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(situation: Situation) -> None:
     policy, usage, _ = situation
-    ratios = usage_ratios(policy, _window(usage), POOL)
+    ratios = usage_ratios(policy, _window(usage), static_parts(policy, POOL))
     for parent in {queue.parent for queue in policy.queues}:
         siblings = [queue for queue in policy.queues if queue.parent == parent]
         assert fsum(ratios[queue.name].u for queue in siblings) <= 1 + 1e-12
