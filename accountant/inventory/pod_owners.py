@@ -143,7 +143,9 @@ class Owners:
                 raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
-            token = page.metadata.continue_ or ""
+            before, token = token, page.metadata.continue_ or ""
+            if token and token == before:
+                raise Unavailable(f"{path}: the list does not go on: each page names itself as the next one")
             if not token:
                 return len(self._known) < REMEMBERED  # otherwise some of it may have been evicted
         return False

@@ -339,7 +339,8 @@ def inventory_metrics(inventory: ClusterInventory, clock: Clock) -> Iterable[Met
     """The watches of the cluster's objects, at the time of the scrape."""
     yield gauge(
         "gputally_inventory_age_seconds",
-        "Time since the API server last answered about this kind of object; absent before its first answer.",
+        "Time since this kind of object was last known as the API server has it, after a whole list and in a watch; "
+        "absent before.",
         (
             ([kind.kind], max(0, clock.wall_ms() - kind.heard_ms) / MS_PER_SECOND)
             for kind in inventory.kinds

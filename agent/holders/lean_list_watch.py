@@ -275,9 +275,12 @@ PAGE_ITEMS = 500
 WATCH_S = 300
 """Time after which the server ends a watch, plus or minus a fifth."""
 SHORT_MS = MS_PER_SECOND
-"""A watch that ends within this time without a line is a failure, because repeating it at once would be a busy loop."""
+"""A watch that ends within this time without a line is a failure, and with lines the next one waits, because repeating
+it at once would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
 BACKOFF_CAP_MS = MS_PER_MINUTE
+GONE_AGAIN_MS = 3 * BACKOFF_CAP_MS
+"""A version that is too old again within this time is a failure. It is longer than the longest pause."""
 ABSENT_MS = 10 * MS_PER_MINUTE
 """Time between two requests for objects of a kind that the cluster does not have."""
 FORBIDDEN, NOT_FOUND, GONE = 403, 404, 410
@@ -340,6 +343,11 @@ class Reflector:
         self._jitter = jitter
         self._version = ""
         self._failures = 0
+        self._warned = False
+        self._gone_ms: int | None = None
+        """When the version was last too old or unusable."""
+        self._gones = 0
+        """How often in a row it was within `GONE_AGAIN_MS`, beyond the first time."""
 
     def run(self, stop: threading.Event, task: BackgroundTask) -> None:
         """Repeat `step` until `stop` is set, with pauses after failures."""
@@ -357,10 +365,9 @@ class Reflector:
         try:
             if not self._version:
                 self._list()
-            self._watch()
+            return self._watch()
         except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
             return self._record_failure(error)
-        return 0
 
     def _list(self) -> None:
         items: list[bytes] = []
@@ -372,16 +379,19 @@ class Reflector:
                 self._api.page(self._path, {**self._selector, **page}), kubernetes_api_objects.Listing
             )
             items += [bytes(item) for item in listing.items or ()]
-            more = listing.metadata.more
+            before, more = more, listing.metadata.more
             if not more:
                 break
+            if more == before:
+                raise ApiUnavailable("the list does not go on: each page names itself as the next one")
         self._store.replace(items)
         self._version = listing.metadata.resource_version
         self.took_ms = self._clock.monotonic_ms() - began_ms
         self.synced = True
         self.failure = ""
 
-    def _watch(self) -> None:
+    def _watch(self) -> int:
+        """Apply the changes of one watch until it ends. Return the milliseconds to wait before the next one."""
         lasts_s = round(WATCH_S * (0.8 + 0.4 * self._jitter()))
         parameters = {
             **self._selector,
@@ -396,9 +406,11 @@ class Reflector:
             self._task.begin()
             self._apply(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
             quiet = False
-        if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
+        short = self._clock.monotonic_ms() - began_ms < SHORT_MS
+        if quiet and short:
             raise ApiUnavailable("the watch ended as soon as it began")
         self._record_success()
+        return SHORT_MS if short else 0
 
     def _apply(self, event: kubernetes_api_objects.Event) -> None:
         if event.type == "ERROR":
@@ -411,9 +423,9 @@ class Reflector:
         self._record_success()
 
     def _record_success(self) -> None:
-        if self._failures:
+        if self._warned:
             log.info("watching the API server works again", extra={"path": self._path})
-        self._failures = 0
+        self._failures, self._warned = 0, False
         self.failure = ""
 
     def _record_failure(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
@@ -424,11 +436,16 @@ class Reflector:
             return ABSENT_MS if self._path == self._paths[0] else 0
         if status == GONE:
             self._version = ""  # the version is too old or unusable: list everything again
-        if status == GONE and not self._failures:
-            self._failures = 1
-            return 0
+            again = self._gone_ms is not None and self._clock.monotonic_ms() - self._gone_ms < GONE_AGAIN_MS
+            self._gone_ms, self._gones = self._clock.monotonic_ms(), self._gones + 1 if again else 0
+            if not self._gones and not self._failures:
+                self._failures = 1
+                return 0
+            # Lines that arrive between two such answers are no success, else the lists would follow without a pause.
+            self._failures = max(self._failures, self._gones)
         self._failures += 1
-        if not self.failure or self._failures == 1:
+        if not self._warned:
+            self._warned = True
             log.warning("watching the API server fails: trying again", extra={"path": self._path, "reason": str(error)})
         self.failure = str(error)
         ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(self._failures - 1, 16))

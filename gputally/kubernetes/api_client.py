@@ -289,7 +289,9 @@ class KubernetesCluster:
                 item.setdefault("kind", kind.kind)
                 visit(item)
             metadata = answer.get("metadata", {})
-            token = metadata.get("continue") or ""
+            before, token = token, metadata.get("continue") or ""
+            if token and token == before:
+                raise Unavailable(f"{kind.path()}: the list does not go on: each page names itself as the next one")
             if not token:
                 return str(metadata.get("resourceVersion") or "")
 

@@ -4,8 +4,8 @@ A `Reflector` stores only the values that its function `keep` returns, so its me
 page of a list. Twenty thousand pods take a hundred megabytes as objects and five as values.
 
 A list that fails continues at its page, and a watch at its version. If the server no longer has either (410), the list
-begins again, and objects missing from it count as deleted. Until then the old values stay. `behind` returns a
-reason once the server's last answer is too old.
+begins again, at once the first time and then after a growing pause like any failure, and objects missing from it count
+as deleted. Until then the old values stay. `behind` returns a reason once the server's last answer is too old.
 
 An object that cannot be read stops no other one: it keeps its last value, if it had one, and is named in `unreadable`
 until it can be read or is deleted. Whoever may write an object could otherwise stop what is known of all."""
@@ -96,8 +96,8 @@ V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
 MOST_BEHIND_SECONDS = 2 * WATCH_SECONDS
-"""Age of the server's last answer above which the values must not be used: twice the length of a watch. A working
-server answers at least once in a watch."""
+"""Age of the values above which they must not be used: twice the length of a watch. A working server answers at least
+once in a watch."""
 MOST_FAULT = 200
 """Characters of a message about an object that cannot be read, which may quote what its owner wrote."""
 PAUSE_SECONDS = 1
@@ -173,7 +173,7 @@ class Reflector(Generic[O, V]):
         self._continue = ""
         self._version = ""
         self.heard_ms: int | None = None
-        """Time of the server's last answer; None before the first answer."""
+        """When the values were last those of the server: after a whole list, and during a watch; None before."""
         self.failures = 0
         self.fault: str | None = None
         """Why the last request failed; None if it succeeded."""
@@ -208,7 +208,9 @@ class Reflector(Generic[O, V]):
 
     def sync(self) -> None:
         """Read the list up to its end if it has not been read yet. Begin at the page at which an earlier call failed.
-        Raises ClusterError."""
+        Raises ClusterError. If the server has lost a page, the list begins again, once; the next call begins it again
+        too."""
+        begun_again = False
         while not self._version:
             query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
             try:
@@ -216,9 +218,10 @@ class Reflector(Generic[O, V]):
                     self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
                 )
             except VersionGone:
-                if not self._continue:
-                    raise
+                first, begun_again = bool(self._continue) and not begun_again, True
                 self._begin_list()
+                if not first:
+                    raise
                 continue
             for item in page.items or ():
                 uid, value, fault = self._read(item)
@@ -226,10 +229,14 @@ class Reflector(Generic[O, V]):
                     self._incoming[uid] = value
                 if fault is not None:
                     self._incoming_unreadable[uid] = fault
-            self._heard()
-            self._continue = page.metadata.continue_ or ""
+            self._begin_run()
+            before, self._continue = self._continue, page.metadata.continue_ or ""
+            if self._continue and self._continue == before:
+                self._begin_list()
+                raise Unavailable(f"{self.path}: the list does not go on: each page names itself as the next one")
             if not self._continue:
                 self._replace(page.metadata.resource_version)
+                self._heard()
 
     def follow(self) -> None:
         """Apply the changes of one watch until the server ends it. Raises ClusterError. After VersionGone, the next
@@ -259,20 +266,22 @@ class Reflector(Generic[O, V]):
             `failures` show it."""
         log, self._task = self._log, task
         failures = absent = 0
+        gone = False
         while not stop.is_set():
             self._begin_run()
             try:
                 self.sync()
                 self.follow()
-                failures = 0
+                failures, gone = 0, False
                 self._end_run()
                 stop.wait(PAUSE_SECONDS)
-            except VersionGone as error:
-                log.info("cluster_list_begins_again", path=self.path, reason=str(error))
-                self._end_run()
             except ClusterError as error:
                 self._end_run()
                 path = self.path
+                if isinstance(error, VersionGone) and not gone:  # once; a server that says so again is failing
+                    gone = True
+                    log.info("cluster_list_begins_again", path=path, reason=str(error))
+                    continue
                 if self.absent(error):
                     absent += 1
                     if absent % self.path_count == 0:
@@ -317,7 +326,7 @@ class Reflector(Generic[O, V]):
         return absent
 
     def _heard(self) -> None:
-        """Record that the server answered."""
+        """Record that the values are those of the server."""
         self._begin_run()
         self.fault = None
         if self._now_ms is not None:

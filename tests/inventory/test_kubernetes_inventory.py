@@ -581,3 +581,63 @@ def test_a_pod_that_names_an_owner_of_another_namespace_gets_nothing_of_its_work
     api.put("Pod", forged)
     inventory.sync()
     assert refs(inventory, clock) == {"forged": ""}
+
+
+class Pauses(threading.Event):
+    """A stop event that is set after some waits, and does not wait."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0)
+        if len(self.seconds) == self._most:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize("what", ["page", "watch"])
+def test_a_list_that_is_never_whole_backs_off_is_named_and_counted_and_its_values_grow_old(api, clock, what):
+    """The second page of each list, or each watch, is answered with 410."""
+
+    class Gone:
+        requests = 0
+
+        def get(self, path, query, *, metadata_only=False):
+            self.requests += 1
+            if "continue" in query:
+                raise VersionGone(f"GET {path}: 410")
+            more = {"continue": "more"} if what == "page" and ready else {}
+            return json.dumps({"metadata": {"resourceVersion": "1", **more}, "items": []}).encode()
+
+        def watch(self, path, query, *, metadata_only=False):
+            raise VersionGone(f"WATCH {path}: 410")
+
+    gone, ready = Gone(), False
+    reflector = Reflector(gone, "/api/v1/pods", NamedObject, lambda obj: obj, now_ms=clock.monotonic_ms)
+    reflector.prime()
+    assert reflector.behind() is None
+    reflector._version, ready = "", True
+    stop = Pauses(6)
+    reflector.run(stop)
+    assert stop.seconds == [1, 2, 4, 8, 16, 30]
+    assert reflector.failures == 6
+    assert "410" in (reflector.fault or "")
+    assert gone.requests < 40
+    clock.advance(11 * 60_000)
+    if what == "page":
+        assert "410" in (reflector.behind() or ""), "a first page does not make the values current"
+
+
+def test_a_list_that_names_its_own_page_as_the_next_one_ends():
+    class Endless:
+        def get(self, path, query, *, metadata_only=False):
+            return b'{"metadata": {"resourceVersion": "1", "continue": "more"}, "items": []}'
+
+    reflector = Reflector(Endless(), "/api/v1/pods", NamedObject, lambda obj: obj)
+    with pytest.raises(Unavailable):
+        reflector.sync()
+    with pytest.raises(Unavailable):
+        reflector.sync()

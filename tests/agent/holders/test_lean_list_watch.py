@@ -411,3 +411,58 @@ def test_a_file_that_cannot_be_read_is_said_and_written_anew(tmp_path: Path, cap
     assert "their present parts count" in caplog.text
     pods.apply("ADDED", bound())
     assert UID in (tmp_path / BOUND_PODS_FILE).read_text()
+
+
+PAGE_ONE = b'{"metadata": {"resourceVersion": "5", "continue": "more"}}'
+
+
+class Lists:
+    """An API whose lists have a second page, which it refuses; `line`: what each watch sends before it says 410."""
+
+    def __init__(self, second: ApiUnavailable | None, line: bytes = b"") -> None:
+        self.second = second
+        self.line = line
+
+    def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
+        if self.second is None:
+            return b'{"metadata": {"resourceVersion": "5"}}'
+        if "continue" in parameters:
+            raise self.second
+        return PAGE_ONE
+
+    def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
+        yield self.line
+        yield b'{"type": "ERROR", "object": {"code": 410, "message": "too old"}}'
+
+
+BOOKMARK = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}'
+
+
+@pytest.mark.parametrize("api", [Lists(ApiUnavailable("gone", 410)), Lists(None, BOOKMARK)], ids=["page", "watch"])
+def test_a_version_that_is_always_too_old_backs_off_and_is_named(
+    store: PodStore, clock: VirtualClock, api: Lists, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the second page of the list says so, or a watch that first sends something."""
+    reflector, pauses = Reflector(api, PODS, "x=y", store, clock, half), []
+    for _ in range(8):
+        pauses.append(reflector.step())
+        clock.advance(pauses[-1])
+    assert pauses == [0, 1_500, 3_000, 6_000, 12_000, 24_000, 45_000, 45_000]
+    assert reflector.failure
+    assert any("watching the API server fails" in record.message for record in caplog.records)
+
+
+def test_a_list_that_names_its_own_page_as_the_next_one_ends(store: PodStore, clock: VirtualClock) -> None:
+    class Endless(Lists):
+        def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
+            return PAGE_ONE
+
+    reflector = Reflector(Endless(None), PODS, "x=y", store, clock, half)
+    assert reflector.step() > 0
+    assert "does not go on" in reflector.failure
+
+
+def test_watches_that_end_at_once_after_a_line_follow_with_pauses(store: PodStore, clock: VirtualClock) -> None:
+    reflector = Reflector(scripted(BOOKMARK), PODS, "x=y", store, clock, half)
+    assert [reflector.step() for _ in range(3)] == [1_000] * 3
+    assert reflector.failure == ""
