@@ -47,8 +47,10 @@ from fairshare.core.queues_and_weights import (
     Weight,
 )
 from fairshare.core.scheduler_queue_objects import (
+    QueueMatch,
     differences,
     in_sync,
+    join_texts,
     match,
     owners,
     path_from_root,
@@ -74,6 +76,8 @@ SCALE = 10_000
 """The weight that means the whole cluster."""
 _CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
 _LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
+_HISTORY = "fairshare"
+"""Volcano's plugin that counts past use itself. Of the resources that it may count, only devices have a `/`."""
 _ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
 """The weight that the CRD fills in for an unset field; the API server then records the Queue's creator as owner."""
@@ -125,7 +129,7 @@ class VolcanoAdapter(Adapter):
         observation = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (
-            _effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),
+            _effective(mode, config, seen.get(CONFIG_MAP, ()), found),
             _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}),
         )
         return replace(observation, conditions=conditions, gangs=gangs, unreadable=unreadable)
@@ -408,11 +412,11 @@ def _least_gpus(roles: Sequence[_Role], spec: Mapping[str, Any]) -> float:
     return fsum(parts)
 
 
-def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
+def _effective(mode: str, name: str, configuration: Sequence[Object], found: QueueMatch) -> Condition:
     """Return the condition `Effective`: True if Volcano's active plugin reads the field that the mode writes.
 
     name: namespace/name of the ConfigMap with Volcano's configuration.
-    strangers: Queue objects that no queue of the policy refers to; they dilute weights if they hold GPUs."""
+    found: the Queue objects. Those that no queue of the policy refers to dilute weights if they hold GPUs."""
     wanted = _PLUGIN[mode]
     namespace, _, config_map = name.partition("/")
     line = _LINE.get(mode, f"- {{name: {wanted}}}")
@@ -441,13 +445,17 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], strangers:
         hint = f" (Volcano ignores the unknown key {other})" if other else ""
         text = f"Volcano's plugin drf has no {_ENABLE_HIERARCHY}: true{hint}"
         return Condition("Effective", "False", "HierarchyOff", text, remedy)
-    if "fairshare" in plugins:
-        text = "Volcano's plugin fairshare counts history too, between the namespaces of a queue: use one of the two"
+    own = sorted(obj["metadata"]["name"] for obj in found.found.values())
+    if remembered := _remembered(plugins.get(_HISTORY), own):
+        text = (
+            f"Volcano's plugin {_HISTORY} counts history too, between the namespaces of a queue"
+            f" ({join_texts(remembered)}): use one of the two"
+        )
         removal = f"{edit}: take `- name: fairshare` out of {_CONFIGURATION}"
         return Condition("Effective", "False", "HistoryCountedTwice", text, removal)
     busy = sorted(
         obj["metadata"]["name"]
-        for obj in strangers
+        for obj in found.strangers
         if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated"))) > 0
     )
     if busy and mode == "weight":
@@ -456,6 +464,25 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], strangers:
         return Condition("Effective", "False", "StrangersCompete", text, f"give each a queue of the policy: {refs}")
     text = f"Volcano's plugin {wanted} divides by the controller's values"
     return Condition("Effective", "True", "PluginActive", text)
+
+
+def _remembered(plugin: Mapping[str, Any] | None, queues: Sequence[str]) -> list[str]:
+    """Return those of the queues among whose namespaces Volcano's plugin fairshare counts past use of GPUs. Without
+    readable arguments these are all.
+
+    Source: volcano-sh/volcano pull request 5161, pkg/scheduler/plugins/fairshare/fairshare.go."""
+    if plugin is None:
+        return []
+    stated = plugin.get("arguments")
+    arguments: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
+
+    def text(key: str) -> str:
+        return str(arguments.get(f"{_HISTORY}.{key}") or "").strip()
+
+    named = {name.strip() for name in text("targetQueues").split(",")} - {""}
+    of_queue = {name: text(f"resourceKey.{name}") if name in named else "" for name in queues}
+    default = text("resourceKey") or GPU
+    return [name for name in queues if (not named or name in named) and "/" in (of_queue[name] or default)]
 
 
 _Tiers = Sequence[Sequence[Mapping[str, Any]]]

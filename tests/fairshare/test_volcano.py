@@ -114,6 +114,31 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
     assert cluster.get(QUEUE, "sci")["metadata"]["annotations"] == path
 
 
+def _fairshare(**arguments: object) -> dict[str, Any]:
+    return {"name": "fairshare", "arguments": {f"fairshare.{key}": value for key, value in arguments.items()}}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "twice"),
+    [
+        (_fairshare(), "eng; sci"),
+        (_fairshare(targetQueues="sci, batch"), "sci"),
+        (_fairshare(targetQueues="batch"), ""),
+        (_fairshare(resourceKey="cpu"), ""),
+        (_fairshare(targetQueues="eng,sci", resourceKey="cpu", **{"resourceKey.sci": "nvidia.com/gpu"}), "sci"),
+        (_fairshare(targetQueues="eng,sci", **{"resourceKey.sci": "cpu"}), "eng"),
+        ({"name": "fairshare", "arguments": ["unreadable"]}, "eng; sci"),
+    ],
+)
+def test_volcanos_own_history_counts_twice_where_it_is_of_these_queues_and_of_gpus(
+    seen_of: Make, plugin: dict[str, Any], twice: str
+) -> None:
+    seen = seen_of(VolcanoAdapter(), _policy("weight"), [_queue("eng"), _queue("sci"), volcano("proportion", plugin)])
+    found = condition(seen, "Effective")
+    assert (found.status, found.reason) == (("False", "HistoryCountedTwice") if twice else ("True", "PluginActive"))
+    assert twice in found.message
+
+
 @pytest.mark.parametrize(
     ("mode", "plugins", "reason", "says"),
     [
