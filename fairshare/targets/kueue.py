@@ -425,7 +425,8 @@ class _Live:
     admitted: the GPUs for which it is admitted.
     uses: these GPUs by flavor and resource; both are "" if the admission names no GPU.
     replaces: namespace/name of the Workload that it claims to replace; "" for none.
-    owners: its namespace and the uids of its owners."""
+    owners: its namespace and the uids of its owners.
+    pods: the GPUs of one pod of each pod set (`_gpus_of_pods`)."""
 
     obj: Object
     cluster_queue: str
@@ -433,13 +434,15 @@ class _Live:
     uses: Mapping[tuple[str, str], float]
     replaces: str
     owners: tuple[str, frozenset[str]]
+    pods: Mapping[str | None, float]
 
 
 def _live(obj: Object) -> _Live | None:
     if _finished(obj):
         return None
     metadata = obj["metadata"]
-    uses = _admitted(obj)
+    pods = _gpus_of_pods(obj)
+    uses = _admitted(obj, pods)
     return _Live(
         obj,
         str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
@@ -447,6 +450,7 @@ def _live(obj: Object) -> _Live | None:
         uses,
         str(value_at(metadata, ("annotations", REPLACES)) or ""),
         (metadata.get("namespace", ""), frozenset(each["uid"] for each in metadata.get("ownerReferences") or ())),
+        pods,
     )
 
 
@@ -621,21 +625,22 @@ def _with_pools(
     choices = tuple(
         PoolChoice(_pool(title, quota.flavor, quota.resource), selectors.get(quota.flavor, ()))
         for quota in quotas
-        if _serves(workload.obj, quota.resource, dict(selectors.get(quota.flavor, ())))
+        if _serves(workload, quota.resource, dict(selectors.get(quota.flavor, ())))
     )
     return replace(gang, pool=choices[0].pool if choices else "", choices=choices)
 
 
-def _serves(workload: Object, resource: str, labels: Mapping[str, str]) -> bool:
+def _serves(workload: _Live, resource: str, labels: Mapping[str, str]) -> bool:
     """Return whether a flavor can serve all pod sets with GPUs: they request this resource, and no node selector of
     theirs names another value of the flavor's labels.
 
     Source: Kueue pkg/scheduler/flavorassigner, checkFlavorForPodSets."""
-    for pod_set in value_at(workload, ("spec", "podSets")) or ():
+    for pod_set in value_at(workload.obj, ("spec", "podSets")) or ():
         spec = value_at(pod_set, ("template", "spec")) or {}
-        if requested_gpus(spec) <= 0:
+        if workload.pods.get(pod_set.get("name"), 0.0) <= 0:
             continue
-        if not any(
+        claims = spec.get("resourceClaims")  # counted for a resource of Kueue's configuration
+        if not claims and not any(
             resource in (value_at(container, ("resources", kind)) or {})
             for containers in ("containers", "initContainers")
             for container in spec.get(containers) or ()
@@ -657,8 +662,8 @@ def _gang(workload: _Live, queue: str, previous: _Live | None) -> Gang:
     metadata, spec = obj["metadata"], obj.get("spec") or {}
     sets = spec.get("podSets") or ()
     done = _done(obj)
-    requested = fsum(_pod_set(each, _count(each), done) for each in sets)
-    least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
+    requested = fsum(_pod_set(each, _count(each), done, workload.pods) for each in sets)
+    least = fsum(_pod_set(each, _count(each, "minCount"), done, workload.pods) for each in sets)
     allocated = workload.admitted
     if value_at(obj, ("status", "admission", "podSetAssignments")):
         requested = allocated
@@ -700,18 +705,50 @@ def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
     return int(next((pod_set[key] for key in (which, "count") if pod_set.get(key) is not None), 1))
 
 
-def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts) -> float:
-    """Return the GPUs of `count` pods of a pod set, at most of the pods that are not done."""
+def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts, pods: Mapping[str | None, float]) -> float:
+    """Return the GPUs of `count` pods of a pod set, at most of the pods that are not done. pods: as in `_Live`."""
     left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
-    return min(count, left) * requested_gpus(value_at(pod_set, ("template", "spec")) or {})
+    return min(count, left) * pods[pod_set.get("name")]
 
 
-def _admitted(workload: Object) -> Mapping[tuple[str, str], float]:
+def _gpus_of_pods(workload: Object) -> Mapping[str | None, float]:
+    """Return the GPUs of one pod of each pod set, by its name: those that its containers request, or more if Kueue
+    counts more for the devices that the pods claim.
+
+    Kueue counts them by its configuration's `deviceClassMappings`. The Workload's status has them from when Kueue first
+    considers it.
+
+    Source: Kueue keps/2941-DRA; pkg/workload/workload.go, PropagateResourceRequests."""
+    pods: dict[str | None, float] = {}
+    for each in value_at(workload, ("spec", "podSets")) or ():
+        spec = value_at(each, ("template", "spec")) or {}
+        own = requested_gpus(spec)
+        pods[each.get("name")] = max(own, _counted_gpus(workload, each)) if spec.get("resourceClaims") else own
+    return pods
+
+
+def _counted_gpus(workload: Object, pod_set: Mapping[str, Any]) -> float:
+    """Return the GPUs that Kueue counts for one pod of a pod set: those of its admission, else of its request."""
+    name = pod_set.get("name")
+    for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ():
+        if each.get("name") == name:
+            count = _count(pod_set) if each.get("count") is None else _count(each)
+            return gpus(each.get("resourceUsage")) / max(1, count)
+    for each in value_at(workload, ("status", "resourceRequests")) or ():
+        if each.get("name") == name:
+            left = _count(pod_set) - _done(workload).get(name, 0)
+            return gpus(each.get("resources")) / max(1, left)
+    return 0.0
+
+
+def _admitted(workload: Object, pod_gpus: Mapping[str | None, float]) -> Mapping[tuple[str, str], float]:
     """Return the GPUs for which a Workload is admitted, without those of completed pods, by flavor and resource; both
     are "" where the admission names no GPU resource.
 
-    For each pod set these are the admitted number of pods times a pod's request. The amounts in the admission itself
-    count other resources if Kueue transforms GPUs into them; they only divide the GPUs among several flavors."""
+    For each pod set these are the admitted number of pods times the GPUs of one pod. The amounts in the admission
+    itself count other resources if Kueue transforms GPUs into them; they only divide the GPUs among several flavors.
+
+    pod_gpus: as `_gpus_of_pods` returns them."""
     done = _done(workload)
     sets = {each.get("name"): each for each in value_at(workload, ("spec", "podSets")) or ()}
     held: dict[tuple[str, str], float] = {}
@@ -719,7 +756,7 @@ def _admitted(workload: Object) -> Mapping[tuple[str, str], float]:
         pod_set = sets.get(assignment.get("name"), {})
         pods = _count(assignment) if assignment.get("count") is not None else _count(pod_set)
         left = max(0, pods - done.get(assignment.get("name"), 0))
-        amount = left * requested_gpus(value_at(pod_set, ("template", "spec")) or {})
+        amount = left * pod_gpus.get(assignment.get("name"), 0.0)
         usage = assignment.get("resourceUsage") or {}
         flavors = {name: str(flavor) for name, flavor in (assignment.get("flavors") or {}).items() if _is_gpu(name)}
         parts = {name: gpus({name: usage.get(name)}) for name in flavors}

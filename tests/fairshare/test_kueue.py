@@ -393,6 +393,31 @@ def test_gpus_that_kueue_transforms_into_credits_are_gpus(seen_of: Make) -> None
     assert reasons_of(found)["InSync"] == ("Unknown", "NotComparable")
 
 
+def _claiming(name: str, pods: int, counted: dict[str, str] | None = None, *, gpus: int = 0) -> dict[str, Any]:
+    """Build a Workload whose pods claim devices. counted: what Kueue counted when it last considered the Workload."""
+    workload = _workload(name, "a", pods, gpus)
+    spec = workload["spec"]["podSets"][0]["template"]["spec"]
+    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "devices"}]
+    if not gpus:
+        spec["containers"] = [{"name": "c", "resources": {"claims": [{"name": "gpu"}]}}]
+    status = {"resourceRequests": [{"name": "main", "resources": counted}]} if counted else {}
+    return {**workload, "status": status}
+
+
+def test_gpus_that_pods_claim_are_those_that_kueue_counts_for_their_device_class(seen_of: Make) -> None:
+    """Kueue's `deviceClassMappings` map a DeviceClass to the quota of a resource."""
+    runs, done = (_admitted(_claiming(name, 2), 2, {"cpu": "2", GPU: "4"}) for name in ("runs", "done"))
+    workloads = [
+        runs, _done(done, 1), _claiming("waits", 3, {GPU: "6"}), _claiming("new", 1),
+        _claiming("both", 1, {GPU: "3"}, gpus=1), _claiming("other", 1, {"example.com/nic": "1"}),
+    ]  # fmt: skip
+    found = seen_of(KueueAdapter(), ONE, [_queue("a", **_quota("16")), _local("a", "a"), *workloads])
+    assert _gangs_of(found) == {"runs": (4, 4, 4), "done": (2, 2, 2), "waits": (6, 0, 6), "both": (3, 0, 3)}
+    assert found.quotas["ClusterQueue a (h200)"].used == 6
+    waits = next(gang for gang in found.gangs if gang.name == "waits")
+    assert [choice.pool for choice in waits.choices] == ["ClusterQueue a (h200)"]
+
+
 @pytest.mark.parametrize(("asked", "level"), [
     ({"required": "example.com/rack"}, "example.com/rack"),
     ({"preferred": "example.com/rack"}, ""),
@@ -759,6 +784,15 @@ def test_a_quota_of_one_flavor_serves_no_other() -> None:
     assert victim.gang.name.startswith("big")
     verdicts = _verdicts([*queues, *held, _workload("fits", "b", 1, 4)])
     assert verdicts["Workload/ns/fits"].outcome == "room"
+
+
+def test_claimed_gpus_of_a_flavor_leave_no_room_in_it() -> None:
+    holder, waits = _admitted(_claiming("holds", 1), 1, {GPU: "4"}), _claiming("waits", 1, {GPU: "4"})
+    holder["status"]["admission"]["podSetAssignments"][0]["flavors"] = {GPU: "h100"}
+    queues = [_flavored("a", h100=4), _flavored("c", h100=4)]
+    assert _verdicts([*queues, holder, waits])["Workload/ns/waits"].outcome == "room"  # c lends
+    lent = _held("lent", "c", "h100", 4)
+    assert _verdicts([*queues, holder, lent, waits])["Workload/ns/waits"].outcome == "denied"
 
 
 def test_a_workload_takes_the_first_flavor_that_serves_it() -> None:
