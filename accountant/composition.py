@@ -43,7 +43,6 @@ from accountant.inventory.inventory_file import MergedInventory, YamlInventory
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.inventory.node_facts_and_downtime import Calendar
 from accountant.ledger.protocols import Inventory
-from accountant.notifications.channels import channel_of
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices import price_book as prices
@@ -430,9 +429,7 @@ class Service:
         deliveries_file = self._deliveries_file
         if deliveries_file is None:
             return None
-        return Dispatcher(
-            self.ledger, self.books, self.settings, self._clock, lambda: deliveries_file.current, channel_of
-        )
+        return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: deliveries_file.current)
 
     def _take_policy(self, policy: Policy) -> None:
         version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")

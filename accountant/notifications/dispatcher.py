@@ -4,7 +4,7 @@ A refused message is tried again. A message that may have arrived is sent again 
 `run` every minute, but `run` queries the ledger less often. It caches the list of teams with GPU time for ten minutes,
 and for a day once nothing is due any more. It caches the budget states for ten minutes, and for a day once every budget
 has passed its last threshold. Only one thread sends. If a process dies while sending, the next one turns the recorded
-outcome `sending` into `unsure`. A message that is refused does not stop the others."""
+outcome `sending` into `unsure`. A message that is refused does not stop the others, nor does a channel that hangs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cachetools import TLRUCache
 from accountant.billing import budget_forecast
 from accountant.billing.cost_allocation import bills
 from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger
+from accountant.channels.protocol import Channel, DeliveryUncertain, Message, Refused
 from accountant.core.errors import LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.settings import Settings
 from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
-from accountant.notifications.channels import Channel, DeliveryUncertain
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
@@ -37,10 +37,13 @@ from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
+from gputally.base.plugins import TakesTooLong, within
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE
 
 CACHE_MS = 10 * MS_PER_MINUTE
 """How long the dispatcher reuses an answer of the ledger."""
+DELIVERY_S = 300.0
+"""How long a channel may work on one message."""
 _MOST_ANSWERS = 1_000
 T = TypeVar("T")
 
@@ -68,6 +71,7 @@ class Dispatcher:
 
     deliveries_file: returns the deliveries file in force.
     channels: returns the channel of a destination.
+    most_s: how long a channel may work on one message.
 
     Thread-safe, but `run` must be called from one thread."""
 
@@ -78,7 +82,8 @@ class Dispatcher:
         settings: Settings,
         clock: Clock,
         deliveries_file: Callable[[], DeliveriesFile],
-        channels: Callable[[Destination], Channel],
+        channels: Callable[[Destination], Channel] = Destination.open,
+        most_s: float = DELIVERY_S,
     ) -> None:
         self._ledger = ledger
         self._books = books
@@ -90,6 +95,9 @@ class Dispatcher:
         self._clock = clock
         self._deliveries_file = deliveries_file
         self._channels = channels
+        self._most_s = most_s
+        self._hanging: dict[str, threading.Event] = {}
+        """By destination: set when the channel has ended its work on a message that took too long."""
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
         self._deliveries = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
@@ -226,8 +234,10 @@ class Dispatcher:
         message = None
         try:
             link = deliveries_file.link or self._link
-            message = messages.compose(due_message, attempt.first_ms, self._report, link, files=destination.takes_files)
-            detail = self._channels(destination).deliver(message)
+            message = messages.compose(
+                due_message, attempt.first_ms, self._report, link, files=destination.channel.files
+            )
+            detail = self._deliver(due_message.destination, destination, message)
         except LedgerFailed:
             raise
         except DeliveryUncertain as error:
@@ -245,6 +255,17 @@ class Dispatcher:
         else:
             self._record(attempt, "delivered", detail)
             self._log.info("delivered", key=due_message.key, detail=detail)
+
+    def _deliver(self, name: str, destination: Destination, message: Message) -> str:
+        """Delivers the message, and returns the channel's text. Raises Refused, DeliveryUncertain, and what a channel
+        with a defect raises."""
+        if name in self._hanging and not self._hanging[name].is_set():
+            raise Refused(f"the channel {destination.channel.name} has not ended its work on an earlier message")
+        try:
+            return str(within(self._most_s, lambda: self._channels(destination).deliver(message)))
+        except TakesTooLong as error:
+            self._hanging[name] = error.done
+            raise DeliveryUncertain(f"the channel {destination.channel.name} has not answered: {error}") from error
 
     def _refused(self, attempt: Delivery, reason: str, now_ms: int) -> None:
         outcome = subscriptions.outcome_of_refusal(attempt, now_ms)

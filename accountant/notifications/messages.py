@@ -1,18 +1,13 @@
-"""Composes a message and renders it as a text file, and for mail, Slack and Microsoft Teams.
-
-Names in a message come from users of the cluster, so no medium interprets them: the HTML of mails is escaped, Slack's
-blocks are `plain_text`, and Teams' cards use text runs without Markdown. A subject is one line."""
+"""Composes the message about a due report or notice. A channel renders it for its medium."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
-from html import escape
-from typing import Any
 from urllib.parse import quote
 
 from accountant.bookkeeping.month_closing import MIN_COVERAGE
+from accountant.channels.protocol import Attachment, Message
 from accountant.core.periods import utc
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
 from accountant.reports import figure_formatting, rendering_process
@@ -22,125 +17,6 @@ from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.money import exact_sum
-from gputally.base.untrusted_text import escaped
-
-_HEADER = 150
-_FIELD = 2_000
-_FIELDS = 10
-"""Limits of Slack's header block, of a field's text and of a section's fields (Slack's Block Kit reference)."""
-_STYLE = "font:15px/1.5 system-ui,sans-serif;color:#1b1f24"
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    name: str
-    media_type: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message in a form that each medium can render.
-
-    key: identifies content and destination, the same for every attempt.
-    at_ms: time of the first attempt.
-    facts: labels and values, in order.
-    link: a label and a URL."""
-
-    key: str
-    at_ms: int
-    subject: str
-    text: str
-    facts: tuple[tuple[str, str], ...] = ()
-    link: tuple[str, str] | None = None
-    attachments: tuple[Attachment, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The subject on one line, without control characters."""
-        return one_line(self.subject)
-
-
-def one_line(text: str) -> str:
-    """The text on one line, without control characters."""
-    return escaped(" ".join(text.split()))
-
-
-def plain(message: Message) -> str:
-    """The message as a text file, or as the text part of a mail."""
-    width = max((len(label) for label, _ in message.facts), default=0)
-    facts = [f"{label:<{width}}  {one_line(value)}" for label, value in message.facts]
-    link = [f"{message.link[0]}: {message.link[1]}"] if message.link is not None else []
-    parts = ("\n".join(part) for part in ([message.title], [message.text], facts, link) if part)
-    return "\n\n".join(parts) + "\n"
-
-
-def html(message: Message) -> str:
-    """The HTML part of a mail."""
-    rows = "".join(
-        f'<tr><td style="padding:2px 16px 2px 0;color:#57606a">{escape(label)}</td>'
-        f'<td style="padding:2px 0;text-align:right">{escape(one_line(value))}</td></tr>'
-        for label, value in message.facts
-    )
-    link = (
-        f'<p><a href="{escape(message.link[1], quote=True)}">{escape(message.link[0])}</a></p>' if message.link else ""
-    )
-    return (
-        f'<!doctype html><html lang="en"><body style="{_STYLE}"><h1 style="font-size:18px">{escape(message.title)}</h1>'
-        f"<p>{escape(message.text)}</p><table>{rows}</table>{link}</body></html>\n"
-    )
-
-
-def slack(message: Message) -> dict[str, Any]:
-    """The body for an incoming webhook of Slack. Source: Slack's Block Kit reference."""
-    blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": _slack_text(message.title, _HEADER)},
-        {"type": "section", "text": _slack_text(message.text, _FIELD)},
-    ]
-    fields = [_slack_text(f"{label}\n{one_line(value)}", _FIELD) for label, value in message.facts]
-    blocks += [
-        {"type": "section", "fields": fields[first : first + _FIELDS]} for first in range(0, len(fields), _FIELDS)
-    ]
-    if message.link is not None:
-        button = {"type": "button", "text": _slack_text(message.link[0], 75), "url": message.link[1]}
-        blocks.append({"type": "actions", "elements": [button]})
-    # `text` is shown in notifications; it is the only part in which Slack interprets markup.
-    return {"text": _shortened(escape(message.title, quote=False), _FIELD), "blocks": blocks}
-
-
-def msteams(message: Message) -> dict[str, Any]:
-    """The body for an incoming webhook of Workflows in Teams: one Adaptive Card. Source: adaptivecards.io, 1.4."""
-    body: list[dict[str, Any]] = [_run(message.title, size="large", weight="bolder"), _run(message.text)]
-    for label, value in message.facts:
-        columns = [
-            {"type": "Column", "width": 2, "items": [_run(label, subtle=True)]},
-            {"type": "Column", "width": 3, "items": [_run(one_line(value))]},
-        ]
-        body.append({"type": "ColumnSet", "spacing": "small", "columns": columns})
-    card: dict[str, Any] = {
-        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard",
-        "version": "1.4",
-        "body": body,
-    }
-    if message.link is not None:
-        card["actions"] = [{"type": "Action.OpenUrl", "title": message.link[0], "url": message.link[1]}]
-    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
-    return {"type": "message", "attachments": [attachment]}
-
-
-def _slack_text(text: str, most: int) -> dict[str, Any]:
-    return {"type": "plain_text", "text": _shortened(text, most) or " ", "emoji": False}
-
-
-def _run(text: str, *, size: str = "default", weight: str = "default", subtle: bool = False) -> dict[str, Any]:
-    run = {"type": "TextRun", "text": text, "size": size, "weight": weight, "isSubtle": subtle}
-    return {"type": "RichTextBlock", "inlines": [run]}
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
 
 Reporting = Callable[[ReportDue], Report]
 _TEAMS_NAMED = 5

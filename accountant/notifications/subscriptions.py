@@ -26,71 +26,51 @@ was handed over.) An administrator can have it sent again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
 
+from accountant.channels.protocol import SEAM, Channel, ChannelPlugin
 from accountant.ledger.journal import Act, NewAct
 from accountant.reports.output_formats import RENDERINGS, Form
+from gputally.base.plugins import NoPlugin, named, usable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
-from gputally.server.config_loading import Model, bare_off
+from gputally.server.config_loading import Model
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Address = Annotated[str, Field(max_length=254, pattern=r"^[^@\s,;<>\"]+@[^@\s,;<>\"]+$")]
 Team = Annotated[str, Field(min_length=1, max_length=253)]
 
 
-class Smtp(Model):
-    """A mail server. The password is read from its file at every use."""
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A destination of messages: a channel with its settings."""
 
-    server: str = Field(pattern=r"^[^\s/@:]+:[0-9]{1,5}$")
-    """host:port"""
-    tls: Annotated[Literal["starttls", "tls", "off"], BeforeValidator(bare_off)] = "starttls"
-    """`off` sends everything, including a password, unencrypted."""
-    sender: Address = Field(alias="from")
-    to: tuple[Address, ...] = Field(min_length=1, max_length=100)
-    user: str | None = Field(default=None, max_length=254)
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    """CA certificates (PEM) to trust instead of the system's."""
+    channel: ChannelPlugin[Any]
+    settings: Model
 
-    @model_validator(mode="after")
-    def _whole(self) -> Smtp:
-        if (self.user is None) != (self.password_file is None):
-            raise ValueError("give both user and password_file, or neither")
-        return self
+    def open(self) -> Channel:
+        """The channel, ready to deliver."""
+        return self.channel.open(self.settings)
+
+    def content(self) -> dict[str, Any]:
+        """What the file says, with every default."""
+        return {self.channel.name: self.settings.model_dump(mode="json", by_alias=True)}
 
 
-class Webhook(Model):
-    """An incoming webhook. Its URL is a secret, because it is enough to post messages, so it is in a file of its
-    own."""
-
-    url_file: Path
-
-
-class Destination(Model):
-    """A destination of messages, of exactly one kind."""
-
-    folder: Path | None = None
-    """A folder of the accountant's machine."""
-    smtp: Smtp | None = None
-    slack: Webhook | None = None
-    msteams: Webhook | None = None
-    """A Microsoft Teams channel (an incoming webhook of Workflows)."""
-
-    @model_validator(mode="after")
-    def _one(self) -> Destination:
-        if sum(kind is not None for kind in (self.folder, self.smtp, self.slack, self.msteams)) != 1:
-            raise ValueError("give exactly one of folder, smtp, slack and msteams")
-        return self
-
-    @property
-    def takes_files(self) -> bool:
-        """Whether the destination accepts files; a chat gets the main figures and a link instead."""
-        return self.folder is not None or self.smtp is not None
+def destination(content: object) -> Destination:
+    """The destination that the file describes: one word, which names a channel, and the channel's settings. Raises
+    ValueError."""
+    if not isinstance(content, Mapping) or len(content) != 1:
+        raise ValueError(f"give exactly one channel: {' or '.join(sorted(usable(SEAM, ChannelPlugin)))}")
+    ((name, _),) = content.items()
+    try:
+        channel = named(SEAM, ChannelPlugin, str(name))
+    except NoPlugin as error:
+        raise ValueError(str(error)) from error
+    # The adapter of a mapping gives faults of the settings their place, which begins with the word.
+    return Destination(channel, TypeAdapter(dict[str, channel.settings]).validate_python(dict(content))[name])  # type: ignore[name-defined]
 
 
 class ReportOrder(Model):
@@ -132,7 +112,9 @@ class DeliveriesFile(Model):
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     link: str | None = Field(default=None, pattern=r"^https?://[^\s?#]+$")
-    destinations: dict[Name, Destination] = Field(default_factory=dict)
+    destinations: dict[
+        Name, Annotated[Destination, PlainValidator(destination), PlainSerializer(Destination.content)]
+    ] = Field(default_factory=dict)
     reports: tuple[ReportOrder, ...] = ()
     notices: tuple[NoticeOrder, ...] = ()
 

@@ -22,10 +22,11 @@ MARKS = {
     "kubelet": "needs nodes that run pods",
     "gpu": "needs an NVIDIA GPU and its driver; run by `make test-real` on the simulated ones of the tests",
     "host": "changes the machine it runs on, or needs root on it",
+    "tutorial": "builds a package; run by tests/plugins/test_tutorials.py",
     "elsewhere": "needs an outside service: a Grafana, a registry, mail, a lake, a trace to download",
 }
 COMMANDS = ("sh", "console")
-SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql")
+SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql", "toml")
 _FENCE = re.compile(
     r"^(?P<in>[ ]*)(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=in)(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
 )

@@ -19,6 +19,7 @@ from openpyxl import load_workbook
 from starlette.testclient import TestClient
 
 from accountant.__main__ import COMMANDS
+from accountant.channels.protocol import SEAM, ChannelPlugin
 from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.core.settings import Lake
@@ -28,7 +29,6 @@ from accountant.fleet.fleet_server import FleetService
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.protocols import Retirement
-from accountant.notifications.subscriptions import Destination
 from accountant.reports import report_builder
 from accountant.reports.focus_export import unpack
 from accountant.reports.output_formats import RENDERINGS, Form
@@ -36,6 +36,7 @@ from accountant.reports.report_builder import Report
 from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
+from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY
 from gputally.server.https_server import serve
 from tests.fakes.mailserver import mail_server
@@ -133,7 +134,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             "smtp": {"server": mail.address, "from": "g@example.com", "to": ["a@example.com"], "tls": "off"},
             "msteams": {"url_file": str(folder / "url")},
         }  # fmt: skip
-        assert places.keys() == Destination.model_fields.keys(), "a new kind of destination needs a row"
+        assert places.keys() == usable(SEAM, ChannelPlugin).keys(), "a new kind of destination needs a row"
         order = {"when": "ended", "forms": ["html"], "to": list(places)}
         orders = {
             "destinations": {kind: {kind: place} for kind, place in places.items()},
@@ -282,7 +283,7 @@ def test_every_message_arrives(running: Running) -> None:
     states = {one.key: (one.outcome, one.detail) for one in running.service.deliveries.known()}
     assert {outcome for outcome, _ in states.values()} == {"delivered"}, states
     whole = [key for key in states if "vision" not in key and "speech" not in key]
-    assert len(whole) == len(Destination.model_fields)
+    assert len(whole) == len(usable(SEAM, ChannelPlugin))
     assert {team for team in ("vision", "speech") if any(team in key for key in states)} == running.due().keys() - {
         "__idle__"
     } | ({"vision"} if HELD in running.month.within else set())

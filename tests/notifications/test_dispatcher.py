@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,11 @@ from starlette.testclient import TestClient
 from accountant.__main__ import main
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.channels.protocol import DeliveryUncertain, Message, Refused
 from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.notifications.channels import DeliveryUncertain, Refused
 from accountant.notifications.dispatcher import CACHE_MS, Dispatcher
-from accountant.notifications.messages import Message
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.wire.policy_models import Policy
@@ -394,3 +394,31 @@ def test_the_command_lists_and_orders_once_more(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "again" in shown
     assert '"outcome": "delivered"' in shown
+
+
+def test_a_channel_that_hangs_stops_no_other_and_gets_no_further_message_until_it_has_ended():
+    go, worked = threading.Event(), threading.Event()
+
+    class Hanging:
+        def deliver(self, letter: Message) -> str:
+            go.wait(60)
+            worked.set()
+            return "taken"
+
+    site = Site("reports:\n  - {when: ended, to: [disk, chat]}\n", [held("2026-10-01", "2026-10-02")])
+    site.dispatcher = Dispatcher(
+        site.ledger, site.books, Settings(auth="off"), site.clock, lambda: site.deliveries_file,
+        lambda to: Hanging() if to.channel.name == "folder" else site.basket, most_s=0.05,
+    )  # fmt: skip
+    site.dispatcher.run()
+    outcomes = {delivery.key.split("/")[3]: delivery.outcome for delivery in site.dispatcher.known()}
+    assert outcomes == {"disk": "unsure", "chat": "delivered"}
+    (unsure,) = [delivery for delivery in site.dispatcher.known() if delivery.outcome == "unsure"]
+    site.dispatcher.again(unsure.key, "ann", "once more")
+    site.dispatcher.run()
+    assert {d.outcome for d in site.dispatcher.known() if d.key == unsure.key} == {"refused"}, "it is still busy"
+    go.set()
+    assert worked.wait(30)
+    site.clock.advance(MS_PER_DAY)
+    site.dispatcher.run()
+    assert {d.outcome for d in site.dispatcher.known() if d.key == unsure.key} == {"delivered"}

@@ -72,8 +72,8 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 @pytest.mark.parametrize(
     ("destination", "fault"),
     [
-        ("{}", "exactly one of folder, smtp, slack and msteams"),
-        ("{folder: /x, slack: {url_file: /y}}", "exactly one of folder, smtp, slack and msteams"),
+        ("{}", "give exactly one channel: folder or msteams or slack or smtp"),
+        ("{folder: /x, slack: {url_file: /y}}", "give exactly one channel: folder or msteams or slack or smtp"),
         ("{smtp: {server: mail, from: a@b, to: [c@d]}}", "smtp.server"),
         ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y, z@w']}}", "smtp.to.0"),
         (
@@ -82,7 +82,7 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
         ),
     ],
 )
-def test_a_destination_is_one_of_four_and_whole(destination, fault):
+def test_a_destination_is_one_channel_and_whole(destination, fault):
     with pytest.raises(FileFault) as told:
         deliveries_file(f"schema: 1\ndestinations:\n  one: {destination}\n", head="")
     assert fault in str(told.value)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from accountant.notifications.messages import one_line
+from accountant.channels.protocol import one_line
 from gputally.base.command_output import Output, show
 from gputally.base.terminal import Terminal
 from gputally.base.untrusted_text import FORMULA, escaped, for_cell, for_json, for_page, for_terminal

@@ -83,6 +83,8 @@ WITHOUT_A_TASK = {
     "accountant/runtime/background_tasks.py": "one routine of upkeep each, which is a watched task itself",
     "fairshare/web/what_if_worker.py": "one preview, whose page shows its progress, its failure and its time limit",
     "gputally/base/http_calls.py": "the time limit of one exchange, which ends with the exchange",
+    "gputally/base/plugins.py": "one call of a plug-in; the caller waits until its time limit",
+    "gputally/testing/http_receiver.py": "the fake of a medium, which its test ends",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",
     "gputally/demo/worker_processes.py": "the orders of one of the demo's processes",

@@ -8,10 +8,18 @@ import ssl
 import pytest
 import trustme
 
-from accountant.notifications import messages
-from accountant.notifications.channels import DeliveryUncertain, Folder, Mail, Refused, Webhook, channel_of
-from accountant.notifications.messages import Attachment, Message
-from accountant.notifications.subscriptions import Destination, Smtp
+from accountant.channels import msteams, slack
+from accountant.channels.folder import Folder, FolderSettings
+from accountant.channels.mail import Mail, Smtp
+from accountant.channels.protocol import (
+    Attachment,
+    DeliveryUncertain,
+    Message,
+    Refused,
+    UrlFile,
+    Webhook,
+    one_line,
+)
 from tests.fakes.mailserver import mail_server
 from tests.fakes.webhook import webhook
 
@@ -42,7 +50,7 @@ def test_a_mail_has_both_texts_its_files_and_the_same_id_every_time():
     assert first["Date"] == "Sun, 01 Nov 2026 12:00:00 +0000"
     assert server.envelopes[0] == ("gputally@example.com", ["a@example.com", "b@example.com"])
     assert first["Bcc"] is None, "a name in the subject is no header"
-    assert first["Subject"] == messages.one_line(LETTER.subject)
+    assert first["Subject"] == one_line(LETTER.subject)
     plain, html = first.get_body(("plain",)), first.get_body(("html",))
     assert plain is not None
     assert html is not None
@@ -102,13 +110,13 @@ def test_a_password_travels_only_under_tls_from_a_trusted_authority(tmp_path):
         assert "wrong" not in str(told.value)
 
 
-def secret(tmp_path, text):
+def secret(tmp_path, text) -> UrlFile:
     path = tmp_path / "url"
     path.write_text(text)
-    return path
+    return UrlFile(url_file=path)
 
 
-@pytest.mark.parametrize("form", [messages.slack, messages.msteams])
+@pytest.mark.parametrize("form", [slack.body, msteams.body], ids=["slack", "msteams"])
 def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     with webhook() as hook:
         assert Webhook(secret(tmp_path, hook.url), form).deliver(LETTER) == "accepted by 127.0.0.1"
@@ -118,7 +126,7 @@ def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     assert "https://gputally.example.com/month/2026-10" in text
     assert "mrkdwn" not in text
     assert '"TextBlock"' not in text, "it would read Markdown"
-    if form is messages.slack:
+    if form is slack.body:
         assert "<!channel>" not in body["text"], "notifications read Slack's own signs"
         assert {block["type"] for block in body["blocks"]} == {"header", "section", "actions"}
         assert all(len(block["text"]["text"]) <= 150 for block in body["blocks"] if block["type"] == "header")
@@ -129,18 +137,18 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
         hook.answers = [404, 503, 302]
         for status in (404, 503, 302):
             with pytest.raises(Refused, match=f"{status} not now") as told:
-                Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
+                Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
             assert "s3cret" not in str(told.value)
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
-        Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
+        Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
 
 
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
     with webhook() as hook:
         hook.answers = [0]
         with pytest.raises(DeliveryUncertain, match=r"127\.0\.0\.1: no answer") as told:
-            Webhook(secret(tmp_path, hook.url), messages.slack).deliver(LETTER)
+            Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
 
@@ -148,29 +156,18 @@ def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
 @pytest.mark.parametrize("text", ["http://chat.example.com/x", "no url", "", "https://a\nhttps://b", "x" * 5_000])
 def test_a_url_that_is_none_is_refused_without_being_told(tmp_path, text):
     with pytest.raises(Refused) as told:
-        Webhook(secret(tmp_path, text), messages.slack).deliver(LETTER)
+        Webhook(secret(tmp_path, text), slack.body).deliver(LETTER)
     assert not text or text not in str(told.value)
 
 
 def test_a_folder_gets_whole_files_and_a_notice_is_a_text(tmp_path):
     folder = tmp_path / "new" / "folder"
-    assert Folder(folder).deliver(LETTER) == "gputally-2026-10.pdf"
+    assert Folder(FolderSettings(path=folder)).deliver(LETTER) == "gputally-2026-10.pdf"
     assert (folder / "gputally-2026-10.pdf").read_bytes() == b"%PDF-1.7 \x00\xff"
     notice = Message("budget/1", 0, "Budget", "is used up", (("Spent", "80"),))
-    name = Folder(folder).deliver(notice)
+    name = Folder(FolderSettings(path=folder)).deliver(notice)
     assert (folder / name).read_text() == "Budget\n\nis used up\n\nSpent  80\n"
     assert len(list(folder.iterdir())) == 2, "no half-written file is left"
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match=r"exists|Not a directory"):
-        Folder(tmp_path / "file").deliver(LETTER)
-
-
-def test_every_destination_has_its_carrier(tmp_path):
-    given = {
-        Folder: {"folder": str(tmp_path)},
-        Mail: {"smtp": {"server": "mail:25", "from": "a@b", "to": ["c@d"]}},
-        Webhook: {"slack": {"url_file": "/x"}},
-    }
-    for kind, content in given.items():
-        assert isinstance(channel_of(Destination.model_validate(content)), kind)
-    assert isinstance(channel_of(Destination.model_validate({"msteams": {"url_file": "/x"}})), Webhook)
+        Folder(FolderSettings(path=tmp_path / "file")).deliver(LETTER)

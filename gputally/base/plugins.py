@@ -1,0 +1,138 @@
+"""Finds plug-ins by their entry points, those of gputally and those of other packages in the same way.
+
+A group of entry points is a seam, such as `gputally.channels`. An entry point's name is the name under which users
+choose the plug-in, and its value is the plug-in's manifest. A package whose plug-in cannot be loaded, or that takes a
+name that is taken, is named with the reason and left out, so it never stops a program.
+
+    [project.entry-points."gputally.channels"]
+    ntfy = "ntfy_channel:CHANNEL"
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Generic, TypeVar
+
+from gputally.base.errors import AccountantError
+
+T = TypeVar("T")
+R = TypeVar("R")
+OURS: Final = "gputally"
+"""The package whose plug-ins come first."""
+SEAMS: Final = ("gputally.channels",)
+"""All groups of entry points."""
+_MOST_REASON = 300
+
+
+class NoPlugin(AccountantError):
+    """No usable plug-in has this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin(Generic[T]):
+    """An entry point of a seam.
+
+    package, version: the distribution that brings it.
+    manifest: None if it cannot be used; `fault` says why."""
+
+    name: str
+    package: str
+    version: str
+    manifest: T | None
+    fault: str = ""
+
+
+def plugins(seam: str, kind: type[T]) -> tuple[Plugin[T], ...]:
+    """The plug-ins of a seam, those of gputally first, then by package and name. kind: the type of their manifests.
+
+    They are looked for once in a process."""
+    any_kind: Any = kind
+    return _listed(seam, any_kind)
+
+
+@cache
+def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
+    found = sorted(entry_points(group=seam), key=lambda point: (_package(point) != OURS, _package(point), point.name))
+    taken: dict[str, str] = {}
+    listed = []
+    for point in found:
+        package = _package(point)
+        if point.name in taken:
+            owner, manifest, fault = taken[point.name], None, ""
+            if owner == package:  # the same distribution, found twice on the path
+                continue
+            fault = f"the package {owner} already has a plug-in of this name"
+        else:
+            taken[point.name] = package
+            manifest, fault = _loaded(point, kind)
+        listed.append(Plugin(point.name, package, point.dist.version if point.dist else "", manifest, fault))
+    return tuple(listed)
+
+
+def usable(seam: str, kind: type[T]) -> Mapping[str, T]:
+    """The manifests by name."""
+    return {one.name: one.manifest for one in plugins(seam, kind) if one.manifest is not None}
+
+
+def named(seam: str, kind: type[T], name: str) -> T:
+    """The manifest with this name. Raises NoPlugin, which says what is installed, or why it cannot be used."""
+    found = usable(seam, kind).get(name)
+    if found is not None:
+        return found
+    for one in plugins(seam, kind):
+        if one.name == name:
+            raise NoPlugin(f"{name} of the package {one.package} {one.version} cannot be used: {one.fault}")
+    raise NoPlugin(f"no plug-in is called {name!r}; installed are {', '.join(sorted(usable(seam, kind)))}")
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else ""
+
+
+def _loaded(point: EntryPoint, kind: type[T]) -> tuple[T | None, str]:
+    try:
+        manifest: Any = point.load()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
+        return None, f"{point.value}: {type(error).__name__}: {error}"[:_MOST_REASON]
+    if not isinstance(manifest, kind):
+        return None, f"{point.value} is a {type(manifest).__name__}, not a {kind.__name__}"
+    own_name = getattr(manifest, "name", point.name)
+    if own_name != point.name:
+        return None, f"{point.value} calls itself {own_name!r}"
+    return manifest, ""
+
+
+class TakesTooLong(AccountantError):
+    """The code did not end in its time. It may still run: `done` is set when it has ended."""
+
+    def __init__(self, most_s: float, done: threading.Event) -> None:
+        super().__init__(f"no end after {most_s:g} s")
+        self.done = done
+
+
+def within(most_s: float, call: Callable[[], R]) -> R:
+    """The result of code that may hang, which runs on a thread of its own. Raises what it raises, and TakesTooLong."""
+    outcome: Future[R] = Future()
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised again by the caller
+            outcome.set_exception(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="plugin", daemon=True).start()
+    try:
+        return outcome.result(most_s)
+    except FutureTimeout:
+        if outcome.done():  # the code itself raised a TimeoutError
+            raise
+        raise TakesTooLong(most_s, done) from None

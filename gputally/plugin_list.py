@@ -1,0 +1,64 @@
+"""Lists the installed plug-ins: `gputally plugins`.
+
+It loads each of them, so a plug-in that cannot be loaded is listed with the reason, and the exit code is 1."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gputally.base.command_output import OUTPUTS, show
+
+if TYPE_CHECKING:
+    from gputally.base.plugins import Plugin
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(
+        prog="gputally plugins", description="List the installed plug-ins, and what each of them may do."
+    )
+    found.add_argument(
+        "--output", "-o", choices=OUTPUTS, default="table", help="Form of the list (default: %(default)s)."
+    )
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plug-ins, by seam. Return 1 if one of them cannot be used."""
+    options = parser().parse_args(argv)
+    # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
+    from accountant.channels.protocol import SEAM, ChannelPlugin
+    from gputally.base.plugins import plugins
+
+    manifests: dict[str, type[Any]] = {SEAM: ChannelPlugin}
+    found = [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
+
+    def drawn() -> Any:
+        from gputally.base.terminal import table
+
+        rows = [
+            (seam.partition(".")[2], one.name, f"{one.package} {one.version}", _state(one), _reaches(one))
+            for seam, one in found
+        ]
+        return table("", ("seam", "name", "package", "state", "a use of it"), rows)
+
+    show(options.output, drawn, [_record(seam, one) for seam, one in found])
+    return int(any(one.fault for _, one in found))
+
+
+def _state(one: Plugin[Any]) -> str:
+    return f"left out: {one.fault}" if one.fault else "usable"
+
+
+def _reaches(one: Plugin[Any]) -> str:
+    return one.manifest.reaches if one.manifest is not None else ""
+
+
+def _record(seam: str, one: Plugin[Any]) -> dict[str, str]:
+    page = one.manifest.page if one.manifest is not None else ""
+    return {
+        "seam": seam, "name": one.name, "package": one.package, "version": one.version, "fault": one.fault,
+        "reaches": _reaches(one), "page": page,
+    }  # fmt: skip

@@ -1,0 +1,112 @@
+"""Plug-ins are found by entry points. One that is broken, hostile or doubled is named and left out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gputally.__main__ import main
+from gputally.base import plugins as registry
+from gputally.base.plugins import NoPlugin, TakesTooLong, named, plugins, usable, within
+from tests.plugins.installed import install
+
+SEAM = "tests.seam"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the path, in which a test installs packages."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._listed.cache_clear()
+    before = set(sys.modules)
+    yield tmp_path
+    registry._listed.cache_clear()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def good(name: str) -> str:
+    return f"from tests.plugins.test_registry import Manifest\nPLUGIN = Manifest({name!r})\n"
+
+
+def test_a_plugin_is_found_by_its_name(folder: Path) -> None:
+    install(folder, "some-package", {SEAM: {"one": "some_module:PLUGIN"}}, some_module=good("one"))
+    (found,) = plugins(SEAM, Manifest)
+    assert (found.name, found.package, found.version, found.fault) == ("one", "some-package", "1.2", "")
+    assert named(SEAM, Manifest, "one") == Manifest("one")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise ValueError('no licence')", "import nothing_of_this_name", "import sys; sys.exit(3)", "PLUGIN = 1",
+        "def", good("another"), "class Loop:\n    def __getattr__(self, name): return self\nPLUGIN = Loop()",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named_and_left_out(folder: Path, text: str) -> None:
+    install(folder, "bad-package", {SEAM: {"bad": "bad_module:PLUGIN"}}, bad_module=text)
+    install(folder, "good-package", {SEAM: {"good": "good_module:PLUGIN"}}, good_module=good("good"))
+    assert usable(SEAM, Manifest) == {"good": Manifest("good")}
+    assert [one.package for one in plugins(SEAM, Manifest) if one.fault] == ["bad-package"]
+    with pytest.raises(NoPlugin, match="bad-package"):
+        named(SEAM, Manifest, "bad")
+    with pytest.raises(NoPlugin, match="installed are good"):
+        named(SEAM, Manifest, "god")
+
+
+def test_a_name_has_one_owner(folder: Path) -> None:
+    install(folder, "b-package", {SEAM: {"one": "b_module:PLUGIN"}}, b_module=good("one"))
+    install(folder, "a-package", {SEAM: {"one": "a_module:PLUGIN"}}, a_module=good("one"))
+    first, second = plugins(SEAM, Manifest)
+    assert (first.package, first.fault) == ("a-package", "")
+    assert second.package == "b-package"
+    assert "a-package" in second.fault
+
+
+def test_nobody_takes_the_name_of_one_of_ours(folder: Path) -> None:
+    install(folder, "aaa", {"gputally.channels": {"smtp": "aaa_module:CHANNEL"}}, aaa_module="CHANNEL = 1")
+    from accountant.channels.mail import CHANNEL
+    from accountant.channels.protocol import SEAM as CHANNELS
+    from accountant.channels.protocol import ChannelPlugin
+
+    assert named(CHANNELS, ChannelPlugin, "smtp") is CHANNEL
+
+
+def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--output", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {one["name"] for one in listed} >= {"folder", "msteams", "slack", "smtp"}
+    assert all(one["reaches"] and one["page"] for one in listed)
+    install(folder, "bad-package", {"gputally.channels": {"bad": "bad_module:PLUGIN"}}, bad_module="1 / 0")
+    registry._listed.cache_clear()
+    assert main(["plugins", "--output", "csv"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_code_that_hangs_is_left_behind() -> None:
+    go = threading.Event()
+    with pytest.raises(TakesTooLong) as caught:
+        within(0.05, go.wait)
+    assert not caught.value.done.is_set()
+    go.set()
+    assert caught.value.done.wait(30)
+
+
+def test_code_that_ends_gives_its_result_or_raises_its_error() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    assert within(30, lambda: 7) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        within(30, fail)
