@@ -211,6 +211,11 @@ class Deps:
         return self.bound or RateLimit(self.clock, limits.requests_per_second, limits.burst)
 
     @cached_property
+    def refusals_logged(self) -> RateLimit:
+        """The rate at which refusals by quotas are logged."""
+        return RateLimit(self.clock, 10 / 3600, 10)
+
+    @cached_property
     def turns(self) -> RequestTurns:
         """The work that requests may do at one time."""
         return self.shared_turns or RequestTurns(self.settings.limits)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, TypeAdapter
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,7 +36,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
-from accountant.core.errors import BadBatch
+from accountant.core.errors import BadBatch, OverQuota
 from accountant.history_import.import_run import (
     IMPORTING,
     ImportedChunk,
@@ -92,7 +93,17 @@ async def report_usage(request: Request, deps: AppDeps, principal: IngestPrincip
             receipt = await asyncio.wrap_future(future)
     except BadBatch as error:
         raise _bad_batch(error) from error
+    except OverQuota as error:
+        _count_refusal(deps, error)
+        raise
     return _acknowledged(deps, receipt, started)
+
+
+def _count_refusal(deps: Deps, error: OverQuota) -> None:
+    """Counts a refused sender, and logs the first ones of an hour, because senders can be invented without end."""
+    deps.metrics.refused(error.quota)
+    if not deps.refusals_logged.admit(("", error.quota)):
+        structlog.get_logger("ingest").warning("sender_over_quota", quota=error.quota, reason=str(error))
 
 
 def _bad_batch(error: BadBatch) -> Refusal:
@@ -208,6 +219,9 @@ async def report_import(request: Request, deps: AppDeps, principal: ImportPrinci
         receipt = await asyncio.wrap_future(deps.ingest.submit_batch(batch))
     except BadBatch as error:
         raise _bad_batch(error) from error
+    except OverQuota as error:
+        _count_refusal(deps, error)
+        raise
     return _acknowledged(deps, receipt, started)
 
 

@@ -62,7 +62,13 @@ class BadBatch(AccountantError):
 
 
 class OverQuota(AccountantError):
-    """The sender has begun too much that is kept for ever. Nothing was stored; the same request may succeed later."""
+    """The sender has begun too much that is kept for ever. Nothing was stored; the same request may succeed later.
+
+    quota: the name of the quota."""
+
+    def __init__(self, message: str, quota: str) -> None:
+        super().__init__(message)
+        self.quota = quota
 
 
 class UnsupportedQuestion(AccountantError):

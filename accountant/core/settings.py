@@ -115,7 +115,8 @@ def _parse_list(value: object) -> object:
 
 class Quotas(Model):
     """What one sender may leave in the ledger for ever. An honest node stays far below: one with 16 GPUs of 7 MIG
-    instances each and a thousand pods a day needs 16 GPUs, 112 parts, 4,000 holders and 80 MiB a day.
+    instances each and a thousand pods a day needs 16 GPUs, 112 parts, 4,000 holders and 80 MiB a day. `nodes` and
+    `cluster_gpus` limit a whole cluster.
 
     Except `parts`, each allowance fills again evenly within a day. A record beyond one is quarantined as `over-quota`
     and never counts. An import has 400 times the allowance of a node, for each node that it names."""
@@ -134,6 +135,12 @@ class Quotas(Model):
     """Outboxes (spools) that a node may begin within a day; above it 429 with Retry-After, and the agent waits."""
     import_nodes: int = Field(default=10_000, ge=1)
     """Nodes that the imports of a cluster may name for the first time within a day; above it 429."""
+    nodes: int = Field(default=40_000, ge=1)
+    """Nodes that the agents of a cluster may name for the first time within a day; above it 429 with Retry-After, and
+    the agent waits. An issuer of another cluster signs tokens of any node, so it could invent nodes without end."""
+    cluster_gpus: int = Field(default=400_000, ge=1)
+    """GPUs that all nodes of a cluster together may report for the first time within a day: 20 for each node that a
+    first installation of 20,000 nodes brings."""
 
 
 class KaiUsage(Model):

@@ -71,7 +71,7 @@ class Metrics:
         )
         self._over_quota = Counter(
             "gputally_ingest_over_quota_records",
-            "Records that were set aside, because their sender had used up a quota, by quota.",
+            "Records that were set aside, and requests that were refused, because their sender had used up a quota.",
             ["quota"],
             registry=self.registry,
         )
@@ -86,7 +86,7 @@ class Metrics:
         )
         for result in ("stored", "duplicate", "quarantined"):
             self._rows.labels(result)
-        for quota in ("gpus", "parts", "holders", "bytes"):
+        for quota in ("gpus", "cluster_gpus", "parts", "holders", "bytes", "outboxes", "import_nodes", "nodes"):
             self._over_quota.labels(quota)
         self._batches.labels("200")
         self.registry.register(FunctionCollector(build_metrics))
@@ -99,6 +99,10 @@ class Metrics:
         for quota, records in receipt.over_quota.items():
             self._over_quota.labels(quota).inc(records)
         self._commit.observe(seconds)
+
+    def refused(self, quota: str) -> None:
+        """Record that a request was refused, because its sender had used up a quota."""
+        self._over_quota.labels(quota).inc()
 
     def rows(self) -> dict[str, int]:
         """Rows of the agents' batches so far, by result."""

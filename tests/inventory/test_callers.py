@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 from structlog.testing import capture_logs
 
+from accountant.composition import Service
+from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.base.yaml_file import FileFault
@@ -37,8 +41,10 @@ from gputally.server.tokens_and_grants import (
     Unauthenticated,
     granted,
 )
+from tests import empty_ledger
 from tests.inventory.signed_tokens import EDGE, GRANTS, KEY, LOGIN, ask, signed
 from tests.inventory.token_review_server import Reviewing, account
+from tests.usage_records import batch, interval
 
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
@@ -486,3 +492,30 @@ def test_made_up_tokens_of_one_address_cost_the_api_server_little(server, clock)
     clock.advance(1_000)
     with pytest.raises(Unauthenticated):
         asyncio.run(way.authenticate(signed(clock, jti="later"), "10.0.0.1"))
+
+
+def test_an_issuer_that_names_nodes_without_end_is_refused_named_and_counted(tmp_path: Path) -> None:
+    clock = VirtualClock(1_790_816_400_000)
+    (tmp_path / "edge.json").write_bytes(jwks())
+    text = FILE.replace("kubernetes: {agents: [gputally/agent], rights: true}\n", "")
+    load_callers(tmp_path, text.replace("edge.json", str(tmp_path / "edge.json")))
+    settings = Settings.model_validate(
+        {"data": empty_ledger.data(tmp_path / "data"), "callers": tmp_path / "callers.yaml", "quotas": {"nodes": 2}}
+    )
+    statuses: list[int] = []
+    with capture_logs() as logged, Service(settings, clock) as service, TestClient(service.app) as client:
+        for number in range(8):
+            name = f"invented-{number}"
+            row = interval(clock.wall_ms() - 60_000, f"GPU-{number}", None, span_ms=60_000)
+            content = msgspec.json.encode(batch([row], cluster="edge", node=name, epoch=f"e-{number}"))
+            token = signed(clock, **bound(name))
+            answer = client.post("/v1/usage", content=content, headers={"Authorization": f"Bearer {token}"})
+            statuses.append(answer.status_code)
+        metrics = client.get("/metrics").text
+        owners = [one.gpu_uuid for one in service.ledger.gpu_owners()]
+    assert statuses == [200] * 2 + [429] * 6
+    assert int(answer.headers["Retry-After"]) > 0
+    assert 'gputally_ingest_over_quota_records_total{quota="nodes"} 6.0' in metrics
+    assert owners == ["GPU-0", "GPU-1"]
+    named = [each["reason"] for each in logged if each["event"] == "sender_over_quota"]
+    assert any("invented-2" in reason for reason in named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from accountant.core.errors import OverQuota
 from accountant.core.settings import MIB, Quotas
 from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.storage.write.sender_quotas import SenderUse, sender_of
 from agent.wire import Gap, Holder, Slice, UsageInterval
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
@@ -205,6 +207,64 @@ def test_an_import_tells_a_year_at_once_but_of_few_invented_nodes(ledger, hand):
         batch = hand.batch(hand.row(1, gpu=f"gpu-{number}", method="imported"), node=f"n{number}", **epoch)
         (answer,) = ledger.append([batch], hand.now_ms)
         assert isinstance(answer, OverQuota) != accepted
+
+
+@pytest.fixture
+def few(opened: Opener, path) -> DuckLedger:
+    return opened(fresh(path), quotas=Quotas(nodes=3, cluster_gpus=5))
+
+
+def test_an_issuer_of_another_cluster_introduces_a_limited_number_of_nodes(few, hand):
+    """It signs tokens of any node. Nothing of a refused node is stored, so a node that is there keeps its records."""
+    answers = [
+        few.append([hand.batch(hand.row(1, gpu=f"gpu-{number}"), cluster="edge", node=f"n{number}")], hand.now_ms)[0]
+        for number in range(6)
+    ]
+    assert [isinstance(answer, OverQuota) for answer in answers] == [False] * 3 + [True] * 3
+    assert {answer.quota for answer in answers[3:]} == {"nodes"}
+    assert "'n3'" in str(answers[3])
+    assert {one.gpu_uuid for one in few.gpu_owners()} == {"gpu-0", "gpu-1", "gpu-2"}
+    assert few.coverage(START_MS, START_MS + MINUTE) == 1
+    known = hand.batch(hand.row(1, 5, 6, gpu="gpu-1"), cluster="edge", node="n1", epoch="0192-new")
+    assert booked(few, hand.now_ms, known).stored == 1, "a node that is known begins another outbox"
+    own = hand.batch(hand.row(1, gpu="gpu-own"), cluster="prod", node="own")
+    assert booked(few, hand.now_ms, own).stored == 1, "another cluster is not affected"
+    later = hand.batch(hand.row(1, gpu="gpu-3"), cluster="edge", node="n3")
+    assert booked(few, hand.now_ms + MS_PER_DAY // 2, later).stored == 1, "an honest node that waited"
+
+
+def test_the_known_nodes_of_a_cluster_cost_nothing_after_a_restart(opened, path, hand):
+    first = opened(fresh(path), quotas=Quotas(nodes=3))
+    for number in range(3):
+        booked(first, hand.now_ms, hand.batch(hand.row(1, gpu=f"gpu-{number}"), node=f"n{number}"))
+    first.close()
+    again = opened(path, quotas=Quotas(nodes=1))
+    for number in range(3):
+        batch = hand.batch(hand.row(1, 5, 6, gpu=f"gpu-{number}"), node=f"n{number}", epoch="0192-new")
+        assert booked(again, hand.now_ms, batch).stored == 1
+    new = [hand.batch(hand.row(1, gpu=f"gpu-{number}"), node=f"n{number}") for number in (3, 4)]
+    assert [isinstance(answer, OverQuota) for answer in again.append(new, hand.now_ms)] == [False, True]
+
+
+def test_the_nodes_of_a_cluster_report_a_limited_number_of_gpus_together(few, hand):
+    over: Counter[str] = Counter()
+    for number in range(3):
+        rows = [hand.row(seq, gpu=f"gpu-{number}-{seq}") for seq in range(1, 4)]
+        receipt = booked(few, hand.now_ms, hand.batch(*rows, cluster="edge", node=f"n{number}"))
+        over.update(receipt.over_quota)
+    assert over == {"cluster_gpus": 9 - 5}
+    assert set(reasons(few)) == {"over-quota"}
+    assert len(few.gpu_owners()) == 5
+    assert few.coverage(START_MS, START_MS + MINUTE) == 1
+
+
+def test_a_first_installation_of_20000_nodes_stays_below_the_default_quotas():
+    """Each node with 16 GPUs, all on one day."""
+    claims = SenderUse(Quotas()).claims(0, lambda _: 0)
+    for number in range(20_000):
+        claims.open_outbox(("prod", f"n{number}", "0192"), ())
+        sender = sender_of(("prod", f"n{number}", "0192"))
+        assert [claims.take_gpu(sender) for _ in range(16)] == [None] * 16
 
 
 def test_a_busy_node_stays_far_below_the_default_quotas(opened, path, hand):

@@ -177,9 +177,8 @@ class GpuClaims:
     def _over_quota(self, gpu: GpuName, stream: Stream) -> Fault | None:
         """Return why the node may have no further GPU; None if it may, which is then counted."""
         sender = sender_of(stream)
-        if self.quotas.take(sender, "gpus", 1):
-            return None
-        return self.quotas.fault(sender, "gpus", f"GPU {gpu[1]}")
+        quota = self.quotas.take_gpu(sender)
+        return None if quota is None else self.quotas.fault(sender, quota, f"GPU {gpu[1]}")
 
     def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
         """Assign the GPU to the node from `from_ms` on, but not before the end of its present owner's newest record.

@@ -3,10 +3,11 @@
 A request is limited while it is under way, but its names and rows stay: every name of a pod, a process or a MIG
 instance, and every row, is kept and read again. A node that invents names would fill the memory of every later query.
 So each sender has an allowance of each `Kind`, which fills again within a day, and a GPU has a number of parts that it
-can have in its life. A record beyond the allowance is quarantined as `over-quota`, and if the allowance of bytes is
-used up, not even its content is kept: its numbers are recorded as a hole. Neither is booked, so it is in no capacity,
-no coverage and no window. The node's numbers still advance. Holes count as bytes, and a sender that has left twice its
-bytes must wait.
+can have in its life. The senders of a cluster have an allowance of new nodes and new GPUs together, because an issuer
+of another cluster can name any number of nodes. A record beyond the allowance is quarantined as `over-quota`, and if
+the allowance of bytes is used up, not even its content is kept: its numbers are recorded as a hole. Neither is booked,
+so it is in no capacity, no coverage and no window. The node's numbers still advance. Holes count as bytes, and a sender
+that has left twice its bytes must wait, as must one that would begin an outbox too many or is a node too many.
 
 For example, a node with 24,000 new holders a day (`Quotas.holders`) may name 24,000 at once, and then a thousand an
 hour. A record whose names are known costs bytes alone. An import tells the past at once, so it has the allowance of
@@ -36,9 +37,11 @@ ROW_BYTES: Final = 256
 GAP_BYTES: Final = 64
 HOLE_BYTES: Final = 64
 
-Kind = Literal["gpus", "holders", "bytes", "outboxes", "import_nodes"]
-QuotaName = Literal["gpus", "parts", "holders", "bytes"]
+Kind = Literal["gpus", "holders", "bytes", "outboxes", "import_nodes", "nodes", "cluster_gpus"]
+QuotaName = Literal["gpus", "cluster_gpus", "parts", "holders", "bytes"]
 """The quotas by which records are set aside."""
+REFUSALS: Final = ("bytes", "outboxes", "import_nodes", "nodes")
+"""The quotas by which a request is refused."""
 
 
 class Sender(NamedTuple):
@@ -47,6 +50,11 @@ class Sender(NamedTuple):
     cluster: str
     node: str
     imported: bool
+
+
+def cluster_of(sender: Sender) -> Sender:
+    """Return all senders of the cluster of one, which have an allowance together."""
+    return Sender(sender.cluster, "", sender.imported)
 
 
 def sender_of(stream: Stream) -> Sender:
@@ -70,7 +78,7 @@ class SenderUse:
         self.quotas = quotas
         self.used: dict[tuple[Sender, Kind], _Use] = {}
         self.nodes: set[NodeName] = set()
-        """Every node with an outbox. Empty until an import opens one, because only imports need it."""
+        """Every node with an outbox. Empty until one is opened after the start."""
 
     def claims(self, now_ms: int, parts_of: Callable[[GpuName], int]) -> QuotaClaims:
         """Return the claims of one transaction. parts_of: returns the number of parts that a GPU has had."""
@@ -94,7 +102,7 @@ class QuotaClaims:
 
     def allowance(self, sender: Sender, kind: Kind) -> int:
         """Return what the sender may leave within a day; at once, if it left nothing in the day before."""
-        days = IMPORT_DAYS if sender.imported and kind != "import_nodes" else 1
+        days = IMPORT_DAYS if sender.imported and kind not in ("import_nodes", "nodes") else 1
         allowed: int = getattr(self._use.quotas, kind)
         return days * allowed
 
@@ -125,25 +133,40 @@ class QuotaClaims:
     def open_outbox(self, stream: Stream, known: Collection[Stream]) -> None:
         """Count an outbox that is not among the known ones. Raises OverQuota."""
         sender = sender_of(stream)
-        if sender.imported:
-            self._name_node(stream[:2], known)
+        self._name_node(sender, known)
         if not self.take(sender, "outboxes", 1):
             raise self._too_many(f"node {sender.node!r} has begun", sender, "outboxes", "outboxes")
 
-    def _name_node(self, node: NodeName, known: Collection[Stream]) -> None:
-        """Count a node that an import is the first to name."""
+    def _name_node(self, sender: Sender, known: Collection[Stream]) -> None:
+        """Count a node that no outbox had. Raises OverQuota."""
         if not self._use.nodes:
             self._use.nodes = {stream[:2] for stream in known}
-        source = Sender(node[0], "", imported=True)
-        if node not in self._use.nodes and node not in self._nodes and not self.take(source, "import_nodes", 1):
-            raise self._too_many(f"imports of cluster {node[0]!r} have named", source, "import_nodes", "new nodes")
+        node = sender.cluster, sender.node
+        kind: Kind = "import_nodes" if sender.imported else "nodes"
+        if node not in self._use.nodes and node not in self._nodes and not self.take(cluster_of(sender), kind, 1):
+            who = "imports" if sender.imported else "agents"
+            whose = f"{who} of cluster {sender.cluster!r} have named before node {sender.node!r}"
+            raise self._too_many(whose, cluster_of(sender), kind, "new nodes")
         self._nodes.add(node)
 
     def _too_many(self, who: str, sender: Sender, kind: Kind, what: str) -> OverQuota:
         allowed = self.allowance(sender, kind)
         return OverQuota(
-            f"{who} more than {allowed} {what} within a day: wait, or raise quotas.{kind} in the accountant's settings"
+            f"{who} more than {allowed} {what} within a day: wait, or raise quotas.{kind} in the accountant's settings",
+            kind,
         )
+
+    def take_gpu(self, sender: Sender) -> QuotaName | None:
+        """Count a GPU that the sender is the first to report, and return None; if it may report no further one, return
+        the quota that it has used up."""
+        allowances: tuple[tuple[Sender, Literal["gpus", "cluster_gpus"]], ...]
+        allowances = (sender, "gpus"), (cluster_of(sender), "cluster_gpus")
+        for whose, kind in allowances:
+            if self.left(whose, kind) < 1:
+                return kind
+        for whose, kind in allowances:
+            self.charge(whose, kind, 1)
+        return None
 
     def take_parts(self, gpu: GpuName, new: int) -> bool:
         """Count new parts of a GPU, if it can have so many, and return whether it can."""
@@ -157,15 +180,17 @@ class QuotaClaims:
     def fault(self, sender: Sender, quota: QuotaName, what: str) -> Fault:
         """Return why a record is set aside. what: the name that is too many."""
         allowed = self._use.quotas.parts if quota == "parts" else self.allowance(sender, quota)
+        who = f"cluster {sender.cluster!r}" if quota == "cluster_gpus" else f"node {sender.node!r}"
         limits: Mapping[QuotaName, str] = {
             "gpus": "new GPUs a day",
+            "cluster_gpus": "new GPUs a day",
             "parts": "parts of a GPU",
             "holders": "new holders a day",
             "bytes": "bytes a day",
         }
         return Fault(
             OVER_QUOTA,
-            f"{what}: node {sender.node!r} has used its {allowed} {limits[quota]} (quotas.{quota} in the settings)",
+            f"{what}: {who} has used its {allowed} {limits[quota]} (quotas.{quota} in the settings)",
             quota,
         )
 
