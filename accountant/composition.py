@@ -35,6 +35,7 @@ from accountant.api.ledger_metrics import LedgerCollector
 from accountant.api.middleware import AccessMiddleware
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import CannotClose
+from accountant.channels.protocol import SEAM, ChannelPlugin
 from accountant.compat import kai_usage_api, opencost_api
 from accountant.compat.opencost_api import AllocationSource
 from accountant.core.errors import LedgerFailed, LedgerUnavailable
@@ -69,6 +70,7 @@ from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
+from gputally.base.plugins import plugins
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault, read
@@ -227,6 +229,9 @@ class Service:
         self._policy = self._watch(
             settings.policy, lambda path: config_loading.load_yaml(path, Policy), self._take_policy
         )
+        for plugin in plugins(SEAM, ChannelPlugin) if settings.deliveries is not None else ():
+            if plugin.fault:
+                self._log.warning("plugin_left_out", name=plugin.name, package=plugin.package, reason=plugin.fault)
         self._deliveries_file = self._watch(
             settings.deliveries, lambda path: config_loading.load_yaml(path, DeliveriesFile)
         )

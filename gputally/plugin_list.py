@@ -28,12 +28,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Print the plug-ins, by seam. Return 1 if one of them cannot be used."""
     options = parser().parse_args(argv)
-    # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
-    from accountant.channels.protocol import SEAM, ChannelPlugin
-    from gputally.base.plugins import plugins
-
-    manifests: dict[str, type[Any]] = {SEAM: ChannelPlugin}
-    found = [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
+    found = installed()
 
     def drawn() -> Any:
         from gputally.base.terminal import table
@@ -46,6 +41,16 @@ def main(argv: Sequence[str]) -> int:
 
     show(options.output, drawn, [_record(seam, one) for seam, one in found])
     return int(any(one.fault for _, one in found))
+
+
+def installed() -> list[tuple[str, Plugin[Any]]]:
+    """Return every plug-in with its seam."""
+    # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
+    from accountant.channels.protocol import SEAM, ChannelPlugin
+    from gputally.base.plugins import plugins
+
+    manifests: dict[str, type[Any]] = {SEAM: ChannelPlugin}
+    return [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
 
 
 def _state(one: Plugin[Any]) -> str:

@@ -271,6 +271,19 @@ def _report(sources: Sources) -> dict[str, Any]:
     return report
 
 
+def _plugins(_: Sources) -> CheckResult:
+    from gputally.plugin_list import installed
+
+    found = installed()
+    remedy = "update or remove the package; the programs go on without this plug-in"
+    broken = tuple(
+        Finding("warning", f"{seam}: {one.name} of {one.package} {one.version} is left out", one.fault, remedy)
+        for seam, one in found
+        if one.fault
+    )
+    return CheckResult(f"{len(found)} plug-ins", broken, examined=len(found))
+
+
 _ALL: Sequence[Check] = (
     Check("driver", "this machine's driver: GPUs that are lost, and readings that are missing", _driver),
     Check("kubelet", "the kubelet's PodResources socket of this machine", _kubelet),
@@ -288,6 +301,7 @@ _ALL: Sequence[Check] = (
     Check("oversized", f"jobs that requested far more GPUs than they used, over {REPORT_DAYS} days", _oversized),
     Check("unowned", "nodes with busy time without an owner, over 24 h", _unowned),
     Check("prices", f"GPU models without a price, over {REPORT_DAYS} days", _prices),
+    Check("plugins", "plug-ins of this installation that cannot be used", _plugins),
 )
 CHECKS = {check.name: check for check in _ALL}
 

@@ -107,6 +107,7 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
         "accountant": "ok", "freshness": "ok",
         "weights": "error", "conflicts": "ok", "guarantees": "error", "placement": "error",
         "idle": "warning", "oversized": "ok", "unowned": "warning", "prices": "warning",
+        "plugins": "ok",
     }  # fmt: skip
     what = {name: [each.what for each in result.findings] for name, result in found.items()}
     assert what["weights"] == ["weights published to kai have no effect (HistoryCountedTwice)"]
