@@ -133,7 +133,7 @@ def test_a_check_that_cannot_be_made_says_why_and_leaves_the_others_alone(
     assert found["conflicts"].seen == "1 queues of 1 schedulers, 0 in the policy; without the policy: no accountant"
     assert found["guarantees"].findings[0].what.startswith("kai's own queues are guaranteed more")
     found = by_name(run_checks(sources_of()))
-    assert {result.status for result in found.values()} == {"unknown"}
+    assert {result.status for name, result in found.items() if name != "plugins"} == {"unknown"}
     assert found["placement"].unknown == "no cluster: nothing listens"
 
 
