@@ -175,8 +175,10 @@ def killed(server: ApiServer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scheduler(server: ApiServer, folder: Path, extenders: list[dict[str, object]] | None = None) -> Iterator[Path]:
-    """Run the real kube-scheduler with these `extenders`. Yields its log."""
+def scheduler(
+    server: ApiServer, folder: Path, extenders: list[dict[str, object]] | None = None, *flags: str
+) -> Iterator[Path]:
+    """Run the real kube-scheduler with these `extenders` and further `flags`. Yields its log."""
     document = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -188,7 +190,7 @@ def scheduler(server: ApiServer, folder: Path, extenders: list[dict[str, object]
     }
     config = folder / "scheduler.yaml"
     config.write_text(yaml.safe_dump(document))
-    command = [str(server.assets / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
+    command = [str(server.assets / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2", *flags]
     log = folder / "kube-scheduler.log"
     with running(command, log):
         yield log
