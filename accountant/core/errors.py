@@ -27,6 +27,11 @@ class LedgerUnavailable(AccountantError):
     Nothing was stored, unless the message says so."""
 
 
+class ArchiveUnavailable(LedgerUnavailable):
+    """A write needs rows that are only in the archive, and they cannot be read now. Writes that do not need them
+    succeed."""
+
+
 class SecretsUnreadable(AccountantError):
     """A secrets file cannot be read, or is not a mapping; the message has the place and the reason."""
 

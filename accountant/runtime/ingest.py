@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable
+from accountant.core.errors import ArchiveUnavailable, BadBatch, LedgerFailed, LedgerUnavailable
 from accountant.history_import.import_run import is_import
 from accountant.ledger.protocols import Ledger, Receipt
 from accountant.storage.write.batch_admission import has_controls
@@ -245,11 +245,10 @@ class Ingest:
         except LedgerFailed as failure:
             self._fail(failure)
             return [failure] * len(group)
-        except AccountantError as error:
-            return [error] * len(group)
         except Exception as error:  # noqa: BLE001 - a defect that one batch brings out must not stop the others
-            if len(group) == 1:
-                return [error]
+            concerns_all = isinstance(error, AccountantError) and not isinstance(error, ArchiveUnavailable)
+            if len(group) == 1 or concerns_all:
+                return [error] * len(group)
             return [result for waiting in group for result in self._append([waiting])]
 
     def _fail(self, failure: LedgerFailed) -> None:

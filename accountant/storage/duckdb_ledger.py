@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
@@ -58,6 +59,7 @@ from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
+from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
@@ -254,7 +256,8 @@ class Offsite(Transactions):
             last = {**self._state.archived, **marks_of(reading, archive, part)}
             for group in groups(reading, archive, part, self._state.marks, now_ms):
                 behind = True
-                self._book(group)
+                with self._fetching(Needs(retention.touched_hours(group.incoming, self._state.frozen))) as fetched:
+                    self._book(group, fetched)
         with self._transaction() as cursor:
             take_rest(cursor, archive, part, behind=behind)
             self._enter(cursor, part, last)
@@ -269,23 +272,29 @@ class Offsite(Transactions):
         with self._database.cursor() as reading:
             corrections = corrections_in(reading, acts)
         for number, kind, at_ms, content in corrections:
-            with self._transaction() as cursor:
+            span = ImportSpan.model_validate_json(content) if kind == "withdrawn" else None
+            needs = Needs() if span is None else self._frozen_in(span)
+            with self._fetching(needs) as fetched, self._transaction() as cursor:
                 cursor.run("INSERT INTO act FROM read_parquet(?) WHERE number = ?", [acts, number])
                 after = self._state
-                if kind == "withdrawn":
-                    after, _ = self._withdraw(cursor, ImportSpan.model_validate_json(content))
+                if span is not None:
+                    after, _ = self._withdraw(cursor, span, fetched)
                 else:
                     redate_records(cursor, at_ms, self._state.days)
                 self._commit(cursor, after)
             self._names.forget()
             self._reread()
 
-    def _withdraw(self, cursor: Cursor, span: ImportSpan) -> tuple[State, Withdrawn]:
-        """Withdraw an import in the current transaction, and return the state after it."""
+    def _frozen_in(self, span: ImportSpan) -> Needs:
+        """Return the frozen hours that a withdrawal changes."""
+        return Needs(frozenset(hour for hour in self._state.frozen if span.start_ms <= hour < span.end_ms))
+
+    def _withdraw(self, cursor: Cursor, span: ImportSpan, fetched: Fetched) -> tuple[State, Withdrawn]:
+        """Withdraw an import in the current transaction, and return the state after it. fetched: has the rows of the
+        frozen hours in the span."""
         state = self._state
-        hours = {hour for hour in state.frozen if span.start_ms <= hour < span.end_ms}
-        if hours:
-            retention.thaw(cursor, self._archive, hours)
+        hours = self._frozen_in(span).hours
+        retention.thaw(cursor, fetched, hours)
         frozen = state.frozen - hours
         return replace(state, frozen=frozen), withdraw(cursor, span, state.days, frozen)
 
@@ -332,6 +341,9 @@ class DuckLedger(Offsite):
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         """Book batches in one transaction. A Receipt counts intervals, not facts."""
+        return self._with_archived(lambda fetched: self._append(batches, now_ms, fetched))
+
+    def _append(self, batches: Sequence[Batch], now_ms: int, fetched: Fetched) -> list[Receipt | Exception]:
         with self._writing:
             before = self._state
             behind = before.fleet.newest_end_ms - now_ms
@@ -344,11 +356,14 @@ class DuckLedger(Offsite):
             self._require_space()
             quotas = self._use.claims(now_ms, self._parts_of)
             claims = self._owners.claims(now_ms, quotas), PodClaims(self._pod_nodes)
-            group = GroupCommit(before.marks, self._stored, now_ms, *claims, quotas, self._new_names)
+            needed: dict[Stream, frozenset[int]] = {}
+            stored = partial(self._stored, fetched=fetched, needed=needed)
+            group = GroupCommit(before.marks, stored, now_ms, *claims, quotas, self._new_names)
             tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
+            fetched.require(Needs(retention.touched_hours(group.incoming, before.frozen), needed), before.parts)
             if group.changes:
-                self._book(group)
+                self._book(group, fetched)
             if self._database.wal_bytes() >= WAL_BYTES:
                 with suppress(LedgerUnavailable):  # the commit is done; the next append tries the checkpoint again
                     self.checkpoint()
@@ -486,10 +501,14 @@ class DuckLedger(Offsite):
             return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
 
     def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
+        return self._with_archived(lambda fetched: self._withdraw_import(span, now_ms, who, reason, fetched))
+
+    def _withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str, fetched: Fetched) -> int:
         with self._acting(now_ms):
             self._require_clock()
+            fetched.require(self._frozen_in(span), self._state.parts)
             with self._transaction() as cursor:
-                state, found = self._withdraw(cursor, span)
+                state, found = self._withdraw(cursor, span, fetched)
                 act = withdrawal_act(span, found, now_ms, who, reason)
                 acts = write_acts(cursor, [act], state.acts)[-1].number
                 self._commit(cursor, replace(state, acts=acts))

@@ -168,18 +168,18 @@ class Archive:
         """Write the files of a part into a local folder. `before` is, by file of a register, the part with its last
         version."""
         for name in RECORDS:
-            _copy(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
+            write_parquet(cursor, statement(f"archive_{name}"), fresh / f"{name}.parquet")
         through = {}
         for name in GROWING:
             low = registers.get(name, 0)
             query = f"FROM {name} WHERE number > $low ORDER BY number"
-            _copy(cursor, query, fresh / f"{name}.parquet", parameters={"low": low})
+            write_parquet(cursor, query, fresh / f"{name}.parquet", parameters={"low": low})
             newest = f"SELECT coalesce(max(number), 0) FROM {name} WHERE number > ?"  # noqa: S608
             through[name] = max(low, int(cursor.run(newest, [low])[0][0]))
         for name in REGISTERS:
-            _copy(cursor, f"FROM {name} ORDER BY ALL", fresh / f"{name}.parquet")
+            write_parquet(cursor, f"FROM {name} ORDER BY ALL", fresh / f"{name}.parquet")
         keys = record_columns.column_table(record_columns.POD_KEY, sorted(pods or ()))
-        _copy(cursor, statement("archive_pods"), fresh / "pods.parquet", keys, {"all": pods is None})
+        write_parquet(cursor, statement("archive_pods"), fresh / "pods.parquet", keys, {"all": pods is None})
         low, high, rows = cursor.run(
             "SELECT coalesce(min(start_ms), 0), coalesce(max(end_ms), 0), count(*) FROM read_parquet(?)",
             [str(fresh / "rows.parquet")],
@@ -207,9 +207,10 @@ def _place(number: int) -> str:
     return f"part-{number:08d}"
 
 
-def _copy(
+def write_parquet(
     cursor: Cursor, query: str, to: Path, incoming: object = None, parameters: Mapping[str, object] | None = None
 ) -> None:
+    """Write the rows of a query to a new local file."""
     sql = f"COPY ({query}) TO $to (FORMAT parquet, COMPRESSION zstd)"
     cursor.run(sql, {"to": str(to), **(parameters or {})}, incoming=incoming)
 

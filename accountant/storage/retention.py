@@ -4,19 +4,24 @@ The sums stay in the file.
 The rows of an hour are either all in the file or, if the hour is *frozen*, only in the archive. The archive stores rows
 as they were received. Only an hour in which no row was shortened or dropped because it overlaps another one is
 therefore frozen. A query that needs rows of a frozen hour reads them from the archive (`show`). Before a late record
-for such an hour is booked, the rows of the hour are brought back (`thaw`)."""
+for such an hour is booked, the rows of the hour are brought back (`thaw`).
+
+The archive may be far away, and everybody who writes waits for the writer. `thaw` therefore cannot read the archive: a
+write that needs something from it raises `NotFetched`, and is begun again after `fetch` read that into a local file."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.core.periods import utc
 from accountant.storage.duckdb_engine import Cursor, Row
-from accountant.storage.record_archive import Archive, mark_of, rows_of
+from accountant.storage.record_archive import Archive, mark_of, rows_of, write_parquet
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
 from accountant.storage.write.record_columns import Incoming, Stream
 from gputally.base.units import MS_PER_HOUR
@@ -72,11 +77,72 @@ def touched_hours(incoming: Incoming | None, frozen: Collection[int]) -> frozens
     )
 
 
-def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:
-    """Bring the rows of frozen hours back into the file."""
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a write needs from the archive: the rows of frozen hours, and by outbox the digests of records."""
+
+    hours: frozenset[int] = frozenset()
+    records: Mapping[Stream, frozenset[int]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.hours or self.records)
+
+
+class NotFetched(Exception):
+    """A write has to be begun again with what it needs from the archive."""
+
+    def __init__(self, needs: Needs) -> None:
+        super().__init__("rows are only in the archive")
+        self.needs = needs
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What was read from the archive for a write.
+
+    parts: the number of parts that the archive had then; a later part can have rows of the same hours.
+    rows: a local file with the rows of the hours, in the columns of `received`.
+    digests: by outbox and number; a number that the archive lacks is left out."""
+
+    needs: Needs = field(default_factory=Needs)
+    parts: int = 0
+    rows: Path | None = None
+    digests: Mapping[tuple[Stream, int], frozenset[int]] = field(default_factory=dict)
+
+    def require(self, needs: Needs, parts: int) -> None:
+        """Raise NotFetched if this is not all that a write needs. parts: the present number of parts."""
+        known = self.needs
+        if needs and not (
+            self.parts == parts
+            and needs.hours <= known.hours
+            and all(seqs <= known.records.get(stream, frozenset()) for stream, seqs in needs.records.items())
+        ):
+            raise NotFetched(needs)
+
+
+def fetch(cursor: Cursor, archive: Archive, needs: Needs, parts: int, folder: Path) -> Fetched:
+    """Read from the archive what a write needs, in the snapshot of `cursor`. parts: the number of parts in it. No
+    writer should wait for it.
+
+    folder: an empty local folder for the rows, which must stay until the write has ended."""
+    rows = None
+    if hours := needs.hours:
+        rows = folder / "rows.parquet"
+        source = _archived(cursor, archive, hours)
+        write_parquet(cursor, f"FROM ({source}) WHERE {_inside(hours)}", rows)
+    digests: dict[tuple[Stream, int], frozenset[int]] = {}
+    for stream, seqs in needs.records.items():
+        for seq, digest in _archived_digests(cursor, archive, stream, seqs):
+            digests[stream, seq] = digests.get((stream, seq), frozenset()) | {digest}
+    return Fetched(needs, parts, rows, digests)
+
+
+def thaw(cursor: Cursor, fetched: Fetched, hours: Collection[int]) -> None:
+    """Bring the rows of frozen hours, which were fetched, back into the file."""
+    if not hours:
+        return
     ordered = sorted(hours)
-    source = _archived(cursor, archive_of(archive), ordered)
-    cursor.run(f"INSERT INTO received FROM ({source}) WHERE {_inside(ordered)}")
+    cursor.run(f"INSERT INTO received FROM read_parquet(?) WHERE {_inside(ordered)}", [str(fetched.rows)])
     cursor.run("DELETE FROM frozen WHERE at_ms IN (SELECT unnest(?))", [ordered])
 
 
@@ -90,9 +156,9 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
     )
 
 
-def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
+def _archived_digests(cursor: Cursor, archive: Archive, stream: Stream, seqs: Collection[int]) -> list[Row]:
     """Return (number, digest) for each of these record numbers of an outbox that a part of the archive has."""
-    files = archive_of(archive).files(_parts_with(cursor, archive_of(archive), stream, min(seqs), max(seqs)))
+    files = archive.files(_parts_with(cursor, archive, stream, min(seqs), max(seqs)))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
         f"SELECT seq, digest FROM ({rows_of(cursor, files)}) WHERE stream = ? AND seq IN (SELECT unnest(?))",  # noqa: S608

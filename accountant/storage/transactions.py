@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
-from accountant.core.errors import LedgerUnavailable
+from accountant.core.errors import ArchiveUnavailable, LedgerDamaged, LedgerUnavailable
 from accountant.core.settings import Quotas
 from accountant.storage import retention
 from accountant.storage.duckdb_engine import Cursor, Database
@@ -22,6 +25,7 @@ from accountant.storage.gpu_lifetimes import read_owners
 from accountant.storage.ledger_state import Changes, State, load
 from accountant.storage.query.window_query import Windows
 from accountant.storage.record_archive import Archive
+from accountant.storage.retention import Fetched, Needs, NotFetched
 from accountant.storage.write.batch_admission import SET_ASIDE, GroupCommit, over_quota_numbers, stored_digests
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.interval_writer import BookedChanges, book
@@ -33,6 +37,7 @@ from agent.wire import Ack
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
 
+T = TypeVar("T")
 WAL_BYTES = 64 * 2**20
 """Size of the write-ahead log at which the writer runs a checkpoint."""
 FLOOR_BYTES = 64 * 2**20
@@ -70,6 +75,9 @@ class Transactions:
         self._acts_at_once = acts_at_once
         self._archive = None if archive is None else Archive(archive)
         self._database = Database(path)
+        self._fetching_prefix = f".{path.name}.fetched-"
+        for left in path.parent.glob(f"{self._fetching_prefix}*"):  # of a process that was killed
+            rmtree(left, ignore_errors=True)
         if archive is not None:
             self._database.reach(archive.engine_files())
         self._free_bytes = free_bytes or self._database.free_bytes
@@ -155,13 +163,45 @@ class Transactions:
                 self._reread()
                 raise
 
-    def _book(self, group: GroupCommit) -> None:
-        """Write a group in a transaction of its own."""
+    def _with_archived(self, write: Callable[[Fetched], T]) -> T:
+        """Write what needs the archive only now and then, for example late records of hours whose rows left the file.
+
+        `write` locks the writer, and raises NotFetched before it changes anything. What it lacks is then read while
+        the writer is free, and it is called again."""
+        with ExitStack() as files:
+            fetched = Fetched()
+            while True:
+                try:
+                    return write(fetched)
+                except NotFetched as lacking:
+                    fetched = files.enter_context(self._fetching(lacking.needs))
+
+    @contextmanager
+    def _fetching(self, needs: Needs) -> Iterator[Fetched]:
+        """Read from the archive what a write needs. Raises ArchiveUnavailable."""
+        if not needs:
+            yield Fetched()
+            return
+        with ExitStack() as files:
+            try:
+                archive = retention.archive_of(self._archive)
+                self._require_space()
+                folder = files.enter_context(
+                    TemporaryDirectory(prefix=self._fetching_prefix, dir=self._database.path.parent)
+                )
+                with self._snapshot() as (cursor, state):
+                    fetched = retention.fetch(cursor, archive, needs, state.parts, Path(folder))
+            except (LedgerUnavailable, LedgerDamaged, OSError) as error:
+                raise ArchiveUnavailable(f"rows that are only in the archive cannot be read: {error}") from error
+            yield fetched
+
+    def _book(self, group: GroupCommit, fetched: Fetched) -> None:
+        """Write a group in a transaction of its own. fetched: has the rows of the frozen hours that the group
+        touches."""
         with self._transaction() as cursor:
             before = self._state
             thawed = retention.touched_hours(group.incoming, before.frozen)
-            if thawed:
-                retention.thaw(cursor, self._archive, thawed)
+            retention.thaw(cursor, fetched, thawed)
             booked = book(cursor, self._names, group, before.fleet, before.unfolded, before.days)
             after = replace(
                 before,
@@ -223,16 +263,19 @@ class Transactions:
             self._windows.sums.clear(self._state.version)
             self._news, self._pods = True, None
 
-    def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
-        """Return the digests stored under these numbers, in the file or in the archive."""
+    def _stored(
+        self, stream: Stream, seqs: Sequence[int], fetched: Fetched, needed: dict[Stream, frozenset[int]]
+    ) -> Mapping[int, frozenset[int]]:
+        """Return the digests stored under these numbers, in the file or fetched from the archive. Add the numbers that
+        only the archive can have to `needed`."""
         with self._database.cursor() as cursor:
             found = dict(stored_digests(cursor, stream, seqs))
             found |= dict.fromkeys(over_quota_numbers(cursor, stream, set(seqs) - found.keys()), SET_ASIDE)
             archived = self._state.archived.get(stream, 0)
-            missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
+            missing = {seq for seq in seqs if seq not in found and seq <= archived} if self._state.frozen else set()
             if missing:
-                for seq, digest in retention.frozen_digests(cursor, self._archive, stream, missing):
-                    found[seq] = found.get(seq, frozenset()) | {digest}
+                needed[stream] = needed.get(stream, frozenset()) | missing
+                found |= {seq: fetched.digests[stream, seq] for seq in missing if (stream, seq) in fetched.digests}
             return found
 
     def _new_names(self, incoming: Incoming) -> tuple[Truth, Truth]:
