@@ -10,6 +10,7 @@ check the teams of a principal with the functions below, and its node themselves
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Annotated, Any, Final, TypeVar
 
@@ -25,6 +26,7 @@ from accountant.core.errors import nearest, shown
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
 from gputally.kubernetes.objects import Api
@@ -245,13 +247,18 @@ def body(model: type[M] | TypeAdapter[M], scope: Scope = "admin") -> Any:
     return Depends(read, scope="function")
 
 
+ALONE_SECONDS: Final = 900
+"""How long the groups of a session count where replicas share no store of ended sessions."""
+
+
 class CallersFile:
     """The tokens file and the callers file.
 
     report: called with the faults of a version that is not put in force.
     api: returns the client of the API server, used only if the callers file needs it.
     teams: returns the existing teams.
-    sessions: where ended sessions are stored; None: in this process.
+    sessions: where ended sessions are stored; None: in this process. Then groups count for `ALONE_SECONDS` at most,
+        because another replica, and this one after a restart, accepts a copied cookie of an ended session.
 
     Raises FileFault for an invalid first file, and CannotStart if people are to sign in but `public_url` is not set."""
 
@@ -264,6 +271,7 @@ class CallersFile:
         teams: Callable[[], Collection[str]],
         sessions: SessionStore | None = None,
     ) -> None:
+        self._sessions = sessions
         self._ended = EndedSessions(clock, sessions)
         self._sessions_read = False
         self._settings = settings
@@ -307,6 +315,10 @@ class CallersFile:
         # Both are made before either is put in force: a fault leaves the present ones unchanged.
         authenticator, people = self._make_authenticator(callers), self._make_sign_in(callers)
         self._authenticator, self._people = authenticator, people
+
+    def follow_sessions(self, stop: threading.Event, task: BackgroundTask) -> None:
+        """Reads the sessions that other replicas end until `stop` is set. For servers with several replicas at once."""
+        self._ended.keep_reading(stop, task)
 
     def people(self) -> SignInService | None:
         """The sign-in for the pages; None if it is not configured."""
@@ -354,4 +366,5 @@ class CallersFile:
             settings.public_url,
             settings.session,
             self._ended,
+            ALONE_SECONDS if self._sessions is None else None,
         )

@@ -373,6 +373,10 @@ class Settings(Model):
     session_key: Path | None = None
     """File with the secret that signs sessions, 32 bytes or more; None: a secret is generated and stored in the data
     folder."""
+    session_store: StoreAddress | None = None
+    """A folder or a prefix of an object store (`object_storage`) that all replicas of `gputally fleet serve` share, in
+    which they store the sessions that people ended. None: groups of a session there count for 15 minutes at most, so
+    that a copied cookie ends within this time. An accountant stores them in its data folder or beside its archive."""
     tls_cert: Path | None = None
     """Certificate (PEM) for HTTPS; read again when it changes."""
     tls_key: Path | None = None

@@ -9,10 +9,12 @@ number of replicas may run."""
 from __future__ import annotations
 
 import re
+import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, cast
 from urllib.parse import quote
 
@@ -40,6 +42,8 @@ from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
+from accountant.storage.ended_session_files import SessionFiles
+from accountant.storage.folder_or_object_store import open_store
 from accountant.web import month_and_decision_pages
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
@@ -112,7 +116,11 @@ class FleetService:
         self._turns = RequestTurns(settings.limits)
         self._served: dict[str, _Served] = {}
         self._state = FleetState(fleet, settings, clock)
-        self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams)
+        self._sessions: SessionFiles | None = None
+        if settings.session_store is not None:
+            staging = Path(tempfile.gettempdir())
+            self._sessions = SessionFiles(open_store(settings.session_store, settings.object_storage, staging))
+        self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams, self._sessions)
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(FunctionCollector(partial(published_metrics, self._state)))
@@ -121,8 +129,10 @@ class FleetService:
         self.app: ASGIApp = self._composed()
 
     def start(self) -> None:
-        """Starts a thread that reads the lake again until `over` is set."""
+        """Starts threads that read the lake, and what other replicas store, again until `over` is set."""
         self.tasks.start("lake", self._read_lake_repeatedly, self.over, self._failed, _PATIENCE_S)
+        if self._sessions is not None:
+            self.tasks.start("sessions", self._callers.follow_sessions, self.over, self._failed)
 
     def read_lake(self) -> None:
         """Reads the status of all ledgers from the lake. Ledgers with new figures get a new application, the others

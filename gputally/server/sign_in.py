@@ -226,7 +226,8 @@ class SignInService:
     callers: the callers file in force.
     signer: signs the cookies.
     public_url: the address of the pages in a browser.
-    ended: the sessions that people ended; None: those of this object."""
+    ended: the sessions that people ended; None: those of this object.
+    most_groups_valid_s: upper limit of `Login.groups_valid`; None: none."""
 
     def __init__(
         self,
@@ -236,7 +237,9 @@ class SignInService:
         public_url: str,
         session_seconds: int,
         ended: EndedSessions | None = None,
+        most_groups_valid_s: int | None = None,
     ) -> None:
+        self._most_groups_valid_s = most_groups_valid_s
         self._ended = ended or EndedSessions(clock)
         self.calls = OutgoingCalls("the provider", _CALLS_AT_ONCE)
         self.sign_outs = OutgoingCalls("the store of ended sessions", _CALLS_AT_ONCE)
@@ -323,7 +326,10 @@ class SignInService:
         if session is None:
             return None
         age_ms = self._clock.wall_ms() - session.began_ms
-        valid_ms = self._provider(session.issuer).login.groups_valid * MS_PER_SECOND
+        valid_s = self._provider(session.issuer).login.groups_valid
+        if self._most_groups_valid_s is not None:
+            valid_s = min(valid_s, self._most_groups_valid_s)
+        valid_ms = valid_s * MS_PER_SECOND
         if age_ms >= (valid_ms // 2 if renewable else valid_ms):
             raise Unauthenticated("the groups of this session are old: open a page of this site to renew them")
         rights = granted(self._grants, session.user, session.groups)

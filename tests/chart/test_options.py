@@ -218,6 +218,17 @@ def test_the_fleets_pages_stand_alone_and_open_the_lake_that_the_values_name(ren
     assert ("Deployment", "gputally-fleet") not in render({}).by_name
 
 
+def test_the_fleets_replicas_store_ended_sessions_where_the_values_say(render: Any) -> None:
+    sign_in = {**FLEET["fleet"]["signIn"], "store": "s3://books/sessions"}
+    (workload,) = render({**FLEET, "fleet": {**FLEET["fleet"], "signIn": sign_in}}).workloads
+    settings = accountant_settings(None, workload.environment, {"listen": "0.0.0.0:8080"})
+    assert settings.session_store == "s3://books/sessions"
+    assert settings.object_storage.properties == {"s3.region": "eu-1"}, "the lake's access"
+    assert settings.object_storage.secrets == Path("/etc/gputally/lake/lake.yaml")
+    (plain,) = render(FLEET).workloads
+    assert not [name for name in plain.environment if "SESSION_STORE" in name or "OBJECT_STORAGE" in name]
+
+
 def test_the_notes_say_where_the_fleets_pages_are_and_that_they_reach_nothing(chart: helm_python.Chart) -> None:
     assert "port-forward svc/gputally-fleet 8090:8080" in notes(chart, FLEET)
     assert "WARNING: networkPolicy.lakeCidrs" not in notes(chart, FLEET)
