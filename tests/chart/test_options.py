@@ -221,7 +221,7 @@ def test_the_fleets_pages_stand_alone_and_open_the_lake_that_the_values_name(ren
 def test_the_fleets_replicas_store_ended_sessions_where_the_values_say(render: Any) -> None:
     sign_in = {**FLEET["fleet"]["signIn"], "store": "s3://books/sessions"}
     (workload,) = render({**FLEET, "fleet": {**FLEET["fleet"], "signIn": sign_in}}).workloads
-    settings = accountant_settings(None, workload.environment, {"listen": "0.0.0.0:8080"})
+    settings = accountant_settings(None, workload.environment, {"tokens": "/etc/gputally/tokens/tokens.yaml"})
     assert settings.session_store == "s3://books/sessions"
     assert settings.object_storage.properties == {"s3.region": "eu-1"}, "the lake's access"
     assert settings.object_storage.secrets == Path("/etc/gputally/lake/lake.yaml")
