@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Usage, cost and reports of several clusters, from their lake.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
-EngineName = Literal["duckdb", "spark", "trino", "clickhouse"]
+EngineName = Literal["duckdb", "spark", "trino"]
 LakePlace = Annotated[
     str,
     Option("--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."),

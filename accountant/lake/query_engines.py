@@ -1,15 +1,13 @@
-"""Runs SQLGlot queries over the lake's tables on an engine: DuckDB in this process, or Spark, Trino or ClickHouse.
+"""Runs SQLGlot queries over the lake's tables on an engine: DuckDB in this process, or Spark or Trino.
 
 Engines only add integers and filter by name. Dividing, pricing and rounding are done in Python, so every engine gives
 the same figures.
 
-The other engines read the tables themselves: Spark and Trino through a catalog configured there
-(`GPUTALLY_ENGINE_CATALOG`, default `lake`), ClickHouse from the tables' folders, in the version that the lake's catalog
-names. Their packages are not dependencies of gputally; if one is missing, the error says what to install."""
+Spark and Trino read the tables themselves, through a catalog configured there (`GPUTALLY_ENGINE_CATALOG`, default
+`lake`). Their packages are not dependencies of gputally; if one is missing, the error says what to install."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import threading
@@ -21,7 +19,6 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlparse
 
 import duckdb
-import httpx2
 import pyarrow as pa
 import pyarrow.dataset as ds
 from cachetools import LRUCache
@@ -33,11 +30,9 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
 from accountant.lake.iceberg_catalog import NAMESPACE, Catalogue, described, rows_where
 from accountant.lake.tables import ARROW, TABLES, LakeTable
-from gputally.base.errors import without_password
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 """Name of the Iceberg catalog in Spark or Trino; default `lake`."""
-_PATIENCE_S: Final = 600.0
 _BY_NAME: Final = {table.name: table for table in TABLES}
 _PLANS: Final = 64
 """Number of cached plans: a query reads at most three tables, of up to twenty ledgers in turn."""
@@ -227,61 +222,6 @@ class TrinoEngine:
         self._connection.close()
 
 
-class ClickHouseEngine:
-    """ClickHouse: a server at `http(s)://user:password@…`, or, without an address, in this process (chdb).
-
-    It reads tables from their folders. Each query names the committed version of its tables, because a folder may hold
-    a later version whose commit failed."""
-
-    name = "clickhouse"
-
-    def __init__(self, catalogue: Catalogue, url: str) -> None:
-        self._catalogue = catalogue
-        self._url = url
-        self._place = f"clickhouse {without_password(url)}".rstrip()
-        self._local: Any = None if url else _client("chdb", "chdb")
-
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:  # noqa: ARG002 - the question has its own bounds
-        asked = question.transform(self._placed)
-        text = asked.sql(dialect="clickhouse") + " SETTINGS aggregate_functions_null_for_empty = 1"
-        try:
-            if self._local is not None:
-                with contextlib.chdir("/"):  # it reads only files inside the working directory
-                    content = self._local.query(text, "ArrowStream").bytes()
-            else:
-                answer = httpx2.post(self._url, content=text + " FORMAT ArrowStream", timeout=_PATIENCE_S)
-                if answer.is_error:
-                    raise OSError(f"HTTP {answer.status_code}: {answer.text}")
-                content = answer.content
-            found: pa.Table = pa.ipc.open_stream(content).read_all() if content else pa.table({})
-        except Exception as error:
-            raise LakeUnavailable(f"{self._place}: {described(error)}") from error
-        return found
-
-    def close(self) -> None:
-        self._catalogue.close()
-
-    def _placed(self, node: exp.Expression) -> exp.Expression:
-        if not isinstance(node, exp.Table):
-            return node
-        table = self._catalogue.open(_BY_NAME[node.name])
-        place = urlparse(table.location())
-        version = urlparse(table.metadata_location).path.rpartition("/")[2]
-        committed = exp.Var(this=f"SETTINGS iceberg_metadata_file_path = 'metadata/{version}'")
-        if place.scheme in {"", "file"}:
-            return exp.Table(this=exp.func("icebergLocal", exp.Literal.string(place.path), committed))
-        known = table.io.properties
-        if place.scheme != "s3":
-            raise LakeUnavailable(
-                f"clickhouse reads a lake only in a folder or on S3, and {self._catalogue.place} is neither: use "
-                "another engine"
-            )
-        endpoint = known.get("s3.endpoint", "https://s3.amazonaws.com").rstrip("/")
-        address = f"{endpoint}/{place.netloc}{place.path}/"
-        keys = [known[name] for name in ("s3.access-key-id", "s3.secret-access-key") if name in known]
-        return exp.Table(this=exp.func("icebergS3", *map(exp.Literal.string, (address, *keys)), committed))
-
-
 def _text(question: exp.Select, dialect: str, catalog: str) -> str:
     def qualified(node: exp.Expression) -> exp.Expression:
         return exp.table_(node.name, db=NAMESPACE, catalog=catalog) if isinstance(node, exp.Table) else node
@@ -303,6 +243,4 @@ def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
         return DuckDbEngine(Catalogue.connect(lake))
     if name == "spark":
         return SparkEngine.connect(url)
-    if name == "trino":
-        return TrinoEngine.connect(url)
-    return ClickHouseEngine(Catalogue.connect(lake), url)
+    return TrinoEngine.connect(url)

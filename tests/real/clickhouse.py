@@ -1,19 +1,16 @@
-"""ClickHouse: the server at GPUTALLY_CLICKHOUSE_URL, or PyPI's chdb in this process, called directly or over
-ClickHouse's HTTP protocol."""
+"""ClickHouse as a reader of the lake's tables: the server at GPUTALLY_CLICKHOUSE_URL, or PyPI's chdb here."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
 
-from tests.fakes.http_server import Handler, LoopbackServer
 from tests.real.object_store import ObjectStore
 
 
@@ -46,33 +43,3 @@ def clickhouse_rows(query: str, settings: Mapping[str, str] = {}) -> list[dict[s
             content = str(chdb.query(text))
     rows: list[dict[str, Any]] = json.loads(content)["data"]
     return rows
-
-
-@contextlib.contextmanager
-def clickhouse_server() -> Iterator[str]:
-    """Yield the address, with user and password, of a server for ClickHouse's HTTP protocol. It runs chdb, because no
-    package registry has a current ClickHouse server."""
-    if url := os.environ.get("GPUTALLY_CLICKHOUSE_URL"):
-        yield url
-        return
-    import chdb
-
-    user, password = "tests", "hunter2"
-    known = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-    class Answering(Handler):
-        def do_POST(self) -> None:
-            query = self.content().decode()
-            if self.headers.get("Authorization") != known:
-                return self.say(403, b"Code: 516. DB::Exception: tests: Authentication failed. (AUTHENTICATION_FAILED)")
-            try:
-                with contextlib.chdir("/"):
-                    return self.say(200, chdb.query(query).bytes())
-            except RuntimeError as error:
-                return self.say(500, str(error).encode())
-
-    server = LoopbackServer(Answering)
-    try:
-        yield server.url.replace("://", f"://{user}:{password}@")
-    finally:
-        server.close()

@@ -26,7 +26,6 @@ from gputally.base.money import exact_sum, plain
 from tests.fleet.conftest import OTHER_ROWS
 from tests.lake.comparison_queries import ROWS, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK
-from tests.real.clickhouse import clickhouse_server
 from tests.real.spark import catalog_settings, spark_connect
 from tests.real.trino import Trino
 
@@ -71,10 +70,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoClusters]:
 @contextmanager
 def address(engine: str, two: TwoClusters, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     """Return the address of the engine, which knows the lake; empty for one that runs within the command."""
-    if engine == "clickhouse":
-        with clickhouse_server() as url:
-            yield url
-    elif engine == "trino":
+    if engine == "trino":
         server: Trino = request.getfixturevalue("trino")
         server.add_catalog(two.catalog, two.jdbc, f"file://{two.folder}")
         yield server.url
@@ -85,7 +81,7 @@ def address(engine: str, two: TwoClusters, request: pytest.FixtureRequest, folde
         yield ""
 
 
-@pytest.mark.parametrize("engine", ["duckdb", "clickhouse", "trino", "spark"])
+@pytest.mark.parametrize("engine", ["duckdb", "trino", "spark"])
 def test_the_month_of_two_clusters_is_the_sum_of_their_own_reports(
     engine: str, two: TwoClusters, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -8,12 +8,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from pyiceberg.catalog import MetastoreCatalog
-from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
@@ -21,8 +18,6 @@ from accountant.fleet.fleet_ledgers import load_lake
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.query_engines import (
     CATALOG_VARIABLE,
-    Bounds,
-    ClickHouseEngine,
     DuckDbEngine,
     SparkEngine,
     TrinoEngine,
@@ -32,7 +27,6 @@ from tests.deadlines import until
 from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.lake.comparison_queries import HOUR, PublishedLedger, differences, published
 from tests.lake.concurrent_writers import write_once, write_side_by_side
-from tests.real.clickhouse import clickhouse_server
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres
 from tests.real.spark import SparkCluster
@@ -61,36 +55,6 @@ def jdbc(known: PublishedLedger) -> tuple[str, str]:
     assert known.settings.lake is not None
     warehouse = known.settings.lake.warehouse
     return f"jdbc:sqlite:{warehouse.removeprefix('file://')}/catalog.db", warehouse
-
-
-def test_clickhouse(known: PublishedLedger) -> None:
-    assert differences(known, ClickHouseEngine(known.connect(), "")) == []
-
-
-def test_clickhouse_by_its_http_protocol(known: PublishedLedger) -> None:
-    with clickhouse_server() as url:
-        assert differences(known, ClickHouseEngine(known.connect(), url)) == []
-        wrong = ClickHouseEngine(known.connect(), url.replace("@", "-no-longer@"))
-        with pytest.raises(LakeUnavailable, match=r"^clickhouse http://\S+: HTTP 403: Code: 516\. ") as refused:
-            known.asked(wrong)
-        assert "no-longer" not in str(refused.value)
-
-
-def test_clickhouse_reads_no_version_whose_commit_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer ends between the metadata file and the swap of the catalog's pointer."""
-    with published(str(tmp_path)) as known:
-        write_metadata = MetastoreCatalog._write_metadata
-
-        def end_after_it(*arguments: Any, **named: Any) -> None:
-            write_metadata(*arguments, **named)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(MetastoreCatalog, "_write_metadata", staticmethod(end_after_it))
-        with pytest.raises(KeyboardInterrupt):
-            known.connect().replace(DAYS, DAYS.arrow.empty_table(), {"ledger": "prod"})
-        monkeypatch.undo()
-        engine = ClickHouseEngine(known.connect(), "")
-        assert engine.query(exp.select("day").from_(DAYS.name), Bounds(())).num_rows == 1
 
 
 # PySpark leaves the sockets open over which Arrow batches come.
