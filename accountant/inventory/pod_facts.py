@@ -536,8 +536,8 @@ def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
     known = getattr(fact, "queue_ms", None)
     if known is None and begun is not None and not open_:
         known = fact.observed_ms
-    values = {name: getattr(fact, name) for name in PodFacts.__struct_fields__}
-    return ObservedPod(**values, queue_ms=known)
+    values = structs.asdict(fact) | {"seq": 0, "queue_ms": known}  # the number belongs to the outbox, not to the pod
+    return ObservedPod(**values)
 
 
 def merge_observations(one: ObservedPod, other: ObservedPod) -> ObservedPod:

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
-from typing import TypeGuard
 
 import msgspec
 import numpy as np
@@ -96,12 +95,12 @@ def admit(batch: Batch, durable_seq: int) -> BatchRecords | None:
         durable_seq = batch.first_seq - 1
     last = batch.first_seq + count - 1
     return BatchRecords(
-        fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
-        fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
-        fresh_skipped=tuple(skip for skip in batch.skipped if skip.seq > durable_seq),
+        fresh_intervals=tuple([row for row in batch.intervals if row.seq > durable_seq]),
+        fresh_facts=tuple([fact for fact in batch.facts if fact.seq > durable_seq]),
+        fresh_skipped=tuple([skip for skip in batch.skipped if skip.seq > durable_seq]),
         replayed=(
-            *(row for row in batch.intervals if row.seq <= durable_seq),
-            *(fact for fact in batch.facts if fact.seq <= durable_seq),
+            *[row for row in batch.intervals if row.seq <= durable_seq],
+            *[fact for fact in batch.facts if fact.seq <= durable_seq],
         ),
         lost=lost,
         durable_seq=max(last, durable_seq),
@@ -241,10 +240,10 @@ def _names(holder: Holder) -> tuple[str, ...]:
     return holder.uid, holder.namespace, holder.name, holder.container
 
 
-def _names_in(fact: PodFacts) -> Iterator[str]:
-    yield from (fact.uid, fact.namespace, fact.name)
-    for owner in fact.owners:
-        yield from (owner.kind, owner.name, owner.uid)
+def _are_names(texts: Sequence[str], longest: int) -> bool:
+    """Return whether `is_name` holds for all texts, which are looked at together."""
+    joined = "".join(texts)
+    return is_name(joined, len(joined)) and max(map(len, texts)) <= longest
 
 
 def _named_slice(part: Slice | None) -> bool:
@@ -318,9 +317,11 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
-    references = (fact.node, fact.workload, fact.queue_ref)  # a job's node is a list of nodes
-    named = all(map(is_name, _names_in(fact))) and all(is_name(text, LONGEST_REFERENCE) for text in references)
-    if not named or has_controls(fact):
+    names = [fact.uid, fact.namespace, fact.name]
+    for owner in fact.owners:
+        names += (owner.kind, owner.name, owner.uid)
+    references = fact.node, fact.workload, fact.queue_ref  # a job's node is a list of nodes
+    if not (_are_names(names, LONGEST_NAME) and _are_names(references, LONGEST_REFERENCE)) or has_controls(fact):
         return Fault("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
     if not in_range(fact):
         return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
@@ -329,8 +330,9 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
 
 def has_controls(*facts: PodFacts) -> bool:
     """Return whether a label or a request of a fact has a control character other than a line end or a tab."""
-    texts = "".join([text for fact in facts for part in (fact.labels, fact.requests) for text in chain(*part.items())])
-    return bool(unprintable(texts))
+    parts = [part for fact in facts for part in (fact.labels, fact.requests)]
+    texts = [*chain.from_iterable(parts), *chain.from_iterable(part.values() for part in parts)]
+    return bool(unprintable("".join(texts)))
 
 
 def in_range(fact: PodFacts) -> bool:
@@ -379,6 +381,14 @@ class _Left:
     @cached_property
     def incoming(self) -> Incoming:
         return Incoming([section for _, section in self.sections])
+
+    @cached_property
+    def holders(self) -> list[tuple[int, Stream, list[Holder]]]:
+        """The number and the outbox of each section, and the distinct holders of its rows."""
+        return [
+            (number, section.stream, [one for one in dict.fromkeys(map(_HOLDER, section.rows)) if one is not None])
+            for number, section in self.sections
+        ]
 
 
 _FaultySet = tuple[int, Sequence[UsageInterval], Fault]
@@ -502,8 +512,8 @@ class GroupCommit:
         if left.sections and self.gpus is not None:
             left = self._without(left, self._sets_of_foreign_gpus(self.gpus, left))
         if self.pods is not None:
-            self._name_pods(self.pods, left.sections)
-            left = self._without(left, self._sets_of_foreign_pods(self.pods, left.sections))
+            self._name_pods(self.pods, left)
+            left = self._without(left, self._sets_of_foreign_pods(self.pods, left))
             left = self._with_booked_holders(self.pods, left)
         if left.sections and self.quotas is not None and self.new_names is not None:
             kept = self._without(left, self._sets_over_quota(self.quotas, left, self.new_names))
@@ -552,22 +562,15 @@ class GroupCommit:
                 if fault is not None:
                     yield number, [records[member] for member in sets.members(place)], fault
 
-    def _name_pods(self, pods: PodClaims, sections: _Numbered) -> None:
-        named = {
-            (section.stream, row.holder.uid) for _, section in sections for row in section.rows if _is_named(row.holder)
-        }
+    def _name_pods(self, pods: PodClaims, left: _Left) -> None:
+        named = {(stream, one.uid) for _, stream, holders in left.holders for one in holders if _is_named(one)}
         pods.fetch(named | {(stream, fact.uid) for stream, fact, _ in self.facts})
 
-    def _sets_of_foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+    def _sets_of_foreign_pods(self, pods: PodClaims, left: _Left) -> Iterator[_FaultySet]:
         """Yield sets that name a pod which the API server has bound to another node."""
-        for number, (stream, rows, _) in sections:
-            faults: dict[Holder, Fault] = {}
-            for holder in dict.fromkeys(row.holder for row in rows):
-                if holder is not None and (fault := pods.fault(stream, holder)) is not None:
-                    faults[holder] = fault
-            if not faults:
-                continue
-            for members in sets(rows):
+        for (number, stream, holders), (_, section) in zip(left.holders, left.sections, strict=True):
+            faults = {one: fault for one in holders if (fault := pods.fault(stream, one)) is not None}
+            for members in sets(section.rows) if faults else ():
                 found = next((faults[row.holder] for row in members if row.holder in faults), None)
                 if found is not None:
                     yield number, members, found
@@ -577,15 +580,13 @@ class GroupCommit:
         sent."""
         changed = False
         found: _Numbered = []
-        for number, (stream, rows, _) in left.sections:
-            holders = {
-                one: pods.holder(stream, one) for one in dict.fromkeys(row.holder for row in rows) if _is_named(one)
-            }
-            booked = rows
-            if any(one is not name for one, name in holders.items()):
+        for (number, stream, named), (_, section) in zip(left.holders, left.sections, strict=True):
+            holders = {one: name for one in named if _is_named(one) and (name := pods.holder(stream, one)) is not one}
+            booked = section.rows
+            if holders:
                 changed = True
                 booked = [
-                    structs.replace(row, holder=holders[row.holder]) if row.holder in holders else row for row in rows
+                    structs.replace(row, holder=holders[row.holder]) if row.holder in holders else row for row in booked
                 ]
             found.append((number, Section(stream, booked)))
         if not changed:
@@ -716,8 +717,11 @@ def _named_in(sections: _Numbered) -> set[PodKey]:
     }
 
 
-def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
-    return holder is not None and holder.kind != "unattributed"
+_HOLDER = attrgetter("holder")
+
+
+def _is_named(holder: Holder) -> bool:
+    return holder.kind != "unattributed"
 
 
 def _uncertain_sets(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:

@@ -412,8 +412,7 @@ def write_pods(
     newest: dict[PodKey, ObservedPod] = {}
     labels = set()
     for cluster, fact in facts:
-        # The sequence number belongs to the outbox, not to the pod.
-        seen = pod_facts.observed(msgspec.structs.replace(fact, seq=0), through_owners=table == "pod_seen")
+        seen = pod_facts.observed(fact, through_owners=table == "pod_seen")
         _merge(newest, (cluster, fact.uid), seen)
         if team_assignment.labels_count(fact):
             chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()

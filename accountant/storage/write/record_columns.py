@@ -17,7 +17,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -47,7 +47,7 @@ _FACT = attrgetter(
 def digest(record: UsageInterval | PodFacts) -> int:
     """Return a 64-bit digest of all fields except the number."""
     text = _encoder.encode(_INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record))
-    return int.from_bytes(_hash(text), "big")
+    return int.from_bytes(_hash(text).digest(), "big")
 
 
 def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
@@ -59,11 +59,10 @@ def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
     """Return the digests, as `digest` computes them, of intervals given by their `contents`. All are encoded at once
     and then split at line breaks, which encoded JSON does not contain."""
     texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
-    return np.frombuffer(b"".join(map(_hash, texts)), ">u8").astype(np.uint64)
+    return np.frombuffer(b"".join([_hash(text).digest() for text in texts]), ">u8").astype(np.uint64)
 
 
-def _hash(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=8).digest()
+_hash = partial(hashlib.blake2b, digest_size=8)
 
 
 MOST_CONTENT = 4_096
