@@ -92,18 +92,28 @@ def exchange(tls: ssl.SSLContext, method: str, url: str, *, seconds: float, most
     more: arguments of `httpx2.Client.stream`.
 
     Raises httpx2.HTTPError, also for an answer that is too long."""
+    content: bytes | None = None
+    over = threading.Event()
     with client(tls, seconds) as http:
-        # Closing the client ends an exchange at its next byte.
-        limit = threading.Timer(seconds, http.close)
+
+        def end() -> None:
+            over.set()
+            http.close()  # which ends an exchange at its next byte
+
+        limit = threading.Timer(seconds, end)
         limit.daemon = True
         limit.start()
         try:
             with http.stream(method, url, **more) as response:
                 content = read_bounded(response, most_bytes)
-        except (RuntimeError, ValueError, OSError) as error:  # what reading from a closed connection raises
-            raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s") from error
+        except (httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
+            if not over.is_set() and isinstance(error, httpx2.HTTPError):
+                raise
+            over.set()  # reading from a closed connection raises any of these
         finally:
             limit.cancel()
+    if over.is_set() and content is None:
+        raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s")
     if content is None:
         raise httpx2.DecodingError(f"the answer has more than {most_bytes} bytes")
     return Reply(response.status_code, content)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import threading
 from pathlib import Path
 
 import httpx2
@@ -10,6 +12,7 @@ import pytest
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import http_calls
 from gputally.base.accountant_connection import Unanswered
+from tests.fakes.http_server import Handler, listening
 
 
 class Fault(Exception):
@@ -36,6 +39,24 @@ def test_a_body_is_read_up_to_its_bound() -> None:
         for most, found in ((100, b"x" * 100), (99, None)):
             with client.stream("GET", "http://here") as response:
                 assert http_calls.read_bounded(response, most) == found
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_server_that_sends_a_byte_now_and_then_is_left_and_the_reason_is_said(part: str) -> None:
+    """It would hold a thread for as long as it likes: every byte begins a socket's own time limit anew."""
+    left = threading.Event()
+
+    class Trickling(Handler):
+        def do_GET(self) -> None:
+            begin = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n"
+            self.trickle(begin + (b"\r\n" if part == "body" else b"X-Long: "))
+            left.set()
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with listening(Trickling) as url:
+        with pytest.raises(httpx2.ReadTimeout, match=r"no whole answer within 0\.5 s"):
+            http_calls.exchange(tls, "GET", url, seconds=0.5, most_bytes=10**9)
+        assert left.wait(30), "the connection is closed"
 
 
 @pytest.mark.parametrize("url", ["here", "ftp://here", "http://", "file:///etc/passwd"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+_PAUSE = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -25,6 +28,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def trickle(self, begin: bytes = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n\r\n") -> None:
+        """Send this, and then a byte now and then until the client has gone."""
+        with contextlib.suppress(OSError):
+            self.wfile.write(begin)
+            while True:
+                self.wfile.write(b"x")
+                _PAUSE.wait(0.01)
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no log."""

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import secrets
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import jwt
+import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from gputally.base.clock import Clock
@@ -37,7 +39,8 @@ def _set() -> threading.Event:
 class Provider:
     """claims: of the next user. secret: the client's secret; None for a public client. refuse: reject every sign-in.
     spoil: changes the claims of the ID token. token_answer: status and body of the token endpoint. hang: while it is
-    not set, no request is answered, and `waiting` counts them."""
+    not set, no request is answered, and `waiting` counts them. trickles: the token endpoint sends a byte now and then
+    until the client has gone."""
 
     clock: Clock
     url: str = ""
@@ -50,6 +53,7 @@ class Provider:
     refuse: bool = False
     token_answer: tuple[int, bytes] | None = None
     hang: threading.Event = field(default_factory=_set)
+    trickles: bool = False
     waiting: int = 0
     asked: list[dict[str, str]] = field(default_factory=list)
     key: rsa.RSAPrivateKey = field(default_factory=_key)
@@ -103,9 +107,13 @@ class Provider:
 
 
 @contextmanager
-def provider(clock: Clock) -> Iterator[Provider]:
-    """Run a provider until the block ends."""
+def provider(clock: Clock, authority: trustme.CA | None = None) -> Iterator[Provider]:
+    """Run a provider until the block ends. authority: of its certificate; None: it speaks plain HTTP."""
     state = Provider(clock)
+    tls = None
+    if authority is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(tls)
 
     class Endpoints(Handler):
         def do_GET(self) -> None:
@@ -131,7 +139,10 @@ def provider(clock: Clock) -> Iterator[Provider]:
             form = {k: v[0] for k, v in parse_qs(body).items()}
             given = state.token(form, self.headers.get("Authorization", ""))
             answer = 400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode()
-            self.say(*(state.token_answer or answer))
+            if state.trickles:
+                self.trickle()
+            else:
+                self.say(*(state.token_answer or answer))
 
-    with listening(Endpoints) as state.url:
+    with listening(Endpoints, tls) as state.url:
         yield state

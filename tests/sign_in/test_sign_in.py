@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import RedirectResponse
@@ -19,6 +21,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
+from gputally.server import openid_connect
 from gputally.server.sign_in import CookieSigner, Session, SignIn, own_path, read_key, read_or_create_key
 from gputally.server.tokens_and_grants import Unauthenticated
 from tests import empty_ledger
@@ -64,6 +67,8 @@ class PageContext:
             data=data if data.exists() else empty_ledger.data(data), callers=self.callers, public_url=HERE
         )
         self.service = Service(settings, clock)
+        self.trusted: ssl.SSLContext | bool = True
+        """The authorities that the browser trusts."""
         self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
 
     def leave(self, path: str = "/coverage") -> str:
@@ -75,7 +80,7 @@ class PageContext:
         return str(second.headers["location"])
 
     def come_back(self, address: str) -> Any:
-        back = httpx2.get(address, follow_redirects=False).headers["location"]
+        back = httpx2.get(address, follow_redirects=False, verify=self.trusted).headers["location"]
         return self.browser.get(back.removeprefix(HERE), headers=PAGE)
 
     def sign_in(self, *groups: str, path: str = "/coverage") -> Any:
@@ -277,6 +282,40 @@ def test_while_a_provider_hangs_everything_else_is_answered(site: PageContext, l
     assert set(others) == {200}
     assert found.count(303) >= 4, "who got a turn is sent to the provider once it answers"
     assert set(found) == {303, 503}
+
+
+def test_a_provider_that_sends_a_byte_now_and_then_is_left_and_named(
+    site: PageContext, login: Provider, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(openid_connect, "_PROVIDER_TIMEOUT_SECONDS", 0.5)
+    login.trickles = True
+    refused = site.sign_in("platform")
+    assert (refused.status_code, "no whole answer within" in refused.text) == (503, True)
+    assert any("no whole answer within" in entry.get("reason", "") for entry in logs)
+    login.trickles = False
+    assert site.sign_in("platform").status_code == 303, "its turn is free again"
+
+
+def test_a_provider_with_a_private_authority_needs_the_issuers_ca_file(tmp_path: Path, clock: VirtualClock):
+    """The keys come from its URL, and codes are exchanged there, both by TLS of that authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    with provider(clock, authority) as login:
+        for trusted, status in ((False, 503), (True, 303)):
+            site = PageContext(tmp_path, clock, login)
+            text = site.callers.read_text()
+            keys = f"jwks_url: {login.url}/keys" + (f"\n    ca_file: {tmp_path}/ca.crt" if trusted else "")
+            site.callers.write_text(text.replace(f"jwks_file: {tmp_path}/keys.json", keys))
+            clock.advance(60_000)
+            site.service.maintain()
+            if trusted:
+                site.trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+                assert site.sign_in("platform").status_code == status
+                assert site.browser.get("/coverage", headers=PAGE).status_code == 200
+            else:
+                refused = site.browser.get("/sign-in", headers=PAGE)
+                assert (refused.status_code, "certificate" in refused.text.lower()) == (status, True)
+            site.service.close()
 
 
 def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(site: PageContext, clock: VirtualClock):
