@@ -81,7 +81,9 @@ def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
     is booked meanwhile. `coverage` is that of the whole span, without filters, and the same on every page."""
     page, where, zone, note = _open_query("usage", params, deps, principal, params.breakdown)
 
-    def compute() -> UsageAnswer:
+    most = deps.page_lines(params.limit)
+
+    def compute() -> UsageAnswer | PackedList[UsageAnswer]:
         check_teams(deps, principal, params.where_team)
         check_cost(deps.ledger, deps.settings.limits, page.span, len(params.by), params.where_cluster)
         span = page.start_ms, page.end_ms
@@ -91,12 +93,12 @@ def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
             covered = moment.coverage(*span) if where else coverage(lines)
             if params.breakdown:
                 lines = broken_down(moment, lines, *span, params.by, where, zone)
-        lines = sorted(lines, key=lambda line: tuple(line.key[dimension] for dimension in params.by))
-        return UsageAnswer(
-            start_ms=page.start_ms, end_ms=page.end_ms, by=params.by, lines=tuple(lines), coverage=covered, note=note
+        head = UsageAnswer(
+            start_ms=page.start_ms, end_ms=page.end_ms, by=params.by, lines=(), coverage=covered, note=note
         )
+        return pack(head, lines) if len(lines) > most else head.model_copy(update={"lines": tuple(lines)})
 
-    return deps.answers.page(page, deps.page_lines(params.limit), compute)
+    return deps.answers.page(page, most, compute)
 
 
 @figure_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)

@@ -126,6 +126,8 @@ BURN_MS: Final = 5 * 60_000
 SETTLE_MS: Final = 2 * 60_000
 """The measured time ends this long before the newest record, because agents do not report at the same instant."""
 RATE_PLACES: Final = 6
+_BUILT: Final = 20_000
+"""The ledger is asked about this many jobs at a time."""
 Where = Mapping[Dimension, Collection[str]]
 
 
@@ -134,7 +136,7 @@ class EpochQuestions(Questions, Protocol):
 
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> list[list[UsageLine]]:
+    ) -> Sequence[Sequence[UsageLine]]:
         """`usage` of each span between two neighbouring edges, which ascend."""
         ...
 
@@ -206,11 +208,13 @@ class JobList:
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
-        keys = {one.key for one in chosen}
-        held, reports = self._ledger.extents(keys), _by_job(self._ledger.epochs(keys))
-        for one in chosen:
-            key = one.key
-            yield _job(one, self._found[key], held.get(key), reports.get(key, ()), self._until_ms)
+        for begin in range(0, len(chosen), _BUILT):
+            some = chosen[begin : begin + _BUILT]
+            keys = {one.key for one in some}
+            held, reports = self._ledger.extents(keys), _by_job(self._ledger.epochs(keys))
+            for one in some:
+                key = one.key
+                yield _job(one, self._found[key], held.get(key), reports.get(key, ()), self._until_ms)
 
 
 def list_jobs(

@@ -123,12 +123,12 @@ class LakeLedger:
         by: Sequence[Dimension],
         where: Where | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
+    ) -> Sequence[UsageLine]:
         return self.usage_between((start_ms, end_ms), by, where, timezone)[0]
 
     def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> list[list[UsageLine]]:
+    ) -> Sequence[Sequence[UsageLine]]:
         """The `usage` of each span between two neighbouring edges, which ascend."""
         found = self._grouped(edges, by, where, timezone)
         lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]

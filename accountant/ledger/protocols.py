@@ -392,7 +392,7 @@ class Questions(Protocol):
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
+    ) -> Sequence[UsageLine]:
         """The accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
         team or queue has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13; see `periods.hour_name`)."""

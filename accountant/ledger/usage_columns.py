@@ -11,9 +11,9 @@ displayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, overload
 
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
 
@@ -47,8 +47,14 @@ MEMOS: Final = (
 """Further values of a `UsageLine` besides the accounts, and the capacity whose energy is unknown."""
 
 
+UJ_PER_J: Final = 1_000_000
+_ROWS: Final = 1_000
+"""This many rows become integers of Python at a time."""
+
+
 def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
-    """The line of a group. figures: by the names in COLUMNS and MEMOS; others are ignored."""
+    """The line of a group. figures: by the names in COLUMNS and MEMOS, and perhaps `energy_j`, whole joules besides
+    `energy_uj`; others are ignored."""
     accounts = Accounts(**{name: figures[name] for name in Accounts.model_fields})
     return UsageLine(
         key=key,
@@ -58,8 +64,48 @@ def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
         unattributed_busy_us=figures["unattributed_busy"],
         memory_mib_s=known_memory(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
         memory_unknown_us=figures["memory_unknown"],
-        energy_uj=figures["energy_uj"],
+        energy_uj=figures["energy_uj"] + figures.get("energy_j", 0) * UJ_PER_J,
     )
+
+
+class UsageLines(Sequence[UsageLine]):
+    """The lines of `Questions.usage`, each made when it is read: a line takes ten times the memory of its row.
+
+    by: the dimensions of the keys.
+    keys, key: the values of the dimensions, and for each row the index of its key.
+    names, figures: the names of the figures, as in COLUMNS and MEMOS, and a row of them for each line."""
+
+    def __init__(
+        self,
+        by: Sequence[Dimension],
+        keys: Sequence[tuple[str, ...]],
+        key: Int64Array,
+        names: Sequence[str],
+        figures: Int64Array,
+    ) -> None:
+        self._by, self._keys, self._key = tuple(by), keys, key
+        self._names, self._figures = tuple(names), figures
+
+    def __len__(self) -> int:
+        return len(self._key)
+
+    @overload
+    def __getitem__(self, at: int) -> UsageLine: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[UsageLine]: ...
+    def __getitem__(self, at: int | slice) -> UsageLine | Sequence[UsageLine]:
+        if isinstance(at, slice):
+            return UsageLines(self._by, self._keys, self._key[at], self._names, self._figures[at])
+        return self._line(int(self._key[at]), self._figures[at].tolist())
+
+    def __iter__(self) -> Iterator[UsageLine]:
+        for begin in range(0, len(self), _ROWS):
+            end = begin + _ROWS
+            for key, row in zip(self._key[begin:end].tolist(), self._figures[begin:end].tolist(), strict=True):
+                yield self._line(key, row)
+
+    def _line(self, key: int, row: Sequence[int]) -> UsageLine:
+        return usage_line(dict(zip(self._by, self._keys[key], strict=True)), dict(zip(self._names, row, strict=True)))
 
 
 def sum_of_usage_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:

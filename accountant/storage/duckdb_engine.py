@@ -212,7 +212,7 @@ class Database:
     def __init__(
         self,
         path: Path,
-        memory_limit: str = "2GB",
+        memory_limit: str = "512MB",
         threads: int | None = 1,
         steps: Sequence[Migration] | None = None,
     ) -> None:

@@ -573,7 +573,7 @@ class DuckLedger(Offsite):
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
+    ) -> Sequence[UsageLine]:
         with self.moment(start_ms, end_ms) as snapshot:
             return snapshot.usage(start_ms, end_ms, by, where, timezone)
 

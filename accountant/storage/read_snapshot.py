@@ -58,7 +58,7 @@ class Snapshot:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
+    ) -> Sequence[UsageLine]:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._cache)
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
@@ -156,7 +156,7 @@ class Snapshot:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
-    ) -> list[list[UsageLine]]:
+    ) -> Sequence[Sequence[UsageLine]]:
         """Return the `usage` of each span between two neighbouring edges, which ascend."""
         return usage_between(self._cursor, self._state, edges, by, where, timezone, self._cache)
 

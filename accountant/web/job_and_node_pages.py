@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Final, NamedTuple
@@ -119,7 +119,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
 
 def timeline(
     ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
-) -> tuple[Timeline, list[UsageLine]]:
+) -> tuple[Timeline, Sequence[UsageLine]]:
     """The timeline of the GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole
     span. The timeline has the MOST_STRIPS GPUs with the most allocated time, sorted by node and name.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -28,8 +29,8 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.inventory.memory_api_server import pod
-from tests.ledger.conftest import MINUTE
-from tests.usage_records import pod_holder
+from tests.ledger.conftest import MINUTE, START_MS
+from tests.usage_records import batch, deliver, interval, pod_holder
 
 MINUTE_US = MINUTE * 1000
 
@@ -485,3 +486,22 @@ def test_what_somebody_reported_is_recorded_with_it(half_idle, hand):
     act = NewAct(hand.now_ms, "pods", "hpc", "ada", "no holders at all")
     half_idle.observe(Facts(), hand.now_ms, act=act)
     assert [(found.who, found.subject) for found in half_idle.acts("pods")] == [("ada", "hpc")]
+
+
+def test_lines_of_usage_are_made_when_they_are_read(ledger):
+    count = 3_000
+    rows = [
+        interval(START_MS + at, f"GPU-{at % 10}", pod_holder(f"{at:06}", "vision", f"uid-{at}"), span_ms=1)
+        for at in range(count)
+    ]
+    deliver(ledger, START_MS + MINUTE, batch(rows))
+    span = (START_MS, START_MS + count)
+    with ledger.moment() as moment:
+        moment.usage_between(span, ("job", "namespace", "user"))
+        tracemalloc.start()
+        (lines,) = moment.usage_between(span, ("job", "namespace", "user"))
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        allocated_us = sum(line.accounts_gpu_us.allocated for line in lines)
+    assert (len(lines), allocated_us) == (count + 1, count * 1000)
+    assert kept < 1_500 * count, "a line as an object takes 3 KB"

@@ -88,8 +88,8 @@ class ResultCache:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Collection[str]] | None,
         timezone: str,
-        compute: Callable[[], list[UsageLine]],
-    ) -> list[UsageLine]:
+        compute: Callable[[], Sequence[UsageLine]],
+    ) -> Sequence[UsageLine]:
         """Return the usage lines grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
         `compute`."""
         filters = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
@@ -100,9 +100,10 @@ class ResultCache:
             if set(by) <= set(finer):
                 return coarser_lines(lines, by)
         computed = compute()
-        if len(computed) <= MOST_LINES:
-            groupings.append((tuple(by), computed))
-        return list(computed)
+        if len(computed) > MOST_LINES:
+            return computed
+        groupings.append((tuple(by), list(computed)))
+        return list(groupings[-1][1])
 
 
 def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:

@@ -24,13 +24,14 @@ from accountant.ledger.usage_columns import (
     COLUMNS,
     MEMOS,
     PRICED_BY,
+    UJ_PER_J,
     Hours,
     Int64Array,
     JobName,
     Peak,
     Place,
     UsageColumns,
-    usage_line,
+    UsageLines,
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
@@ -48,7 +49,7 @@ from accountant.storage.query.group_by_dimensions import (
     pieces_of,
 )
 from accountant.storage.query.startup_and_lent_time import IdleTime, idle_time
-from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, UJ_PER_J, sums
+from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
@@ -88,12 +89,12 @@ def usage(
     where: Where | None = None,
     timezone: str = "UTC",
     cache: ResultCache | None = None,
-) -> list[UsageLine]:
+) -> Sequence[UsageLine]:
     """Return the usage per group, see `Ledger.usage`. `cache` is that of the snapshot."""
     if start_ms >= end_ms:
         return []
 
-    def compute() -> list[UsageLine]:
+    def compute() -> Sequence[UsageLine]:
         return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, cache)[0]
 
     return compute() if cache is None else cache.usage(start_ms, end_ms, by, where, timezone, compute)
@@ -107,16 +108,12 @@ def usage_between(
     where: Where | None = None,
     timezone: str = "UTC",
     cache: ResultCache | None = None,
-) -> list[list[UsageLine]]:
+) -> list[UsageLines]:
     """Return the `usage` of each span between two neighbouring edges, which ascend. The rows are read only once."""
     table = _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where=where or {}, cache=cache)
     keys, _, at, figures = table.merged()
-    lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
-    for (span, key, _), row in zip(at.tolist(), figures.tolist(), strict=True):
-        named = dict(zip(_FIGURES, row, strict=True))
-        named["energy_uj"] += named["energy_j"] * UJ_PER_J
-        lines[span].append(usage_line(dict(zip(by, keys[key], strict=True)), named))
-    return lines
+    edges_of_rows = np.searchsorted(at[:, 0], np.arange(len(edges)))
+    return [UsageLines(by, keys, at[b:e, 1], _FIGURES, figures[b:e]) for b, e in pairwise(edges_of_rows.tolist())]
 
 
 def usage_columns(

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from accountant.core import gpu_time_accounts
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, AccountVector, part
+from accountant.ledger.usage_columns import UJ_PER_J
 from accountant.storage.duckdb_engine import Cursor, statement, streamed
 from accountant.storage.ledger_state import ONE_KIND, DeviceKinds, State
 from accountant.storage.span_splitting import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans
@@ -33,7 +34,6 @@ from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000
 """Up to this many payers are written into the SQL statement."""
-UJ_PER_J = 1_000_000
 Whole = npt.NDArray[np.int64]
 GROUPED_BY = ("tag", "device", "payer")
 """The first columns of `sums`."""
