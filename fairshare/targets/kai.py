@@ -522,7 +522,9 @@ def _dropped(policy: Policy, queues: Sequence[Object], found: Mapping[str, Objec
 
 
 def _protections(queues: Sequence[Object], shards: Sequence[Object], label: str) -> Mapping[str, Protection]:
-    """Return how long KAI protects the workloads of each Queue, by its name; without those that it does not protect.
+    """Return how long KAI protects the workloads of each Queue, by its name; empty if it protects none.
+
+    A queue without protection is among them, because the protection from its workloads depends on its path.
 
     Source: KAI pkg/scheduler/plugins/minruntime, resolver.go; pkg/apis/kai/v1/schedulingshard_types.go."""
     by_name = {obj["metadata"]["name"]: obj for obj in queues}
@@ -549,9 +551,9 @@ def _protections(queues: Sequence[Object], shards: Sequence[Object], label: str)
             resolved.append(least)
         if by_queue:
             resolved = [least] * len(path)
-        if any(resolved) or preempt_least:
-            protections[name] = Protection(tuple(path), tuple(resolved), preempt_least)
-    return protections
+        protections[name] = Protection(tuple(path), tuple(resolved), preempt_least)
+    protect = any(any(each.reclaim_s) or each.preempt_s for each in protections.values())
+    return protections if protect else {}
 
 
 def _shard_runtimes(shard: Object) -> tuple[float, float, bool]:

@@ -33,7 +33,7 @@ from fairshare.targets.kai import (
 from fairshare.targets.weight_plan import look_at
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.units import MS_PER_HOUR
-from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Object, duration_s, quantity
+from gputally.kubernetes.objects import GPU, NODE, POD, PRIORITY_CLASS, Object, duration_s, quantity
 from tests.fairshare.builders import (
     cluster_of,
     node_object,
@@ -45,7 +45,7 @@ from tests.fairshare.builders import (
     shard_object,
 )
 from tests.fairshare.conftest import Make
-from tests.fairshare.observations import condition, reasons_of
+from tests.fairshare.observations import condition, pods_of, reasons_of
 
 
 @pytest.mark.parametrize(
@@ -736,6 +736,42 @@ def test_the_runtimes_that_kai_protects(shard: dict[str, Any], own: dict[str, st
     found = gang.protection
     assert (None if found is None else (found.reclaim_s, found.preempt_s)) == wanted
     assert gang.may_claim_ms == gang.created_ms + 300_000
+
+
+@pytest.mark.parametrize(("protecting", "stopped"), [
+    ("a", False), ("root", False), ("b", True), ("", True),
+])  # fmt: skip
+def test_what_kai_protects_is_no_victim_of_a_queue_that_protects_nothing(
+    controller_of: Make, accountant: Any, protecting: str, stopped: bool
+) -> None:
+    """Under one root, a holds all 8 GPUs since 10 minutes, and b waits for its quota."""
+    queues = [
+        queue_object("root", requested="12", allocated="8"),
+        queue_object("a", parent="root", quota=4, requested="8", allocated="8"),
+        queue_object("b", parent="root", quota=4, requested="4", allocated="0"),
+    ]
+    for queue in queues:
+        if queue["metadata"]["name"] == protecting:
+            queue["spec"]["reclaimMinRuntime"] = "1h"
+    alike = {"minMember": 1, "preemptibility": "preemptible"}
+    groups = [pod_group(name, name[0], spec=alike) for name in ("a1", "a2", "b1")]
+
+    def pod(name: str, node: str) -> dict[str, Any]:
+        container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
+        spec = {"schedulerName": "kai-scheduler", "containers": [container], **({"nodeName": node} if node else {})}
+        status = {"phase": "Running", "startTime": "2026-09-30T23:50:00Z"} if node else {"phase": "Pending"}
+        labels, notes = {"kai.scheduler/queue": name[0]}, {"pod-group-name": name}
+        return object_of(POD, name, spec, status, uid=f"p-{name}", labels=labels, annotations=notes)
+
+    pods = [pod("a1", "n0"), pod("a2", "n0"), pod("b1", "")]
+    cluster = cluster_of([*queues, *groups, shard_object(kValue=0), node_object(gpus=8), *pods], [POD_GROUP, POD])
+    names = [{"name": name, "deserved": 4, "parent": "root", "refs": [f"kai:{name}"]} for name in "ab"]
+    rules = {"mode": "dry-run", "wait": 0, "min_runtime": 0}
+    policy = policy_of([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
+    accountant.spend(a=0.5, b=0.1)
+    (target,) = controller_of(policy, cluster, pods=lambda: pods_of(cluster)).cycle().targets
+    (verdict,) = target.preemption.verdicts
+    assert (verdict.outcome, len(verdict.victims)) == (("preempts", 1) if stopped else ("denied", 0))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
