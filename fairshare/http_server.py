@@ -6,7 +6,7 @@ headers (`gputally.server.https_server`)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -93,8 +93,8 @@ def serve(
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")
 
-    def probe(check: Probe) -> Callable[[Request], Response]:
-        def answer(_: Request) -> Response:
+    def probe(check: Probe) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(_: Request) -> Response:  # on the event loop, because it must not wait for a thread
             fault = check()
             return PlainTextResponse(f"{fault or 'ok'}\n", 503 if fault else 200)
 

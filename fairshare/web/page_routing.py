@@ -1,7 +1,8 @@
 """Routes requests for the controller's pages, and renders pages and errors.
 
 For each request a thread authenticates the caller, and only then the application reads the form. A thread runs the
-page's handler. The application logs an unexpected exception and answers it with an error page."""
+page's handler when the caller's turn comes, so that no caller takes all threads. The application logs an unexpected
+exception and answers it with an error page."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ from fairshare.web.page_authentication import (
 from fairshare.web.queue_history import History, ReportCache, Snapshot
 from fairshare.web.what_if_worker import Previews
 from gputally.base import number_format
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_SECOND
@@ -50,13 +52,16 @@ from gputally.server import page_layout
 from gputally.server.request_handling import Answered, RequestLog, static_routes
 from gputally.server.sign_in import PATHS, sign_in_routes, to_sign_in
 from gputally.server.tokens_and_grants import Scope
+from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
 NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
 TEAM_NAVIGATION = NAVIGATION[:1]
 """The pages for callers who may see only the queues of some teams."""
 SCRIPT = "/static/pages.js"
-MOST_AT_ONCE = 16
-"""The number of handlers that run at the same time. Further requests wait."""
+ADMITTED_AT_ONCE = 4
+"""The number of requests that are authenticated at the same time. Further requests wait for a moment."""
+TURNS = TurnLimits(running=16, running_by_caller=4, waiting=128, waiting_by_caller=32, patience_s=30)
+"""The handlers that run at the same time. Further requests wait."""
 Applied = Callable[[str, Policy | None, Policy], None]
 """Called after a page has written the policy, with the caller's name, the policy before (None if it was faulty) and the
 policy now."""
@@ -128,9 +133,14 @@ class PagesApp:
     def __init__(self, context: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
         self.context = context
         self._authentication = authentication
-        self._threads = CapacityLimiter(MOST_AT_ONCE)
+        self._admission = CapacityLimiter(ADMITTED_AT_ONCE)
+        self._threads = CapacityLimiter(TURNS.running)
+        self._turns = Turns("pages", TURNS)
         signing_in = sign_in_routes(SignInPages(authentication.people, self.page))
-        handlers: Any = {HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Exception: self._failed}
+        handlers: Any = {
+            HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Busy: self._busy,
+            CalledOff: lambda *_: GONE, Exception: self._failed,
+        }  # fmt: skip
         self.app = Starlette(routes=[*_STATIC, *signing_in, *map(self._route, pages)], exception_handlers=handlers)
         self.app.router.redirect_slashes = False
 
@@ -166,11 +176,13 @@ class PagesApp:
 
     def _route(self, page: Page) -> Route:
         async def answer(request: Request) -> Response:
-            if page.method != "POST":
-                return await to_thread.run_sync(self._show, page, request, limiter=self._threads)
-            caller = await to_thread.run_sync(self._admit, page, request, limiter=self._threads)
-            content = await read_form(request)
-            return await to_thread.run_sync(self._handle, page, request, caller, content, limiter=self._threads)
+            caller = await to_thread.run_sync(self._admit, page, request, limiter=self._admission)
+            acts = page.method == "POST"
+            content = await read_form(request) if acts else b""
+            async with self._turns.turn(request, caller.principal.name, may_stop=not acts):
+                return await to_thread.run_sync(
+                    self._answer, page, request, caller, content, limiter=self._threads, abandon_on_cancel=not acts
+                )
 
         path = f"{page.prefix}{{rest:path}}" if page.prefix != "/" and page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
@@ -178,15 +190,10 @@ class PagesApp:
     def _admit(self, page: Page, request: Request) -> Caller:
         return self._authentication.admit(request, page.scope, for_teams=page.for_teams)
 
-    def _show(self, page: Page, request: Request) -> Response:
-        return self._answer(page, request, self._admit(page, request), {})
-
-    def _handle(self, page: Page, request: Request, caller: Caller, content: bytes) -> Response:
-        form = fields_of(content)
-        check_form(caller, form)
-        return self._answer(page, request, caller, form)
-
-    def _answer(self, page: Page, request: Request, caller: Caller, form: Fields) -> Response:
+    def _answer(self, page: Page, request: Request, caller: Caller, content: bytes) -> Response:
+        form = fields_of(content) if page.method == "POST" else {}
+        if page.method == "POST":
+            check_form(caller, form)
         return page.handler(RequestContext(self, request, form, caller, request.path_params.get("rest", "")))
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
@@ -210,6 +217,10 @@ class PagesApp:
 
     def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
         return self._refuse(request, Refusal(503, "The accountant does not answer", str(error)))
+
+    def _busy(self, request: Request, error: Busy) -> Response:
+        headers = {"Retry-After": str(round(error.seconds))}
+        return self._refuse(request, Refusal(429 if error.own else 503, "Too many requests", str(error), headers))
 
     def _failed(self, request: Request, _: Exception) -> Response:
         return self._refuse(request, Refusal(500, "This page failed", "see the controller's log for the error"))

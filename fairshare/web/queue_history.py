@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,6 +23,7 @@ from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.explain.weight_change_causes import WeightChange, decision_before, weight_change
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import Clock
+from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
 MOST_HOURS = 31 * 24
@@ -35,17 +37,24 @@ MOST_CACHED = 256
 """The largest number of cached series; the least recently used is dropped first."""
 MOST_NAMED = 100
 """The largest number of queues in one query, because the length of addresses is limited."""
+MOST_ASKING = 4
+"""The number of pages that query the accountant at the same time."""
+TURN_S = 1.0
+"""How long another page waits for its turn. An accountant that answers keeps nobody waiting as long."""
 ByHour = Mapping[int, int]
 """GPU-microseconds held in an hour, by the beginning of the hour (milliseconds UTC)."""
 
 
 class History:
-    """Queries the accountant for usage and decisions, and caches usage. Thread-safe."""
+    """Queries the accountant for usage and decisions, and caches usage. Thread-safe.
+
+    While the accountant hangs, a few pages wait for it, and the others are told so after a moment."""
 
     def __init__(self, client: AccountantApi, clock: Clock) -> None:
         self._client = client
         self._clock = clock
         self._lock = threading.Lock()
+        self._turns = threading.BoundedSemaphore(MOST_ASKING)
         self._cache: TTLCache[tuple[int, tuple[str, ...]], ByHour] = TTLCache(MOST_CACHED, CACHED_MS, clock.wall_ms)
 
     def held(self, policy: Policy, name: str, hours: int) -> list[tuple[float, float]]:
@@ -54,29 +63,43 @@ class History:
         A point is (beginning of the hour in milliseconds UTC, GPUs). Hours without any record are left out.
         hours: at most a month counts. Raises AccountantUnavailable."""
         hours = max(1, min(hours, MOST_HOURS))
-        with self._lock:
-            known = self._by_hour(hours)
-            family = sorted(PolicyTree(policy).family(name))
-            parts = [
-                self._by_hour(hours, *family[first : first + MOST_NAMED]) for first in range(0, len(family), MOST_NAMED)
-            ]
+        known = self._by_hour(hours)
+        family = sorted(PolicyTree(policy).family(name))
+        parts = [
+            self._by_hour(hours, *family[first : first + MOST_NAMED]) for first in range(0, len(family), MOST_NAMED)
+        ]
         return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
 
     def _by_hour(self, hours: int, *queues: str) -> ByHour:
         """Return the GPU time that these queues, or without names all queues, held together in each of the last whole
-        hours. The caller holds the lock."""
-        by_hour = self._cache.get((hours, queues))
-        if by_hour is None:
-            end_ms = self._clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
-            where: dict[Dimension, Sequence[str]] = {"queue": queues} if queues else {}
+        hours."""
+        with self._lock:
+            by_hour = self._cache.get((hours, queues))
+        if by_hour is not None:
+            return by_hour
+        end_ms = self._clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
+        where: dict[Dimension, Sequence[str]] = {"queue": queues} if queues else {}
+        with self._asking():
             lines = self._client.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("hour",), where)
             by_hour = {_hour_ms(line.key["hour"]): line.accounts_gpu_us.allocated for line in lines}
+        with self._lock:
             self._cache[hours, queues] = by_hour
         return by_hour
 
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Run the block when its turn comes. Raises AccountantUnavailable if no earlier query ends in time."""
+        if not self._turns.acquire(timeout=TURN_S):
+            raise AccountantUnavailable("the accountant has not answered the queries of other pages yet")
+        try:
+            yield
+        finally:
+            self._turns.release()
+
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
         """Return the newest decisions as `shown_decisions` selects them. Raises AccountantUnavailable."""
-        return shown_decisions(islice(self._client.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
+        with self._asking():
+            return shown_decisions(islice(self._client.decisions(start_ms, end_ms), MOST_READ), most, queue, kind)
 
     def causes(self, decision: Decision, same: Sequence[Decision]) -> WeightChange | None:
         """Return the causes of the change that a decision made to a weight, None if the records do not state them.
@@ -85,16 +108,18 @@ class History:
         if decision.kind != "weight" or decision.value is None:
             return None
         start_ms = decision.at_ms - MOST_HOURS * MS_PER_HOUR
-        earlier = self._client.decisions(start_ms, decision.at_ms, subject=decision.subject, per_get=MOST_TARGETS)
-        before = decision_before(decision, islice(earlier, MOST_TARGETS))
-        if before is None:
-            return None
-        known = (*same, *self._client.decisions(before.at_ms, before.at_ms + 1))
-        return weight_change(decision, known, {each.version: each.policy for each in self._client.policies()})
+        with self._asking():
+            earlier = self._client.decisions(start_ms, decision.at_ms, subject=decision.subject, per_get=MOST_TARGETS)
+            before = decision_before(decision, islice(earlier, MOST_TARGETS))
+            if before is None:
+                return None
+            known = (*same, *self._client.decisions(before.at_ms, before.at_ms + 1))
+            return weight_change(decision, known, {each.version: each.policy for each in self._client.policies()})
 
     def decision(self, id: str, at_ms: int) -> tuple[Decision | None, tuple[Decision, ...]]:
         """Return a decision, and all decisions of the same cycle. Raises AccountantUnavailable."""
-        same = tuple(self._client.decisions(at_ms, at_ms + 1))
+        with self._asking():
+            same = tuple(self._client.decisions(at_ms, at_ms + 1))
         return next((each for each in same if each.id == id), None), same
 
 

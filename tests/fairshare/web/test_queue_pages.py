@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -13,6 +15,7 @@ from queue import Queue
 import httpx2
 import pytest
 import structlog
+from starlette.responses import Response
 
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
@@ -31,11 +34,21 @@ from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.page_authentication import MOST_BYTES
-from fairshare.web.page_routing import link
+from fairshare.web.page_routing import TURNS, Page, PagesApp, RequestContext, link
 from fairshare.web.policy_pages import ROUTES
-from fairshare.web.queue_history import CACHED_MS, EVERY_MS, MOST_CACHED, MOST_NAMED, MOST_SAMPLES, History, ReportCache
+from fairshare.web.queue_history import (
+    CACHED_MS,
+    EVERY_MS,
+    MOST_ASKING,
+    MOST_CACHED,
+    MOST_NAMED,
+    MOST_SAMPLES,
+    History,
+    ReportCache,
+)
 from fairshare.web.svg_plots import Line
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP
@@ -43,7 +56,18 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
 from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import NOW_MS, Make
-from tests.fairshare.web.controller_pages import LEAVES, USED, Stage, addresses, sample, stage, text, usage_line
+from tests.fairshare.web.controller_pages import (
+    LEAVES,
+    USED,
+    Answer,
+    Stage,
+    addresses,
+    ask,
+    sample,
+    stage,
+    text,
+    usage_line,
+)
 
 
 @pytest.fixture
@@ -494,3 +518,58 @@ def test_of_more_series_than_are_kept_the_least_recently_used_goes(books: Ledger
     assert books.asked[before:] == []
     history.held(org_policy(), "team-0", 1)
     assert books.asked[before:] == [("team-0",)]
+
+
+class HangingLedger(Ledger):
+    """Answers nothing until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = threading.Semaphore(0)
+        self.released = threading.Event()
+
+    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
+        self.asking.release()
+        self.released.wait()
+        yield from ()
+
+
+def test_while_the_accountant_hangs_a_few_pages_wait_and_others_are_told_so(clock: VirtualClock) -> None:
+    books = HangingLedger()
+    history = History(books, clock)
+    with ThreadPoolExecutor(MOST_ASKING + 2) as threads:
+        try:
+            waiting = [threads.submit(history.decisions, 0, 1, 1) for _ in range(MOST_ASKING)]
+            assert all(books.asking.acquire(timeout=60) for _ in waiting)
+            others = [threads.submit(history.decisions, 0, 1, 1), threads.submit(history.held, org_policy(), "org", 4)]
+            for other in others:
+                assert isinstance(other.exception(timeout=60), AccountantUnavailable)
+        finally:
+            books.released.set()
+        assert [one.result(timeout=60) for one in waiting] == [[]] * MOST_ASKING
+    assert history.held(org_policy(), "team-7", 1)
+
+
+def test_the_pages_of_one_caller_leave_turns_to_others(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1, guarded=True)
+    running, released = threading.Semaphore(0), threading.Event()
+
+    def slow(_: RequestContext) -> Response:
+        running.release()
+        released.wait()
+        return Response()
+
+    site = PagesApp(here.site.context, here.site._authentication, (*ROUTES, Page("GET", "/slow", "read", slow, True)))
+    with ThreadPoolExecutor(2 * TURNS.running + 1) as threads:
+
+        def get(url: str, scope: str) -> Future[Answer]:
+            headers = {"host": "localhost", "authorization": f"Bearer {here.tokens[scope]}"}
+            return threads.submit(ask, site, "GET", url, None, headers)
+
+        try:
+            slow_ones = [get("/slow", "read") for _ in range(2 * TURNS.running)]
+            assert running.acquire(timeout=60)
+            assert get("/", "both").result(timeout=60).status == 200
+        finally:
+            released.set()
+        assert {one.result(timeout=60).status for one in slow_ones} == {200}
