@@ -255,7 +255,8 @@ class Gang:
     core: uids of pods that are never surplus, if it matters which pods run and not only how many GPUs they have.
     topology: the topology level that all its pods must share, "" if none is required.
     protection: how long its scheduler protects it after its start; None if it does not.
-    may_claim_ms: the time before which its scheduler evicts nothing for it; None if there is none."""
+    may_claim_ms: the time before which its scheduler evicts nothing for it; None if there is none.
+    in_quota: true if its scheduler starts it only within the quotas of its queue and of all queues above it."""
 
     queue: str
     kind: Kind
@@ -280,6 +281,7 @@ class Gang:
     uses: tuple[tuple[str, float], ...] = ()
     choices: tuple[PoolChoice, ...] = ()
     companions: tuple[Pod, ...] = ()
+    in_quota: bool = False
 
     @property
     def waits(self) -> float:

@@ -48,7 +48,8 @@ class Claim:
     topology: the topology level that all its pods must share, "" for none.
     why: the reason of the call that requests the room, "" if the workload itself waits.
     path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it.
-    alternatives: further pools of which one may admit it instead, each with its nodes."""
+    alternatives: further pools of which one may admit it instead, each with its nodes.
+    in_quota: as in `Gang`."""
 
     key: str
     queue: str
@@ -64,6 +65,7 @@ class Claim:
     why: str
     path: tuple[str, ...] = ()
     alternatives: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
+    in_quota: bool = False
 
     @property
     def variants(self) -> Sequence[Claim]:
@@ -119,6 +121,8 @@ def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
         stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
             return f"queue {name} may hold {stock.limit:g} GPUs at most and {_holds(name, now, expected)}"
+        if claim.in_quota and stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON:
+            return f"it may not be preempted itself, and queue {name} may hold at most its quota of such work"
     return None
 
 
@@ -203,6 +207,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         why,
         gang.protection.path if gang.protection is not None else (),
         tuple(others),
+        gang.in_quota,
     )
 
 

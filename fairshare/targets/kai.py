@@ -682,6 +682,17 @@ def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Objec
     return known and priority < _FIRST_NOT_PREEMPTIBLE
 
 
+def _in_quota(spec: Mapping[str, Any], priority: int, classes: Sequence[Object] | None) -> bool:
+    """Return True if KAI starts the PodGroup only within the quotas of all its queues; False if not, or if unknown.
+
+    Source: KAI pkg/scheduler/plugins/proportion/capacity_policy."""
+    stated = spec.get("preemptibility")
+    if stated:
+        return bool(stated != "preemptible")
+    known = classes is not None or spec.get("priorityClassName", "") in _PRIORITIES
+    return known and priority >= _FIRST_NOT_PREEMPTIBLE
+
+
 def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
     """Return the GPUs without which a gang of subgroups does not run, and the uids of the pods that it cannot lose.
 
@@ -783,6 +794,7 @@ def _gangs(
             topology=_required_level(spec),
             protection=protections.get(str(spec.get("queue"))),
             may_claim_ms=_delay_end_ms(metadata, spec),
+            in_quota=_in_quota(spec, priority, classes),
         )
         least_members = max(1, int(spec.get("minMember") or 1))
         if own_pods:

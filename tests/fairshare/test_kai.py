@@ -774,6 +774,32 @@ def test_what_kai_protects_is_no_victim_of_a_queue_that_protects_nothing(
     assert (verdict.outcome, len(verdict.victims)) == (("preempts", 1) if stopped else ("denied", 0))
 
 
+@pytest.mark.parametrize(("preemptibility", "outcomes"), [
+    ("non-preemptible", {"PodGroup/ns/b1": "denied", "PodGroup/ns/a1": "room"}),
+    ("semi-preemptible", {"PodGroup/ns/b1": "denied", "PodGroup/ns/a1": "room"}),
+    ("preemptible", {"PodGroup/ns/b1": "room", "PodGroup/ns/a1": "denied"}),
+])  # fmt: skip
+def test_work_that_kai_starts_only_within_the_quotas_takes_no_room_beyond_them(
+    controller_of: Make, accountant: Any, preemptibility: str, outcomes: dict[str, str]
+) -> None:
+    """All 8 GPUs are free. b has a quota of 8, its parent none."""
+    queues = [
+        queue_object("root", requested="12", allocated="0"),
+        queue_object("a", parent="root", requested="4", allocated="0"),
+        queue_object("b", parent="root", quota=8, requested="8", allocated="0"),
+    ]
+    groups = [
+        pod_group("a1", "a", requested=4, spec={"minMember": 1, "preemptibility": "preemptible"}),
+        pod_group("b1", "b", requested=8, spec={"minMember": 1, "preemptibility": preemptibility}),
+    ]
+    cluster = cluster_of([*queues, *groups, shard_object(kValue=0), node_object(gpus=8)], [POD_GROUP, POD])
+    names = [{"name": n, "deserved": d, "parent": "root", "refs": [f"kai:{n}"]} for n, d in (("a", 0), ("b", 8))]
+    rules = {"mode": "dry-run", "wait": 0, "min_runtime": 0}
+    policy = policy_of([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
+    (target,) = controller_of(policy, cluster).cycle().targets
+    assert {verdict.claimant: verdict.outcome for verdict in target.preemption.verdicts} == outcomes
+
+
 @pytest.mark.parametrize(("text", "seconds"), [
     ("1h30m", 5400), ("0", 0), ("500ms", 0.5), (".5s", 0.5), ("5", None), ("-1s", None), ("1d", None), (None, None),
     ("9" * 60 + "h", None), ("٣s", None),
