@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, overload
 
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
+from gputally.base import called_off
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
     import numpy as np
@@ -100,6 +101,7 @@ class UsageLines(Sequence[UsageLine]):
 
     def __iter__(self) -> Iterator[UsageLine]:
         for begin in range(0, len(self), _ROWS):
+            called_off.check()
             end = begin + _ROWS
             for key, row in zip(self._key[begin:end].tolist(), self._figures[begin:end].tolist(), strict=True):
                 yield self._line(key, row)

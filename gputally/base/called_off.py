@@ -65,6 +65,13 @@ def make_current(work: Work | None) -> None:
     _current.set(work)
 
 
+def check() -> None:
+    """Raise CalledOff if the current work has been called off. For long work in Python."""
+    work = _current.get()
+    if work is not None and work.over:
+        raise CalledOff
+
+
 @contextmanager
 def stoppable(stop: Callable[[], None]) -> Iterator[None]:
     """Run the block under `Work.stoppable` of the current work, if there is any."""

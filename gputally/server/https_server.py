@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import uvicorn
@@ -99,7 +99,8 @@ def common_name(certificate: Any) -> str:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol of one connection, with time and size limits.
 
-    closed: the function to call when the connection has ended, if it was established."""
+    closed: the function to call when the connection has ended, if it was established.
+    stopping: see STOPPING."""
 
     def __init__(
         self,
@@ -109,9 +110,11 @@ class BoundedProtocol(HttpToolsProtocol):
         *,
         limits: ConnectionLimits,
         closed: Callable[[], None],
+        stopping: asyncio.Event,
     ) -> None:
         super().__init__(config, server_state, app_state)
         self.established = False
+        self._stopping = stopping
         self._limits = limits
         self._closed = closed
         self._awaiting_headers = True
@@ -141,6 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[STOPPING] = self._stopping
         self._start_header_timer()
         secure = self.transport.get_extra_info("ssl_object")
         if secure is not None:
@@ -192,6 +196,10 @@ _KEEP_ALIVE_SECONDS = 120
 client keeps an unused connection (90 s)."""
 _DRAIN_SECONDS = 20
 """Time that requests in progress have to finish when the server stops."""
+_CALLED_OFF_SECONDS = 5.0
+"""Time after which a server that stops calls off the reads in progress, so that acts and senders have the rest."""
+STOPPING = "gputally.stopping"
+"""The name in an ASGI scope of an `asyncio.Event` that is set when the server, which stops, calls off reads."""
 _THREADS = 16
 """Number of threads for routes that are not coroutines. Further requests wait."""
 _TLS_SHUTDOWN_SECONDS = 1.0
@@ -213,8 +221,11 @@ class _Server(uvicorn.Server):
         task: BackgroundTask | None,
         *,
         renew: bool,
+        called_off_s: float,
     ) -> None:
         super().__init__(config)
+        self._stopping = asyncio.Event()
+        self._called_off_s = called_off_s
         self._task = task
         self._tls = tls
         self._renew = renew
@@ -246,6 +257,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self._called_off_s, self._stopping.set)
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting, *self._handshakes])
@@ -283,6 +295,7 @@ class _Server(uvicorn.Server):
             self.lifespan.state,
             limits=self._limits,
             closed=partial(self._connections.leave, address),
+            stopping=self._stopping,
         )
         try:
             tls: dict[str, Any] = {}
@@ -340,14 +353,16 @@ def serve(
     *,
     tasks: BackgroundTasks | None = None,
     renew: bool = False,
+    called_off_s: float = _CALLED_OFF_SECONDS,
 ) -> Iterator[str]:
-    """Serve the app in a thread and yield its base URL. When the block ends, accept no more connections and let
-    requests finish.
+    """Serve the app in a thread and yield its base URL. When the block ends, accept no more connections, let requests
+    finish, and after a time call off reads that are still in progress (`gputally.server.turns`).
 
     port: 0 for any free port.
     tls: the certificate for HTTPS; None for HTTP.
     name: the name of the thread and its background task.
     tasks: gets the server as a background task, which has a fault while one request blocks the event loop.
+    called_off_s: the time that reads have to finish when the block ends.
     renew: True to check the certificate files at each new connection. If False, the owner of `tls` calls `Tls.renew`.
 
     Raises CannotStart."""
@@ -370,6 +385,7 @@ def serve(
         tls,
         task,
         renew=renew,
+        called_off_s=called_off_s,
     )
 
     def run() -> None:

@@ -5,8 +5,8 @@ that documents do not stop pages, and neither stops probes or ingest, which need
 goes to the request that has waited longest, among callers that have fewer turns than one caller may have. Too many
 waiting requests, and requests that waited too long, are refused.
 
-If the client closes its connection, its request leaves the queue, or its work is called off
-(`gputally.base.called_off`)."""
+If the client closes its connection, or the server stops and its patience ends, the request leaves the queue, or its
+work is called off (`gputally.base.called_off`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gputally.base.called_off import CalledOff, Work, make_current
+from gputally.server.https_server import STOPPING
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,12 +93,13 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, request: Request, caller: str, *, may_stop: bool = True) -> AsyncIterator[None]:
-        """Wait for a turn and hold it while the block runs. Raises Busy, and CalledOff if the client goes before the
-        turn comes.
+        """Wait for a turn and hold it while the block runs. Raises Busy, also for what a server that stops has called
+        off, and CalledOff if the client goes before the turn comes.
 
-        may_stop: the block has a current `Work`, which is called off when the client goes."""
+        may_stop: the block has a current `Work`, which is called off when the client goes or the server stops."""
         work, gone = Work(), asyncio.get_running_loop().create_future()
-        watch = asyncio.ensure_future(_call_off_when_gone(request, work, gone))
+        stopping: asyncio.Event | None = request.scope.get(STOPPING)
+        watch = asyncio.ensure_future(_call_off_when_gone(request, stopping, work, gone))
         try:
             await self._enter(caller, gone)
             try:
@@ -109,6 +111,10 @@ class Turns:
             finally:
                 make_current(None)
                 self._leave(caller)
+        except CalledOff as error:
+            if stopping is None or not stopping.is_set():
+                raise
+            raise Busy("this server stops: try again", 1, own=False) from error
         finally:
             watch.cancel()
 
@@ -177,12 +183,29 @@ def _give(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-async def _call_off_when_gone(request: Request, work: Work, gone: asyncio.Future[None]) -> None:
-    """Call off the work when the client closes its connection, until it has ended: an engine ignores an interruption
-    that comes just before its query begins."""
+async def _call_off_when_gone(
+    request: Request, stopping: asyncio.Event | None, work: Work, gone: asyncio.Future[None]
+) -> None:
+    """Call off the work when the client closes its connection or the server stops, until it has ended: an engine
+    ignores an interruption that comes just before its query begins."""
+    ends = [asyncio.ensure_future(_disconnected(request))]
+    if stopping is not None:
+        ends.append(asyncio.ensure_future(_set(stopping)))
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        gone.set_result(None)
+        while True:
+            work.call_off()
+            await asyncio.sleep(_AGAIN_S)
+    finally:
+        for end in ends:
+            end.cancel()
+
+
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    gone.set_result(None)
-    while True:
-        work.call_off()
-        await asyncio.sleep(_AGAIN_S)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -135,6 +135,20 @@ def test_a_request_whose_client_has_gone_leaves_the_queue_and_its_work_ends(
     assert not [one for one in logs if one["event"] == "request_failed"], "a client that leaves is no defect"
 
 
+def test_a_server_that_stops_ends_reads_that_run_or_wait_and_says_so(
+    tmp_path: Path, clock: VirtualClock, gate: Gate
+) -> None:
+    settings = settings_in(tmp_path, tokens=token_list(LEADS), limits={"reads": 3, "reads_by_caller": 2})
+    with Service(settings, clock) as service, ThreadPoolExecutor(8) as senders:
+        deps: Deps = service.app.state.deps
+        object.__setattr__(deps, "ledger", GatedLedger(deps.ledger, gate))
+        with serve(service.app, "127.0.0.1", 0, called_off_s=0) as url:
+            asked = [senders.submit(get, url, name) for name in ("lead", "lead", "lead", "other")]
+            until(lambda: gate.inside == 3, "three reads should run")
+        assert gate.inside == 0
+        assert {each.result().status_code for each in asked} == {503}
+
+
 def test_a_query_of_the_engine_ends_when_its_work_is_called_off(tmp_path: Path) -> None:
     database, work = Database(tmp_path / "ledger.duckdb"), Work()
     begun = threading.Event()
@@ -176,6 +190,9 @@ def test_a_reader_of_a_month_does_not_make_every_closed_month_be_billed_again(
 
 class Stays:
     """A request whose client waits."""
+
+    def __init__(self) -> None:
+        self.scope: dict[str, Any] = {}
 
     async def receive(self) -> dict[str, str]:
         await asyncio.Event().wait()
