@@ -1,0 +1,127 @@
+"""Every address, form and request of the controller at the edges of its values: an answer, or a refusal with the place
+of the fault, and never a defect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx2
+import pytest
+import yaml
+
+from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
+from fairshare.controller.pod_index import PodIndex
+from fairshare.controller.policy_file import digest
+from fairshare.http_server import serve_extender
+from fairshare.web.policy_form import LISTED, QUEUE, SCALARS, PolicyText, form_of
+from fairshare.web.policy_pages import ROUTES
+from gputally.base.clock import VirtualClock
+from tests.attacks.edges import DECIMALS, EDGES, INTEGERS, mutations
+from tests.fairshare.builders import node_object, pod_object
+from tests.fairshare.web.controller_pages import Answer, Stage, stage
+from tests.hypothesis_examples import examples
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+
+VALUES = tuple(
+    dict.fromkeys(
+        (
+            *(value for values in EDGES.values() for value in values), *map(str, INTEGERS), *DECIMALS,
+            "{a: b", "[" * 500, "a: &x [*x]", "- x\n- y", "1:30", ".nan", ".inf", "~", "---\na", "\ufeff", "\u2028",
+        )
+    )
+)  # fmt: skip
+"""The edges of all kinds, and texts that YAML reads in another way than they look."""
+NUMBERS = ("0", "-0", "1e308", "5e-324", "9" * 19, "3650000d", "99999999999999d")
+"""Edges that a single field may accept, so that the checks of the whole policy see them."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(logs: list[Any]) -> None:
+    """Log nothing to the terminal."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return stage(tmp_path_factory.mktemp("edges"), cycles=1)
+
+
+def checked(answer: Answer, sent: object) -> None:
+    assert answer.status < 500, (answer.status, answer.body[:300], sent)
+
+
+PARAMETERS = {
+    "/": (), "/queue/": (), "/preview/": (), "/policy": (), "/decisions": ("queue", "kind", "days"),
+    "/decision": ("id", "at"),
+}  # fmt: skip
+"""The parameters of each page, so that a new page needs an entry."""
+
+
+@pytest.mark.parametrize("page", [route.prefix for route in ROUTES if route.method == "GET"])
+def test_every_address_of_every_page_survives_its_edges(here: Stage, page: str) -> None:
+    for value in VALUES[:: examples(4, 1)]:
+        if page != "/" and page.endswith("/"):
+            for rest in ("", "/state"):
+                checked(here.get(page + quote(value, safe="") + rest), value)
+        for name in PARAMETERS[page]:
+            query = {"id": "x", "at": "1790000000000"} if page == "/decision" else {}
+            checked(here.get(f"{page}?{urlencode({**query, name: value})}"), (name, value))
+
+
+def test_every_field_of_the_form_survives_its_edges(here: Stage) -> None:
+    """Every field gets every edge, many fields at a time, and then the numbers one by one."""
+    standing = form_of(PolicyText.of(here.file.read_text(), "policy.yaml"))
+    whole = dict(standing.values)
+    for number, row in enumerate(standing.rows):
+        whole |= {f"{LISTED}.{number}.{name}": value for name, value in row.values.items()}
+        whole[f"{LISTED}.{number}.at"] = str(row.at)
+    fields = [each.name for each in SCALARS] + [f"{LISTED}.1.{each.name}" for each in QUEUE]
+    for first in range(0, len(VALUES), examples(20, 3)):
+        edges = {name: VALUES[(first + 7 * at) % len(VALUES)] for at, name in enumerate(fields)}
+        checked(here.post("/policy/check", whole | edges), edges)
+    for at, name in enumerate(fields):
+        for value in NUMBERS[at % examples(7, 1) :: examples(7, 1)]:
+            checked(here.post("/policy", whole | {name: value, "action": "review"}), (name, value))
+    for value in VALUES[:: examples(20, 3)]:
+        for name in ("action", f"{LISTED}.1.at", f"{LISTED}.{value}.name", f"{LISTED}.1.gone"):
+            checked(here.post("/policy", whole | {name: value}), (name, value))
+
+
+def test_every_value_of_a_policy_in_a_form_survives_its_edges(here: Stage) -> None:
+    text = here.file.read_text()
+    for changed in mutations(yaml.safe_load(text))[:: examples(60, 6)]:
+        checked(here.post("/policy/file", {"text": yaml.safe_dump(changed, allow_unicode=True)}), changed)
+    for value in VALUES[:: examples(9, 1)]:
+        for route, name in (("/policy/preview", "days"), ("/policy/apply", "base"), ("/policy/file", "text")):
+            form = {"text": text, "base": digest(text), "days": "0", name: value}
+            checked(here.post(route, form), (route, name, value))
+
+
+@pytest.fixture(scope="module")
+def extender() -> Iterator[str]:
+    view = ExtenderView({"n1": 8.0, "n2": 8.0}, PodIndex())
+    with serve_extender("127.0.0.1", 0, Extender(lambda: view, VirtualClock(0))) as url:
+        yield url
+
+
+POD = pod_object("p", gpus=2)
+REQUESTS: dict[str, dict[str, Any]] = {
+    "prioritize": {"Pod": POD, "NodeNames": ["n1", "n2"], "Nodes": {"items": [node_object("n1", 8)]}},
+    "preempt": {
+        "Pod": POD,
+        "NodeNameToVictims": {"n1": {"Pods": [pod_object("v")], "NumPDBViolations": 0}},
+        "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}},
+    },
+}
+
+
+@pytest.mark.parametrize("verb", REQUESTS)
+def test_every_field_of_a_schedulers_request_survives_its_edges(extender: str, verb: str) -> None:
+    with httpx2.Client(base_url=extender) as client:
+        for changed in mutations(REQUESTS[verb])[:: examples(6, 1)]:
+            answer = client.post(f"/scheduler/{verb}", content=json.dumps(changed).encode())
+            assert answer.status_code in (200, 400), (answer.status_code, answer.text[:300], changed)
+            assert answer.status_code == 200 or answer.json()["Error"], "the reason"
