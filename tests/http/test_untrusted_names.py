@@ -1,5 +1,5 @@
-"""Names of pods, teams, jobs, users and queues are only text in every output form; each accepted name is drawn,
-exported, archived and restored."""
+"""Names of pods, teams, jobs, users and queues are only text in every output form; each accepted name is drawn and
+exported. (`tests.ledger.test_batch_admission` archives and restores them.)"""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from accountant.channels.mail import Mail, Smtp
 from accountant.channels.protocol import Message, one_line
 from accountant.composition import Service
 from accountant.core.periods import Month
-from accountant.core.settings import Archive
 from accountant.ledger.protocols import JobKey
 from accountant.notifications.messages import compose
 from accountant.notifications.triggers import EndedPeriod, ReportDue
@@ -309,30 +308,20 @@ def everywhere(node: str) -> list[str]:
 
 @given(node=TEXT, name=TEXT, label=TEXT)
 @settings(max_examples=examples(2, 60), phases=(Phase.explicit, Phase.generate))
-def test_whatever_is_accepted_is_drawn_exported_archived_and_restored(node: str, name: str, label: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        given = settings_in(folder, prices=PRICES, archive=Archive(to=folder / "archive", every=3600))
-        with Service(given, VirtualClock(NOW_MS)) as service:
-            client = client_of(service, raise_server_exceptions=False)
-            sent = json.dumps(posted(name, label) | {"node": node}).encode()
-            answer = client.post("/v1/usage", content=sent)
-            if answer.status_code != 200:
-                assert answer.status_code == 422
-                node = "node-1"
-                assert client.post("/v1/usage", content=json.dumps(posted(name, label)).encode()).status_code == 200
-            for path in everywhere(node):
-                assert client.get(path).status_code < 500, path
-            service.ledger.archive(NOW_MS)
-            truth = client.get("/v1/usage?by=namespace,pod&start=2026-11-01&end=2026-12-01").json()
-        restored = given.model_copy(update={"data": folder / "other"})
-        with Service(restored, VirtualClock(NOW_MS)) as service:
-            again = (
-                client_of(service, raise_server_exceptions=False)
-                .get("/v1/usage?by=namespace,pod&start=2026-11-01&end=2026-12-01")
-                .json()
-            )
-        assert again == truth
+def test_whatever_is_accepted_is_drawn_and_exported(node: str, name: str, label: str) -> None:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        Service(settings_in(Path(place), prices=PRICES), VirtualClock(NOW_MS)) as service,
+    ):
+        client = client_of(service, raise_server_exceptions=False)
+        sent = json.dumps(posted(name, label) | {"node": node}).encode()
+        answer = client.post("/v1/usage", content=sent)
+        if answer.status_code != 200:
+            assert answer.status_code == 422
+            node = "node-1"
+            assert client.post("/v1/usage", content=json.dumps(posted(name, label)).encode()).status_code == 200
+        for path in everywhere(node):
+            assert client.get(path).status_code < 500, path
 
 
 @pytest.mark.parametrize("field", ["epoch", "node", "cluster", "boot_id"])

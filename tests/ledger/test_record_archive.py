@@ -38,10 +38,14 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere" / "archive"
 
 
-@pytest.fixture(params=["folder", "object store"])
+in_both_stores = pytest.mark.parametrize("store", ["folder", "object store"], indirect=True)
+"""For tests of what a store does: the others are about parts and rows, which are the same in both."""
+
+
+@pytest.fixture
 def store(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> FileStore:
     """The archive, in a folder or as an object store whose files are on this disk."""
-    if request.param == "folder":
+    if getattr(request, "param", "folder") == "folder":
         return in_folder(archive)
     files = PyFileSystem(FSSpecHandler(LocalFileSystem(auto_mkdir=True)))
     return FileStore(str(archive), SubTreeFileSystem(str(archive), files), tmp_path)
@@ -87,6 +91,7 @@ def test_without_an_archive_nothing_is_said_of_one(ledger, hand):
     assert ledger.acks("n1", "prod")["0192-a"].archived_seq is None
 
 
+@in_both_stores
 def test_a_lost_volume_is_rebuilt_from_the_archive(make, hand, path, tmp_path):
     ledger = make()
     first, second = sent(hand)
@@ -148,6 +153,7 @@ def test_records_are_booked_while_a_far_archive_is_listed(opened, hand, archive)
     watching.join()
 
 
+@in_both_stores
 def test_a_part_that_was_written_and_not_entered_is_taken_over(make, hand, path, copied):
     """The accountant was killed between the two steps: the archive has a part that the ledger has not recorded."""
     ledger = filled(make(), hand)
@@ -161,6 +167,7 @@ def test_a_part_that_was_written_and_not_entered_is_taken_over(make, hand, path,
     assert (ack.archived_seq, ack.durable_seq) == (35, 35)
 
 
+@in_both_stores
 def test_frozen_rows_are_still_asked_for_and_come_back_when_late_ones_touch_them(make, hand):
     ledger, whole = make(), [hand.batch(*(hand.row(n, n, n + 1) for n in range(1, 150)))]
     hand.now_ms = LATER_MS
@@ -221,6 +228,7 @@ def test_an_archive_that_says_something_else_keeps_the_rows_in_the_file(make, ha
     assert ledger.coverage(START_MS + MINUTE, START_MS + 30 * MINUTE) == 1.0
 
 
+@in_both_stores
 def test_a_damaged_or_missing_part_is_not_taken_over(make, hand, archive, tmp_path):
     ledger = filled(make(), hand)
     ledger.archive(NOW_MS)
@@ -318,6 +326,7 @@ def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_ne
     assert [row[0] for row in register(archive, 2, "decision")] == ["d/3"]
 
 
+@in_both_stores
 def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(make, hand, archive, copied):
     ledger = filled(make(), hand)
     ledger.archive(NOW_MS)
