@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -41,6 +42,10 @@ _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _METADATA_LIST = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _CHUNK = 64 * 1024
+MOST_ANSWER_BYTES = 256 * 2**20
+"""Largest answer; a page has at most `PAGE` objects."""
+_SLOWEST = 64 * 1024
+"""Bytes a second that an answer must bring at least, once the time limit of its request is over."""
 MOST_LINE_BYTES = 8 * 2**20
 """Longest line of a watch; an object in etcd is at most 1.5 MiB."""
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -122,13 +127,30 @@ def _content(
 ) -> bytes:
     """Return the content of a successful answer. Raises ClusterError."""
     response = _request(api, method, path, query, body, timeout_s, accept=accept, content_type=content_type)
-    try:
-        content: bytes = response.read()
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise _no_answer(error) from error
+    content = _read(
+        response.response, f"{method} {path}", timeout_s if isinstance(timeout_s, float | int) else timeout_s[1]
+    )
     if not 200 <= response.status < 300:
         raise error_of(method, path, response.status, content, response.headers)
     return content
+
+
+def _read(response: Any, what: str, most_s: float) -> bytes:
+    """Read the whole content. A server that sends a byte now and then does not extend the time limit. Raises
+    Unavailable."""
+    content, began = bytearray(), time.monotonic()
+    try:
+        while part := response.read1(_CHUNK, decode_content=True):
+            content += part
+            if len(content) > MOST_ANSWER_BYTES:
+                response.close()
+                raise Unavailable(f"{what}: the answer has more than {MOST_ANSWER_BYTES} bytes")
+            if time.monotonic() - began > most_s + len(content) / _SLOWEST:
+                response.close()
+                raise Unavailable(f"the API server does not answer: {what}: no whole answer within {most_s:g} s")
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise _no_answer(error) from error
+    return bytes(content)
 
 
 def _no_answer(error: Exception) -> Unavailable:
@@ -167,7 +189,8 @@ class KubernetesApi:
         response = _request(self._api, "GET", path, {**query, "watch": "true"}, None, timeout_s, accept=accept)
         try:
             if not 200 <= response.status < 300:
-                raise error_of("GET", path, response.status, response.read(), response.headers)
+                refusal = _read(response.response, f"GET {path}", self._timeout_s)
+                raise error_of("GET", path, response.status, refusal, response.headers)
             yield from _lines(response.response, path)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _no_answer(error) from error

@@ -14,6 +14,7 @@ from kubernetes import client
 
 from fairshare.targets.kai import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
 from tests.fairshare.builders import object_of
@@ -206,3 +207,25 @@ def test_a_request_that_gets_no_answer_is_repeated_at_most_once(
         with pytest.raises(Unavailable):
             cluster.apply(object_of(QUEUE, "a"), field_manager="us")
         assert len(proxy.seen) == reads + writes
+
+
+class Trickling(Handler):
+    def do_GET(self) -> None:
+        self.trickle()
+
+
+def test_an_answer_that_comes_byte_by_byte_ends_with_the_time_of_its_request() -> None:
+    """Else a slow proxy would hold the thread of the leader election, or of a cycle, for as long as it likes."""
+    with listening(Trickling) as url, client.ApiClient(client.Configuration(host=url)) as api:
+        cluster = KubernetesCluster(api, [QUEUE], timeout_s=0.5)
+        with pytest.raises(Unavailable, match="no whole answer within"):
+            cluster.get(QUEUE, "a")
+
+
+def test_an_answer_has_a_largest_size(cluster: KubernetesCluster, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "MOST_ANSWER_BYTES", 1_000)
+    stub.reply = lambda *_: (200, {"metadata": {"name": "a"}, "spec": "x" * 2_000})
+    with pytest.raises(Unavailable, match="more than 1000 bytes"):
+        cluster.get(QUEUE, "a")
+    stub.reply = lambda *_: (200, {"metadata": {"name": "a"}})
+    assert cluster.get(QUEUE, "a")["metadata"]["name"] == "a"
