@@ -155,7 +155,7 @@ class WindowParams(Params):
     gpu_weight: tuple[str, ...] = Field(
         default=(),
         max_length=100,
-        description="MODEL:WEIGHT (repeatable): the weight of a GPU model; other models have weight 1.",
+        description="MODEL:WEIGHT (repeatable): the weight of a GPU model; `*`: of all others (default: 1).",
     )
     shard: str | None = Field(default=None, max_length=253, description="Only nodes of this scheduling shard.")
     cluster: str | None = Field(
@@ -208,9 +208,15 @@ def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | No
     reason = query_parameters.refusal(deps.ledger, most, span, clusters=() if cluster is None else (cluster,))
     if not reason:
         return
-    if any(version.policy.window == spec for version in deps.ledger.policies(span.end_ms, span.end_ms + 1)):
+    policies = deps.ledger.policies(span.end_ms, span.end_ms + 1)
+    if any(_unweighted(version.policy.window) == _unweighted(spec) for version in policies):
         return
     raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
+
+
+def _unweighted(spec: WindowSpec) -> WindowSpec:
+    """Return the window with all models alike: a controller asks for the policy's window of each GPU model."""
+    return spec.model_copy(update={"gpu_weights": {}})
 
 
 def _weights(texts: Sequence[str]) -> dict[str, Decimal]:

@@ -34,6 +34,7 @@ from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Budget, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
+from gputally.base.gpu_model_names import most_precise
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY
 
@@ -115,6 +116,13 @@ BY: tuple[Dimension, ...] = ("team", "queue", "day")
 """The dimensions by which forecasts need the charges of a month."""
 
 
+def grouping(policies: Iterable[Policy]) -> tuple[Dimension, ...]:
+    """Return the dimensions by which budgets of these policies need charges: BY, and the GPU model if a budget has
+    limits by model."""
+    by_model = any(budget.gpu_models for policy in policies for budget in policy.budgets)
+    return (*BY, "gpu_model") if by_model else BY
+
+
 class Exhaustion(NamedTuple):
     """When a budget is used up within its month; None if not in this month."""
 
@@ -129,12 +137,14 @@ NEVER: Final = Exhaustion()
 def states(
     ledger: Questions, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
 ) -> list[BudgetState]:
-    """The state of every budget of the policy, in the policy's order, for the month up to now.
+    """The state of every budget of the policy, in the policy's order and each followed by those of its limits by GPU
+    model, for the month up to now.
 
     A money budget in another currency than the price book's has unknown spend."""
     start, end = month.span(zone(timezone))
     now = max(start, min(now_ms, end))
-    spend = charges(ledger, book, start, now, BY, None, timezone) if policy.budgets and now > start else []
+    by = grouping([policy])
+    spend = charges(ledger, book, start, now, by, None, timezone) if policy.budgets and now > start else []
     return of_charges(spend, book, policy, month, now, timezone, ledger.extent()[0])
 
 
@@ -149,16 +159,21 @@ def of_charges(
 ) -> list[BudgetState]:
     """Like `states`, but with given charges.
 
-    spend: the charges of the month up to now_ms, grouped by BY.
+    spend: the charges of the month up to now_ms, by the dimensions that `grouping` returns for the policy.
     since_ms: start of the ledger's first record."""
     start, end = month.span(zone(timezone))
     start = max(start, since_ms)
     held = [charge for charge in spend if charge.account in ALLOCATED]
-    return [_state(budget, policy, book, held, str(month), start, now_ms, end, timezone) for budget in policy.budgets]
+    return [
+        _state(part, model, policy, book, _of_model(budget, model, held), str(month), start, now_ms, end, timezone)
+        for budget in policy.budgets
+        for model, part in budget.parts()
+    ]
 
 
 def _state(
     budget: Budget,
+    gpu_model: str,
     policy: Policy,
     book: PriceBook | None,
     held: Iterable[Charge],
@@ -192,6 +207,7 @@ def _state(
         name=budget.name,
         queue=budget.queue,
         team=budget.team,
+        gpu_model=gpu_model,
         month=month,
         unit=budget.currency or "GPU-hours",
         limit=budget.limit,
@@ -240,6 +256,13 @@ def _concerns(budget: Budget, policy: Policy, charge: Charge) -> bool:
     return any(each.name == budget.queue for each in policy.lineage(queue))
 
 
+def _of_model(budget: Budget, gpu_model: str, held: Sequence[Charge]) -> Sequence[Charge]:
+    """Return the charges for which a limit of this model is the most precise of the budget; all of them for ""."""
+    if not gpu_model:
+        return held
+    return [charge for charge in held if most_precise(charge.key[3], budget.gpu_models) == gpu_model]
+
+
 def _spent(budget: Budget, book: PriceBook | None, held: Iterable[Charge]) -> Decimal | None:
     parts = quantify_together(held)
     if budget.currency is None:
@@ -286,13 +309,13 @@ def outlook(
 ) -> Outlook | None:
     """Forecasts the month. None if the month is over, no time was held, or some of the held time has no price.
 
-    spend: the charges of [start_ms, end_ms), grouped by BY.
+    spend: the charges of [start_ms, end_ms), grouped by BY, and by more dimensions behind these.
     team: the team whose charges count; None for all teams.
     since_ms: start of the ledger's first record."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
     held = [charge for charge in spend if charge.account in ALLOCATED and team in (None, charge.key[0])]
-    parts = {day: several for (day,), several in quantify((charge.key[2:], charge) for charge in held).items()}
+    parts = {day: several for (day,), several in quantify((charge.key[2:3], charge) for charge in held).items()}
     spent = total_cost([part for several in parts.values() for part in several])
     if left_ms <= 0 or spent is None or not parts:
         return None

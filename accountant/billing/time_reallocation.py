@@ -24,10 +24,10 @@ from math import lcm
 from typing import Final, TypeVar
 
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.prices.gpu_model_names import parse_gpu_model
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base.apportionment import apportion
+from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
 
 P = TypeVar("P", bound=Hashable)

@@ -21,9 +21,9 @@ from pydantic import Field
 from accountant.billing.usage_pricing import Charge, quantify_together, total_cost
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import utc
-from accountant.prices.gpu_model_names import parse_gpu_model
 from accountant.prices.price_book import MAX_DECIMALS, Price, PriceBook, PriceRow
 from accountant.wire.policy_models import IDLE
+from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.money import exact_sum
 from gputally.server.config_loading import Model
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accountant.core.claim_overlap import Span, intersect, union
-from accountant.prices.gpu_model_names import parse_gpu_model
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.apportionment import apportion
+from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import compute_slices, parse_mig_profile, usual_memory_gb
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
 

@@ -39,8 +39,8 @@ from accountant.history_import.prometheus_series import (
     pod_of,
 )
 from accountant.inventory import pod_facts
-from accountant.prices.gpu_model_names import parse_gpu_model
 from agent.wire import Holder, Owner, PodFacts
+from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
 from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.units import MS_PER_SECOND

@@ -37,6 +37,7 @@ from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError
+from gputally.base.gpu_model_names import MODEL_LABELS
 from gputally.kubernetes.list_watch import NamedObject, Reflector
 from gputally.kubernetes.objects import Api
 
@@ -271,11 +272,7 @@ class ClusterInventory:
     def _node_observation(self, node: Node) -> NodeObservation | None:
         meta, labels = node.metadata, node.metadata.labels or {}
         has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
-        if (
-            not has_gpu
-            and meta.name not in self._nodes_known
-            and not any(labels.get(key) for key in node_facts_and_downtime.MODEL)
-        ):
+        if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in MODEL_LABELS):
             return None
         ready = next((c for c in node.status.conditions or () if c.type == "Ready"), None)
         taint = next((t for t in node.spec.taints or () if t.key == _UNSCHEDULABLE), None)

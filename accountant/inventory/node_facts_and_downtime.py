@@ -9,7 +9,6 @@ sides of a clock change. Only maintenance that has begun is returned, because pl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +20,7 @@ from croniter import croniter
 
 from accountant.core.periods import zone
 from accountant.ledger.protocols import Down, NodeFacts
+from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.units import MS_PER_SECOND
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
@@ -35,15 +35,6 @@ POOL = (
 REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
 ZONE = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
 INSTANCE_TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
-MODEL = (
-    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.nvidia.com/model", "gpu.nvidia.com/class",
-    "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name",
-    "kubernetes.azure.com/accelerator",
-)  # fmt: skip
-"""In order of precedence. Sources: NVIDIA gpu-feature-discovery, and the label lists in the clouds' documentation."""
-_SHARING = re.compile(r"-SHARED$|-MIG-[0-9a-z.+]+$")
-"""Suffixes that feature discovery adds to the product with time-slicing and with MIG's `single` strategy."""
-
 _CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
     (
         "gputally.dev/capacity-type",
@@ -99,7 +90,7 @@ def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
         capacity_type=capacity_type(labels),
         instance_type=_first(labels, INSTANCE_TYPE),
         shard=labels.get(SHARD, ""),
-        gpu_model=_SHARING.sub("", _first(labels, MODEL)),
+        gpu_model=gpu_model_of_node(labels),
     )
 
 

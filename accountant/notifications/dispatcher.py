@@ -193,7 +193,8 @@ class Dispatcher:
             return budget_forecast.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
 
         def are_exhausted(states: list[BudgetState]) -> bool:
-            last = [max(budget.thresholds, default=None) for budget in policy.policy.budgets]
+            parts = [part for budget in policy.policy.budgets for _, part in budget.parts()]
+            last = [max(part.thresholds, default=None) for part in parts]
             return [state.threshold for state in states] == last
 
         version = book.version if book is not None else ""

@@ -20,7 +20,6 @@ from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
-from accountant.billing.budget_forecast import BY as BY_DAY
 from accountant.billing.budget_forecast import Outlook
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
@@ -99,7 +98,7 @@ class Readings:
     before_ms: the span that this one is compared with; its time is priced by book_before.
     month: the calendar month that the span is, or begins; None for other spans.
     since_ms: start of the ledger's first record.
-    by_day: charges by team, queue and day (accountant.billing.budget_forecast.BY), if there is a month.
+    by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
     waits: the waits in all teams' queues.
@@ -163,6 +162,8 @@ def read_data(
     earlier, by_job_before = billed_tables(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
     jobs = BilledJobs.of(by_job)
     teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
+    policies = tuple(ledger.policies(start_ms, end_ms))
+    by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -170,10 +171,10 @@ def read_data(
         timezone=timezone,
         book=book,
         book_before=book_before,
-        policies=tuple(ledger.policies(start_ms, end_ms)),
+        policies=policies,
         month=month,
         since_ms=ledger.extent()[0],
-        by_day=charges(ledger, book, start_ms, end_ms, BY_DAY, None, timezone) if month is not None else (),
+        by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
         billed=billed.charges(),
         earlier=earlier.charges(),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),

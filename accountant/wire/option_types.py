@@ -8,3 +8,9 @@ JobState = Literal["waiting", "running", "ended"]
 
 MOST: Final = 1e15
 """Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""
+
+
+def is_empty(value: object) -> bool:
+    """Whether to leave a field out (`exclude_if`). Empty fields are left out so that a policy without them keeps its
+    version, and because older callers refuse unknown keys."""
+    return not value

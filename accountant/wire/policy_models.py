@@ -12,15 +12,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import fsum, isclose
 from operator import itemgetter
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    AwareDatetime,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 
-from accountant.wire.option_types import MOST
+from accountant.wire.option_types import MOST, is_empty
+from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
 from gputally.server.config_loading import Duration, Model, bare_off, parse_seconds
 
 Apply = Literal["dry-run", "enforce"]
@@ -213,6 +223,8 @@ _RANDOM = re.compile(r"\b[RrHh]\b")
 
 
 GpuName = Annotated[str, Field(min_length=1, max_length=200)]
+ANY_MODEL = "*"
+"""The name of all GPU models that no other entry covers."""
 GpuWeight = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)]
 
 # --- policy ---------------------------------------------------------------------------------
@@ -227,8 +239,8 @@ class WindowSpec(Model):
     half_life: None: no decay.
     decay: exact is the integral; slurm is Slurm's calculation for the same half-life, per period of `calc_period`
         (PriorityCalcPeriod), for comparison with its figures.
-    gpu_weights: by name of a GPU model, the weight of a GPU-second (like TRESBillingWeights); other models have weight
-        1."""
+    gpu_weights: by name of a GPU model, the weight of a GPU-second (like TRESBillingWeights); `*` stands for all
+        other models, which without it have weight 1."""
 
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0)
@@ -345,6 +357,18 @@ class TurnPolicy(Model):
 
 Quota = Annotated[float, Field(ge=-1, le=MOST)]
 """GPUs; -1: unlimited."""
+UNLIMITED_QUOTA = -1.0
+
+
+class ModelQuota(Model):
+    """What a queue has of the GPUs of one model.
+
+    deserved, limit: as in `QueuePolicy`, of these GPUs alone.
+    weight: None for the queue's own weight."""
+
+    deserved: Quota = 0.0
+    weight: float | None = Field(default=None, ge=0, le=MOST)
+    limit: Quota = UNLIMITED_QUOTA
 
 
 class QueuePolicy(Model):
@@ -352,6 +376,8 @@ class QueuePolicy(Model):
 
     deserved, limit: the deserved (guaranteed) quota, and the most that the queue may hold, in GPUs (-1: unlimited).
     weight: the weight by which it shares GPUs beyond the deserved quotas.
+    gpu_models: its quotas, weights and limits by GPU model, named as in a price book. The deserved quota is then their
+        sum, and may be left out.
     priority: higher values come first.
     refs: the schedulers' names of the queue: `kai:vision`, `kueue:team` (a ClusterQueue), `kueue-cohort:dept`,
         `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`, `runai-department:dept`."""
@@ -360,19 +386,37 @@ class QueuePolicy(Model):
     parent: str | None = None
     deserved: Quota = 0.0
     weight: float = Field(default=1.0, ge=0, le=MOST)
-    limit: Quota = -1.0
+    limit: Quota = UNLIMITED_QUOTA
     priority: int = 100
     team: str | None = None
     refs: tuple[str, ...] = ()
+    gpu_models: dict[GpuName, ModelQuota] = Field(default={}, max_length=100, exclude_if=is_empty)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _adds_up(cls, data: object, build: ModelWrapValidatorHandler[QueuePolicy]) -> QueuePolicy:
+        """Fill in a deserved quota that is left out beside those by model."""
+        queue = build(data)
+        if queue.gpu_models and "deserved" not in queue.model_fields_set:
+            return queue.model_copy(update={"deserved": queue.deserved_of_models})
+        return queue
+
+    @property
+    def deserved_of_models(self) -> float:
+        """The sum of the deserved quotas by model; -1 if one of them is unlimited."""
+        quotas = [quota.deserved for quota in self.gpu_models.values()]
+        return UNLIMITED_QUOTA if UNLIMITED_QUOTA in quotas else fsum(quotas)
 
 
 class Budget(Model):
     """What a queue (with its descendants) or a team may use in a calendar month: money (with its currency) or
     GPU-hours.
 
+    gpu_models: limits by GPU model within the limit, named as in a price book.
     thresholds: shares of the limit that are reported.
     exhausted: the effect when the budget is used up. tell: only a notice. no-over-quota: its queues get only their
-        deserved quota until the month ends; unknown spend never has this effect."""
+        deserved quota until the month ends, of a used-up model only of its GPUs; unknown spend never has this
+        effect."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -381,12 +425,24 @@ class Budget(Model):
     currency: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     thresholds: tuple[Annotated[float, Field(gt=0, le=10)], ...] = (0.5, 0.8, 1.0)
     exhausted: Literal["tell", "no-over-quota"] = "tell"
+    gpu_models: dict[GpuName, Annotated[Decimal, Field(gt=0, le=10**12)]] = Field(
+        default={}, max_length=100, exclude_if=is_empty
+    )
 
     @model_validator(mode="after")
     def _of_one(self) -> Budget:
         if (self.queue is None) == (self.team is None):
             raise ValueError(f"budget {self.name!r} needs either a queue or a team")
         return self
+
+    def parts(self) -> tuple[tuple[str, Budget], ...]:
+        """Return the limits as budgets of their own, each with its GPU model: first the whole budget with the model "",
+        then one for each model, named `BUDGET: MODEL`."""
+        of_models = (
+            (model, self.model_copy(update={"name": f"{self.name}: {model}", "limit": limit, "gpu_models": {}}))
+            for model, limit in self.gpu_models.items()
+        )
+        return (("", self), *of_models)
 
 
 class Policy(Model):
@@ -432,9 +488,11 @@ class Policy(Model):
                 raise PolicyError(
                     i, "queue", f"budget {budget.name!r} names the unknown queue {budget.queue!r}", "budgets"
                 )
-            if budget.name in names:
-                raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
-            names.add(budget.name)
+            for _, part in budget.parts():
+                if part.name in names:
+                    raise PolicyError(i, "name", f"budget {part.name!r} is defined twice", "budgets")
+                names.add(part.name)
+        _known_models(self)
         if self.window.gpu_weights and self.measure in ("cost", "energy"):
             raise ValueError(f"window.gpu_weights are for GPU time, and this policy measures {self.measure}")
         _known_preemption(self.preemption, by_name)
@@ -453,6 +511,12 @@ class Policy(Model):
                 parent = by_name[parent].parent
             rooted.update(seen)
         return self
+
+    @property
+    def gpu_models(self) -> tuple[str, ...]:
+        """The GPU models by which queues have quotas, in the order in which the file first names them. GPUs of other
+        models are one further part."""
+        return tuple(dict.fromkeys(model for queue in self.queues for model in queue.gpu_models))
 
     def version(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON; equal content has an equal version."""
@@ -484,6 +548,61 @@ class Policy(Model):
 def _digest(document: object) -> str:
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _known_models(policy: Policy) -> None:
+    """Raises PolicyError for names of GPU models that are ambiguous, and for figures by model that contradict those of
+    their queue or budget."""
+    names: dict[GpuModel, str] = {}
+    sections: Sequence[tuple[str, Sequence[QueuePolicy | Budget]]] = (
+        ("queues", policy.queues), ("budgets", policy.budgets),
+    )  # fmt: skip
+    for section, entries in sections:
+        for i, entry in enumerate(entries):
+            for name in entry.gpu_models:
+                model = parse_gpu_model(name)
+                if not model.family or name == ANY_MODEL:
+                    raise PolicyError(i, "gpu_models", f"{name!r} is no name of a GPU model", section)
+                if names.setdefault(model, name) != name:
+                    text = f"{names[model]!r} and {name!r} are one GPU model: write one of the names"
+                    raise PolicyError(i, "gpu_models", text, section)
+            _no_contradiction(i, entry)
+    if not policy.gpu_models:
+        return
+    if policy.measure in ("cost", "energy"):
+        raise ValueError(f"quotas by GPU model divide GPU time, and this policy measures {policy.measure}")
+    for i, queue in enumerate(policy.queues):
+        if not queue.gpu_models and queue.deserved > 0:
+            text = (
+                f"queue {queue.name!r} deserves {queue.deserved:g} GPUs of no stated model, and other queues have"
+                " quotas by model: write its gpu_models"
+            )
+            raise PolicyError(i, "gpu_models", text)
+
+
+def _no_contradiction(i: int, entry: QueuePolicy | Budget) -> None:
+    """Raises PolicyError if the figures by GPU model contradict the plain ones. i: the position of the entry."""
+    if isinstance(entry, Budget):
+        for model, most in entry.gpu_models.items():
+            if most > entry.limit:
+                text = f"budget {entry.name!r} is {entry.limit:f}, and {most:f} for {model} alone"
+                raise PolicyError(i, "gpu_models", text, "budgets")
+        return
+    together = entry.deserved_of_models
+    if entry.gpu_models and not isclose(entry.deserved, together, rel_tol=1e-9, abs_tol=1e-9):
+        text = (
+            f"queue {entry.name!r} deserves {_gpus_text(entry.deserved)}, and by its gpu_models {_gpus_text(together)}:"
+            " leave deserved out, or write the sum"
+        )
+        raise PolicyError(i, "deserved", text)
+    for model, quota in entry.gpu_models.items():
+        if UNLIMITED_QUOTA < entry.limit < quota.limit:
+            text = f"queue {entry.name!r} may hold {entry.limit:g} GPUs, and {quota.limit:g} of {model} alone"
+            raise PolicyError(i, "limit", text)
+
+
+def _gpus_text(quota: float) -> str:
+    return "unlimited GPUs" if quota == UNLIMITED_QUOTA else f"{quota:g} GPUs"
 
 
 def _one_way_to_runai(policy: Policy) -> None:
@@ -554,11 +673,6 @@ class PolicyVersion(Model):
 # --- windows and decisions ------------------------------------------------------------------
 
 
-def _is_empty(value: object) -> bool:
-    """Whether to leave a field out. Empty fields are left out because older callers refuse unknown keys."""
-    return not value
-
-
 class UsageWindow(Model):
     """The usage of each queue over a window, with figures that show whether it can be trusted.
 
@@ -586,8 +700,8 @@ class UsageWindow(Model):
     gpu_weights: dict[str, Decimal] = Field(default={})
     price_book_version: str | None = None
     shard: str | None = None
-    cluster: str | None = Field(default=None, exclude_if=_is_empty)
-    policy_counting: str | None = Field(default=None, exclude_if=_is_empty)
+    cluster: str | None = Field(default=None, exclude_if=is_empty)
+    policy_counting: str | None = Field(default=None, exclude_if=is_empty)
     lost_ms: int | None = None
     since_ms: int | None = None
 
@@ -612,7 +726,7 @@ class Decision(Model):
     reason: str
     policy_version: str
     inputs: dict[str, JsonValue] = Field(default={})
-    cluster: str = Field(default="", max_length=253, exclude_if=_is_empty)
+    cluster: str = Field(default="", max_length=253, exclude_if=is_empty)
 
     @property
     def key(self) -> str:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
-from accountant.wire.option_types import JobState
+from pydantic import Field
+
+from accountant.wire.option_types import JobState, is_empty
 from gputally.server.config_loading import Exact, Model
 
 Dimension = Literal[
@@ -118,6 +120,7 @@ class CostAnswer(Model):
 class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 
+    gpu_model: the GPU model whose limit within a budget this is; "" for the whole budget.
     spent and ratio: None if unknown, because some of the time has no price.
     threshold: the highest threshold reached; None: none.
     forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
@@ -130,6 +133,7 @@ class BudgetState(Model):
     name: str
     queue: str | None
     team: str | None
+    gpu_model: str = Field(default="", exclude_if=is_empty)
     month: str
     unit: str
     limit: Decimal

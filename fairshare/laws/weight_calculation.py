@@ -526,13 +526,20 @@ def budgets_limit_weights(policy: Policy) -> bool:
     return any(budget.exhausted == "no-over-quota" for budget in policy.budgets)
 
 
-def exhausted_queues(policy: Policy, states: Iterable[BudgetState]) -> frozenset[str]:
-    """Return the queues that a used-up budget limits: the budget's own queue, or every queue of its team."""
-    limiting = {budget.name: budget for budget in policy.budgets if budget.exhausted == "no-over-quota"}
+def exhausted_queues(policy: Policy, states: Iterable[BudgetState], gpu_model: str = "") -> frozenset[str]:
+    """Return the queues that a used-up budget limits: the budget's own queue, or every queue of its team.
+
+    gpu_model: only the limits of this GPU model count; "": only those of whole budgets."""
+    limiting = {
+        part.name: part
+        for budget in policy.budgets
+        if budget.exhausted == "no-over-quota"
+        for _, part in budget.parts()
+    }
     limited: set[str] = set()
     for state in states:
         budget = limiting.get(state.name)
-        if budget is None or state.spent is None or state.spent < budget.limit:
+        if budget is None or state.gpu_model != gpu_model or state.spent is None or state.spent < budget.limit:
             continue
         if budget.queue is not None:
             limited.add(budget.queue)

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from accountant.core.periods import hour_of_day
-from accountant.prices.gpu_model_names import parse_gpu_model
+from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import mig_sizes, usual_memory_gb
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR, US_PER_MS

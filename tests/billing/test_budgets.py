@@ -63,6 +63,25 @@ def test_a_queue_counts_its_descendants(ask):
     assert (found[0].forecast, found[0].forecast_low, found[0].forecast_high) == (5580.0, 5580.0, 5580.0)
 
 
+def test_limits_by_model_count_their_own_gpus_alone(ask):
+    """vision holds one H100 and two A10 for ten days; the third T4 has no limit of its own, and counts in the whole."""
+    rows = [
+        held("2026-10-01", "2026-10-11", 1),
+        held("2026-10-01", "2026-10-11", 2, gpu_model="NVIDIA A10"),
+        held("2026-10-01", "2026-10-11", 1, gpu_model="Tesla T4"),
+        held("2026-10-01", "2026-10-11", 4, team="nlp", queue="nlp"),
+    ]
+    found = ask(
+        rows,
+        "name: v, team: vision, limit: 1200, gpu_models: {H100: 240, A10: 1000}",
+        "name: n, team: nlp, limit: 2000",
+    )
+    assert [(s.name, s.gpu_model, s.limit, s.spent, s.threshold) for s in found] == [
+        ("v", "", 1200, 960, 0.8), ("v: H100", "H100", 240, 240, 1.0), ("v: A10", "A10", 1000, 480, None),
+        ("n", "", 2000, 960, None),
+    ]  # fmt: skip
+
+
 def test_unpriced_time_makes_money_unknown_and_hours_not(ask):
     rows = [held("2026-10-01", "2026-10-11"), held("2026-10-01", "2026-10-02", gpu_model="Tesla T4")]
     budgets = "name: m, team: vision, limit: 10, currency: USD", "name: h, team: vision, limit: 528"

@@ -512,6 +512,15 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     straight = first.window(plain, at_ms, "allocated", 0.98)
     assert (heavy.watermark_ms, heavy.coverage) == (straight.watermark_ms, straight.coverage)
     assert (cost.watermark_ms, cost.coverage) == (straight.watermark_ms, straight.coverage)
+    parts = [{"H100": Decimal(1), "*": Decimal(0)}, {"H100": Decimal(0)}]
+    of_models = [
+        first.window(WindowSpec(size=size, half_life=half_life, gpu_weights=part), at_ms, "allocated", 0.98)
+        for part in parts
+    ]
+    slack = 0 if half_life is None else 1
+    assert abs(sum(part.capacity for part in of_models) - straight.capacity) <= slack
+    for queue, used in told(straight).items():
+        assert abs(sum(told(part)[queue] for part in of_models) - used) <= slack, "no model is in two parts or in none"
     # A lens that changes nothing changes nothing, to the last bit.
     same = first.window(plain.model_copy(update={"gpu_weights": {"MI300X": Decimal(7)}}), at_ms, "allocated", 0.98)
     assert same.model_copy(update={"unit": "gpu_us", "gpu_weights": {}}) == straight

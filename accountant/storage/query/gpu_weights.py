@@ -17,10 +17,11 @@ from fractions import Fraction
 from typing import Final, NamedTuple
 
 from accountant.billing.time_reallocation import memory_to_compute
-from accountant.prices.gpu_model_names import GpuModel, parse_gpu_model
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, NodeKey, changes_between
 from accountant.storage.write.name_ids import DeviceName
+from accountant.wire.policy_models import ANY_MODEL
+from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
 from gputally.base.units import US_PER_HOUR
 
 COST_UNIT_PLACES: Final = 9
@@ -47,12 +48,12 @@ class GpuGroup(NamedTuple):
 class Weighting:
     """The GPU time that a window counts, and its weights.
 
-    `book` is the price book of a cost. `gpu_weights` are factors by GPU model, the most precise name first; other
-    models have the factor 1. `shard` limits the window to nodes of a scheduling shard ("": nodes without a shard),
-    `cluster` to nodes of a cluster."""
+    `book` is the price book of a cost. `gpu_weights` are factors by GPU model, the most precise name first, and None
+    for any model; other models have the factor 1. `shard` limits the window to nodes of a scheduling shard ("": nodes
+    without a shard), `cluster` to nodes of a cluster."""
 
     book: PriceBook | None = None
-    gpu_weights: tuple[tuple[GpuModel, Fraction], ...] = ()
+    gpu_weights: tuple[tuple[GpuModel | None, Fraction], ...] = ()
     shard: str | None = None
     cluster: str | None = None
 
@@ -95,16 +96,16 @@ class Weighting:
         if not self.gpu_weights:
             return Fraction(1)
         model = parse_gpu_model(group.gpu_model)
-        return next((weight for name, weight in self.gpu_weights if name.covers(model)), Fraction(1))
+        return next((weight for name, weight in self.gpu_weights if name is None or name.covers(model)), Fraction(1))
 
 
-def model_weights(weight_of: Mapping[str, Decimal]) -> tuple[tuple[GpuModel, Fraction], ...]:
-    """Return `Weighting.gpu_weights`. weight_of: factors by the name of a GPU model, as price books write it."""
-    weights = [(parse_gpu_model(name), Fraction(weight)) for name, weight in weight_of.items()]
-    precision = {
-        model: sum(part is not None for part in (model.memory_gb, model.form, model.variant)) for model, _ in weights
-    }
-    return tuple(sorted(weights, key=lambda pair: (-precision[pair[0]], str(pair[0]))))
+def model_weights(weight_of: Mapping[str, Decimal]) -> tuple[tuple[GpuModel | None, Fraction], ...]:
+    """Return `Weighting.gpu_weights`. weight_of: factors by the name of a GPU model, as price books write it, and by
+    ANY_MODEL for all others."""
+    named = [(parse_gpu_model(name), Fraction(weight)) for name, weight in weight_of.items() if name != ANY_MODEL]
+    by_precision = sorted(named, key=lambda pair: (-pair[0].precision, str(pair[0])))
+    others = [(None, Fraction(weight_of[ANY_MODEL]))] if ANY_MODEL in weight_of else []
+    return (*by_precision, *others)
 
 
 class GpuGroups:

@@ -11,11 +11,20 @@ time-slicing and -MIG-<profile> with MIG strategy single)."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from gputally.base.mig_profiles import compute_slices
 
+MODEL_LABELS = (
+    "nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.nvidia.com/model", "gpu.nvidia.com/class",
+    "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name",
+    "kubernetes.azure.com/accelerator",
+)  # fmt: skip
+"""In order of precedence. Sources: NVIDIA gpu-feature-discovery, and the label lists in the clouds' documentation."""
+_SHARING = re.compile(r"-SHARED$|-MIG-[0-9a-z.+]+$")
+"""Suffixes that feature discovery adds to the product with time-slicing and with MIG's `single` strategy."""
 _SPLIT = re.compile(r"[\s_\-/]+")
 _MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
@@ -51,6 +60,11 @@ class GpuModel:
         )
 
     @property
+    def precision(self) -> int:
+        """How many of memory, form and variant the name states."""
+        return sum(part is not None for part in (self.memory_gb, self.form, self.variant))
+
+    @property
     def compute_slices(self) -> int:
         """The number of compute slices into which MIG divides such a GPU."""
         return compute_slices(self.family)
@@ -77,3 +91,17 @@ def parse_gpu_model(name: str) -> GpuModel:
         elif token and not _NOISE.fullmatch(token):
             family.append(token)
     return GpuModel(" ".join(family), memory, form, " ".join(variant) or None)
+
+
+def gpu_model_of_node(labels: Mapping[str, str]) -> str:
+    """Return the name of the GPU model that a node's labels state; "" if none does."""
+    return _SHARING.sub("", next((labels[key] for key in MODEL_LABELS if labels.get(key)), ""))
+
+
+def most_precise(name: str, models: Iterable[str]) -> str | None:
+    """Return that of `models` which covers the model of this name and states most about it; None if none covers it.
+
+    models: names of models as price books write them."""
+    model = parse_gpu_model(name)
+    covering = [each for each in models if parse_gpu_model(each).covers(model)]
+    return max(covering, key=lambda each: (parse_gpu_model(each).precision, each), default=None)
