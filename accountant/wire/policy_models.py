@@ -567,6 +567,11 @@ def _known_models(policy: Policy) -> None:
                     text = f"{names[model]!r} and {name!r} are one GPU model: write one of the names"
                     raise PolicyError(i, "gpu_models", text, section)
             _no_contradiction(i, entry)
+    for i, budget in enumerate(policy.budgets):
+        unknown = [model for model in budget.gpu_models if model not in policy.gpu_models]
+        if unknown and budget.exhausted == "no-over-quota":
+            text = f"no queue has a quota of {unknown[0]}, so its used-up limit takes nothing: write it in gpu_models"
+            raise PolicyError(i, "gpu_models", text, "budgets")
     if not policy.gpu_models:
         return
     if policy.measure in ("cost", "energy"):

@@ -113,6 +113,11 @@ def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResul
     for entitlement in weighing.entitlements:
         recorded_gpus = recorded_due.get(entitlement.queue)
         yield Difference(cycle.id, f"due.{entitlement.queue}", recorded_gpus, entitlement.gpus)
+    by_model: Any = cycle.inputs.get("due_by_model", {})
+    for model, entitlements in weighing.by_model.items():
+        for each in entitlements:
+            recorded_gpus = by_model.get(model, {}).get(each.queue)
+            yield Difference(cycle.id, f"due.{model}.{each.queue}", recorded_gpus, each.gpus)
 
 
 def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:

@@ -16,6 +16,7 @@ from accountant.wire.policy_models import Decision
 from fairshare.core.queues_and_weights import UNLIMITED, Gang
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
 from fairshare.explain.queue_and_pod_explanation import (
+    ModelFigures,
     PodAccount,
     QueueAccount,
     QueueLevel,
@@ -36,6 +37,7 @@ def queue_view(account: QueueAccount) -> RenderableType:
         *_lines(account.sentences),
         *_heading("What would change it", account.cures),
         _shares(account.levels),
+        *_models(account.models),
         _arithmetic(account.levels),
         *_steps(account.levels),
         *_heading("Publication", _publication(account)),
@@ -73,6 +75,10 @@ def queue_json(account: QueueAccount) -> dict[str, Any]:
         "published": asdict(account.published),
         "waiting": [_gang_json(gang) for gang in account.gangs],
         "budgets": [budget.model_dump(mode="json") for budget in account.budgets],
+        "models": [
+            {"gpus": each.gpus, "configured": each.queue.model_dump(mode="json"), **asdict(each.entitlement)}
+            for each in account.models
+        ],
         "past": [decision.model_dump(mode="json") for decision in account.past],
     }
 
@@ -104,6 +110,22 @@ def _shares(levels: Sequence[QueueLevel]) -> Table:
             f"{level.left:+.1f}",
         )  # fmt: skip
     return table
+
+
+def _models(models: Sequence[ModelFigures]) -> Iterator[Table]:
+    """Yield a table of the figures by GPU model, if there are any."""
+    figures = ("guaranteed", "limit", "weight", "used U", "without history", "due", "holds", "asks")
+    if models:
+        table = titled_table("\nBy GPU model", ("GPUs",), figures)
+        for each in models:
+            due, queue = each.entitlement, each.queue
+            limit = "none" if queue.limit == UNLIMITED else number(queue.limit, 1)
+            table.add_row(
+                each.gpus, number(queue.deserved, 1), limit, number(queue.weight), f"{due.usage_ratio:.2%}",
+                number(due.without_history, 2), number(due.gpus, 2), number(due.allocated, 1),
+                number(due.requested, 1),
+            )  # fmt: skip
+        yield table
 
 
 def _arithmetic(levels: Sequence[QueueLevel]) -> Table:

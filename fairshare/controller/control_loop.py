@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -32,6 +33,7 @@ from fairshare.controller.weight_writer import (
     with_ownership_verdict,
     write_weights,
 )
+from fairshare.core.gpu_models import ModelMap, waiting_models
 from fairshare.core.queues_and_weights import Condition, Pod, SchedulerHistory, Value, own_window
 from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_laws import Memory
@@ -44,12 +46,13 @@ from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPre
 from fairshare.targets import ADAPTERS, status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
-from fairshare.usage.accountant_client import AccountantPort, UsageReader
+from fairshare.usage.accountant_client import AccountantPort, UsageReader, UsageReading, window_by_model
 from fairshare.usage.cluster_capacity import (
     LostGpus,
     NothingToDivide,
     ServingNodes,
     UnmeteredNodes,
+    model_parts,
     one_unit,
     target_capacity,
     with_capacity_reason,
@@ -221,9 +224,7 @@ class Controller:
             try:
                 finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
                 events += finished.events
-                target, target_events = self._target(
-                    adapter, usable, serving, now_ms, usage.exhausted, version, leading
-                )
+                target, target_events = self._target(adapter, usable, serving, now_ms, usage, version, leading)
                 target = _with_unfinished(target, finished)
                 events += target_events
                 if usable is not None:
@@ -251,6 +252,7 @@ class Controller:
             gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
             leading=term is not None,
             free_by_node=free_by_node(serving.nodes, self._pods()),
+            model_by_node=ModelMap.of(self._policy, serving.nodes, {}).of_node if self._policy.gpu_models else {},
         )
         report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
         if not silent:
@@ -321,14 +323,14 @@ class Controller:
         window: UsageWindow | None,
         serving: ServingNodes,
         now_ms: int,
-        exhausted: frozenset[str],
+        usage: UsageReading,
         version: str,
         leading: Callable[[], bool],
     ) -> tuple[TargetReport, list[Event]]:
         """Read one target, and compute and write its weights if the window is usable. Return its report and events.
 
         window: None if usage must not change weights.
-        exhausted: queues whose budget is used up."""
+        usage: queues whose budget is used up, and the usage of each GPU model."""
         mode = adapter.mode(self._policy)
         report = TargetReport(adapter.name, mode)
         if mode == "off":
@@ -352,7 +354,7 @@ class Controller:
         gpus = 0.0
         if window is not None:
             memory = self._memory.get(adapter.name, {})
-            report = replace(report, memory=memory, exhausted=exhausted, lost=serving.lost)
+            report = replace(report, memory=memory, exhausted=usage.exhausted, lost=serving.lost)
             try:
                 capacity = target_capacity(serving, window, observation.capacity, observation.shards)
             except NothingToDivide as error:
@@ -360,13 +362,16 @@ class Controller:
             gpus = capacity.gpus
             report = replace(report, pools=capacity.pools, devices=capacity.devices)
             try:
-                policy, window = self._counted_by(observation.history, window)
+                policy, window, by_model = self._counted_by(observation.history, window, usage.by_model)
             except AccountantUnavailable as error:
                 return _degraded(report, "AccountantUnavailable", str(error)), []
-            report = replace(report, window=window, history=observation.history)
+            models = model_parts(policy, serving, observation, by_model, usage.exhausted_by_model)
+            waiting = waiting_models(policy, serving.nodes, observation)
+            report = replace(report, window=window, history=observation.history, models=models, waiting_models=waiting)
             inputs = WeightInputs(
-                policy, window, standings, gpus, now_ms, memory, exhausted, capacity.devices, capacity.pools
-            )
+                policy, window, standings, gpus, now_ms, memory, usage.exhausted, capacity.devices, capacity.pools,
+                models,
+            )  # fmt: skip
             result = calculate_weights(inputs)
             self._memory[adapter.name] = result.memory
             values = adapter.express(self._policy, result.weights, observation, gpus)
@@ -387,6 +392,8 @@ class Controller:
             report,
             weights=result.weights,
             entitlements=result.entitlements,
+            by_model=result.by_model,
+            pool_models=observation.pool_models,
             gpus=gpus,
             outcomes=outcomes,
             conditions=(*conditions, *one_unit(serving.nodes), available(outcomes, rivals)),
@@ -398,15 +405,20 @@ class Controller:
         events += self._recorder.changes(report, observation, now_ms)
         return report, [*events, *self._recorder.failures(adapter.name, observation, outcomes, now_ms)]
 
-    def _counted_by(self, history: SchedulerHistory | None, window: UsageWindow) -> tuple[Policy, UsageWindow]:
-        """Return the policy and the usage by which a target divides: its scheduler's own k and window if it counts past
-        use itself. Raises AccountantUnavailable."""
+    def _counted_by(
+        self, history: SchedulerHistory | None, window: UsageWindow, by_model: Mapping[str, UsageWindow]
+    ) -> tuple[Policy, UsageWindow, Mapping[str, UsageWindow]]:
+        """Return the policy and the usage, also by GPU model, by which a target divides: its scheduler's own k and
+        window if it counts past use itself. Raises AccountantUnavailable."""
         if history is None:
-            return self._policy, window
+            return self._policy, window, by_model
         policy = history.applied_to(self._policy)
         if (policy.window, "allocated") != (self._policy.window, self._policy.measure):
-            window = self._accountant.window(policy.window, "allocated", window.end_ms, policy.min_coverage)
-        return policy, window
+            read = partial(
+                self._accountant.window, measure="allocated", at_ms=window.end_ms, min_coverage=policy.min_coverage
+            )
+            window, by_model = read(policy.window), window_by_model(policy, read)
+        return policy, window, by_model
 
     def _finish_preemptions(self, target: str, now_ms: int, leading: Callable[[], bool]) -> FinishedPreemptions:
         enforces = mode_of(self._policy, target) == "enforce"
@@ -428,7 +440,7 @@ class Controller:
         try:
             preemption, decisions = self._preemptions.cycle(
                 self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
-                now_ms, metered_ms, leading, report.quotas,
+                now_ms, metered_ms, leading, report.quotas, report.by_model, report.pool_models,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, preemption_cycle.failed(error))

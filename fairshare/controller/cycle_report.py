@@ -5,7 +5,7 @@ per weight refers to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from fairshare.core.queues_and_weights import (
     Weight,
 )
 from fairshare.laws.feedback_laws import Memory
-from fairshare.laws.weight_calculation import Pool, WeightInputs, WeightResult, calculate_weights
+from fairshare.laws.weight_calculation import ModelPart, Pool, WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
 from fairshare.usage.stale_usage_hold import UsageHold
@@ -57,7 +57,10 @@ class TargetReport:
     quotas: the target's own quotas, if it admits work by quota.
     pools: parts that are divided separately; empty if `gpus` are divided as one.
     window: the usage that counted; None if no weight was computed.
-    history: how the scheduler counts past use by itself, if it does."""
+    history: how the scheduler counts past use by itself, if it does.
+    models, by_model: the inputs and the entitlements of each GPU model, if the policy has quotas by model.
+    pool_models: by quota, the GPU model that it is for.
+    waiting_models: by waiting workload, the GPU models on which it can start."""
 
     target: str
     mode: Mode
@@ -79,6 +82,10 @@ class TargetReport:
     rivals: Mapping[str, str] = field(default_factory=dict)
     window: UsageWindow | None = None
     history: SchedulerHistory | None = None
+    models: tuple[ModelPart, ...] = ()
+    by_model: Mapping[str, tuple[Entitlement, ...]] = field(default_factory=dict)
+    pool_models: Mapping[str, str] = field(default_factory=dict)
+    waiting_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,8 @@ class CycleReport:
     decisions: the records of this cycle.
     gpus_by_node: GPUs of the nodes that accept work.
     free_by_node: the GPUs of these nodes that no pod holds.
-    leading: false on a standby."""
+    leading: false on a standby.
+    model_by_node: the GPU models of these nodes, if the policy has quotas by model."""
 
     at_ms: int
     duration_ms: int
@@ -103,6 +111,7 @@ class CycleReport:
     gpus_by_node: Mapping[str, float] = field(default_factory=dict)
     leading: bool = True
     free_by_node: Mapping[str, float] = field(default_factory=dict)
+    model_by_node: Mapping[str, str] = field(default_factory=dict)
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
         """Return pairs of target and condition, first the controller's own conditions with the target ""."""
@@ -139,12 +148,14 @@ def weight_decisions(
         "gpus": target.gpus,
         **({"history": _history_to_json(target.history)} if target.history is not None else {}),
         **({"pools": [plain(pool) for pool in target.pools]} if target.pools else {}),
+        **({"models": [_part_to_json(part) for part in target.models]} if target.models else {}),
         **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
         "exhausted": sorted(target.exhausted),
         "release": RELEASE,
-        "due": {entitlement.queue: entitlement.gpus for entitlement in target.entitlements},
+        "due": _due(target.entitlements),
+        **({"due_by_model": {model: _due(due) for model, due in target.by_model.items()}} if target.by_model else {}),
     }
     common: dict[str, Any] = {
         "at_ms": at_ms,
@@ -182,6 +193,41 @@ def weight_decisions(
     )
 
 
+def _due(entitlements: Sequence[Entitlement]) -> dict[str, float]:
+    return {entitlement.queue: entitlement.gpus for entitlement in entitlements}
+
+
+def _part_to_json(part: ModelPart) -> dict[str, Any]:
+    return {
+        "model": part.model,
+        "window": part.window.model_dump(mode="json"),
+        "standings": {queue: plain(standing) for queue, standing in sorted(part.standings.items())},
+        "gpus": part.gpus,
+        "exhausted": sorted(part.exhausted),
+        "devices": part.devices,
+        "pools": [plain(pool) for pool in part.pools],
+    }
+
+
+def _part_from_json(plain_part: Mapping[str, Any]) -> ModelPart:
+    return ModelPart(
+        plain_part["model"], _window(plain_part["window"]), _standings(plain_part["standings"]), plain_part["gpus"],
+        frozenset(plain_part["exhausted"]), plain_part["devices"], _pools(plain_part["pools"]),
+    )  # fmt: skip
+
+
+def _window(recorded: Mapping[str, Any]) -> UsageWindow:
+    return (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
+
+
+def _standings(recorded: Mapping[str, Any]) -> dict[str, Standing]:
+    return {queue: Standing(**standing) for queue, standing in recorded.items()}
+
+
+def _pools(recorded: Sequence[Mapping[str, Any]]) -> tuple[Pool, ...]:
+    return tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in recorded)
+
+
 def _history_to_json(history: SchedulerHistory) -> dict[str, Any]:
     return {"k": history.k, "window": history.window.model_dump(mode="json")}
 
@@ -203,24 +249,21 @@ def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
             "same time"
         )
     inputs: Any = cycle.inputs
-    standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
     history = inputs.get("history")
     if history is not None:
         window_spec = WindowSpec.model_validate(history["window"])
         policy = SchedulerHistory(history["k"], window_spec).applied_to(policy)
-    recorded = inputs["window"]
-    window = (FleetWindow if "clusters" in recorded else UsageWindow).model_validate(recorded)
-    parts = tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ()))
     return WeightInputs(
         policy=policy,
-        window=window,
-        standings=standings,
+        window=_window(inputs["window"]),
+        standings=_standings(inputs["standings"]),
         gpus=inputs["gpus"],
         now_ms=cycle.at_ms,
         memory=inputs["memory"],
         exhausted=frozenset(inputs["exhausted"]),
         devices=inputs.get("devices"),
-        pools=parts,
+        pools=_pools(inputs.get("pools", ())),
+        models=tuple(map(_part_from_json, inputs.get("models", ()))),
     )
 
 

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import fsum
 from typing import Any
 
@@ -36,9 +36,11 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.pod_index import NO_SIDES, NodePods, PodIndex, Sides, demands_by_label
 from fairshare.core.gpu_demand import queues_by_ref, read_pod
-from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree
-from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
+from fairshare.core.gpu_models import OTHERS, parts_of
+from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree, Standing
+from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
 from gputally.base.clock import Clock
+from gputally.base.gpu_model_names import gpu_model_of_node, most_precise
 from gputally.base.untrusted_text import UNDECODABLE, escaped
 from gputally.kubernetes.objects import gpus
 
@@ -61,6 +63,7 @@ class QueueShare:
 
 
 SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
+SharesOn = Callable[[str], Mapping[str, QueueShare]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,9 @@ class ExtenderView:
     sides: which queues are above their share.
     shares_for: returns shares that include the request of a pod that the cycle did not know; None if `shares` apply to
         every pod.
-    assumed: by node, its pods together with those that are assumed there."""
+    assumed: by node, its pods together with those that are assumed there.
+    shares_on: returns for a pod a function that returns the shares of the GPU model of a node; None if the policy has
+        no quotas by model."""
 
     gpus: Mapping[str, float]
     pods: PodIndex
@@ -83,6 +88,7 @@ class ExtenderView:
     sides: Sides = NO_SIDES
     shares_for: SharesFor | None = None
     assumed: Mapping[str, NodePods] = field(default_factory=dict)
+    shares_on: Callable[[Pod], SharesOn] | None = None
 
     def for_request(self, pod: Pod) -> ExtenderView:
         """Return the view for a request about this pod."""
@@ -150,10 +156,12 @@ def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], view: ExtenderVie
     if not view.shares:
         return tuple(sorted(victims))
     view = view.for_request(pod)
+    shares_on = view.shares_on(pod) if view.shares_on is not None else None
     costs: dict[str, float] = {}
     for node, uids in victims.items():
         known = [victim for uid in uids if (victim := view.pods.get(uid)) is not None]
-        if all(_is_fair(pod, victim, view) for victim in known):
+        of_node = view if shares_on is None else replace(view, shares=shares_on(node))
+        if all(_is_fair(pod, victim, of_node) for victim in known):
             lost = {victim.gang or victim.uid: _lost_with(victim, view.pods) for victim in known}
             costs[node] = fsum(lost.values())
     least = min(costs.values(), default=0.0)
@@ -399,7 +407,10 @@ class ExtenderViews:
         report = latest.report
         if report.hold is not None or self._clock.wall_ms() - report.at_ms > STALE_MS:
             return ExtenderView(report.gpus_by_node, self._pods, {}, latest.queues)
-        return ExtenderView(report.gpus_by_node, self._pods, latest, latest.queues, latest.sides(), latest.with_request)
+        return ExtenderView(
+            report.gpus_by_node, self._pods, latest, latest.queues, latest.sides(), latest.with_request,
+            shares_on=latest.by_node if latest.report.model_by_node else None,
+        )  # fmt: skip
 
 
 class _Shares(Mapping[str, QueueShare]):
@@ -409,13 +420,36 @@ class _Shares(Mapping[str, QueueShare]):
         self.report = report
         self.queues = queues_by_ref(policy)
         self._policy = policy
+        self._models = parts_of(policy)
         self._pods = pods
         self._refs: dict[str, list[str]] = {}
         for ref, queue in self.queues.items():
             self._refs.setdefault(queue, []).append(ref)
         self._entitled = self._due(lambda target: target.entitlements)
-        self._computed: dict[Hashable, tuple[Entitlement, ...]] = {}
+        self._computed: dict[Hashable, WeightResult] = {}
         self._split: tuple[list[float], Sides] = ([], NO_SIDES)
+
+    def by_node(self, pod: Pod) -> SharesOn:
+        """Return a function that returns the shares of the GPU model of a node: what queues hold of it now, and what
+        they are due of it, including the request of this pod."""
+        models = self.report.model_by_node
+
+        @cache
+        def of_model(model: str) -> Mapping[str, QueueShare]:
+            held: dict[str, list[float]] = {}
+            for node, other in models.items():
+                for one in self._pods.on_node(node).pods if other == model else ():
+                    queue = self.queues.get(one.ref)
+                    if queue is not None and one.held:
+                        held.setdefault(queue, []).append(one.gpus)
+            return {
+                due.queue: QueueShare(fsum(held.get(due.queue, ())), due.gpus)
+                for target in self.report.targets
+                for due in self._with_new_pods(target, pod).by_model.get(model, ())
+                if due.queue in target.standings
+            }
+
+        return lambda node: of_model(models.get(node, OTHERS))
 
     def __getitem__(self, queue: str) -> QueueShare:
         return QueueShare(fsum(self._pods.held_by_ref(self._refs.get(queue, ()))), self._entitled[queue])
@@ -438,7 +472,7 @@ class _Shares(Mapping[str, QueueShare]):
     def with_request(self, pod: Pod) -> _Shares:
         """Return the shares that include the requests of this pod and of other pods that the cycle has not seen."""
         other = copy(self)
-        other._entitled = self._due(lambda target: self._with_new_pods(target, pod))
+        other._entitled = self._due(lambda target: self._with_new_pods(target, pod).entitlements)
         return other
 
     def _due(self, entitlements_of: Callable[[TargetReport], Sequence[Entitlement]]) -> dict[str, float]:
@@ -457,23 +491,25 @@ class _Shares(Mapping[str, QueueShare]):
             for target in self.report.targets
         }
 
-    def _with_new_pods(self, target: TargetReport, pod: Pod) -> tuple[Entitlement, ...]:
+    def _with_new_pods(self, target: TargetReport, pod: Pod) -> WeightResult:
         """Return the queues' entitlements with the requests of pods that the cycle has not seen.
 
         A queue that requested nothing was due nothing. Without these requests its first pod would not get the queue's
         own share until the next cycle."""
+        as_reported = WeightResult(target.entitlements, (), by_model=target.by_model)
         if self.report.window is None or target.gpus <= 0 or not target.entitlements:
-            return target.entitlements
+            return as_reported
         known = self._known[target.target]
         unknown = {**self._pods.demanding_besides(known), pod.uid: pod}
-        by_queue: dict[str, list[float]] = {}
+        by_queue: dict[tuple[str | None, str], list[float]] = {}
         for other in unknown.values():
             queue = self.queues.get(other.ref) if other.uid not in known and demands_by_label(other) else None
             if queue is not None and queue in target.standings:
-                by_queue.setdefault(queue, []).append(other.gpus)
+                for model in (None, *self._models_of(other)):
+                    by_queue.setdefault((model, queue), []).append(other.gpus)
         if not by_queue:
-            return target.entitlements
-        requested = {queue: fsum(amounts) for queue, amounts in sorted(by_queue.items())}
+            return as_reported
+        requested = {of: fsum(amounts) for of, amounts in sorted(by_queue.items(), key=str)}
         key = (target.target, *requested.items())
         computed = self._computed.get(key)
         if computed is None:
@@ -482,17 +518,30 @@ class _Shares(Mapping[str, QueueShare]):
             computed = self._computed[key] = self._with_requests(target, requested)
         return computed
 
-    def _with_requests(self, target: TargetReport, requested: Mapping[str, float]) -> tuple[Entitlement, ...]:
-        report = self.report
+    def _models_of(self, pod: Pod) -> Sequence[str]:
+        """Return the parts of the GPUs on which a pod can run, by the model that its node selector states, if any."""
+        if not self._models:
+            return ()
+        stated = gpu_model_of_node({key: value for key, value in pod.selector if value is not None})
+        return [most_precise(stated, self._policy.gpu_models) or OTHERS] if stated else self._models
+
+    def _with_requests(self, target: TargetReport, requested: Mapping[tuple[str | None, str], float]) -> WeightResult:
+        """requested: by GPU model and queue; with the model None, of any model."""
+        report, tree = self.report, PolicyTree(self._policy)
         assert report.window is not None  # `_with_new_pods` has looked
-        more = PolicyTree(self._policy).sum_up(requested)
-        standings = {
-            queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
-            for queue, standing in target.standings.items()
-        }
+
+        def raised(standings: Mapping[str, Standing], model: str | None) -> dict[str, Standing]:
+            own = {queue: gpus for (of_model, queue), gpus in requested.items() if of_model == model}
+            more = tree.sum_up(own)
+            return {
+                queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
+                for queue, standing in standings.items()
+            }
+
+        models = tuple(replace(part, standings=raised(part.standings, part.model)) for part in target.models)
         return calculate_weights(
             WeightInputs(
-                self._policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted,
-                target.devices, target.pools,
+                self._policy, report.window, raised(target.standings, None), target.gpus, report.at_ms, target.memory,
+                target.exhausted, target.devices, target.pools, models,
             )
-        ).entitlements  # fmt: skip
+        )  # fmt: skip

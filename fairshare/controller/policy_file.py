@@ -19,6 +19,7 @@ from typing import Protocol
 
 from accountant.wire.option_types import MOST
 from accountant.wire.policy_models import Mode, Policy, QueuePolicy
+from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.usage.multi_cluster_windows import OtherClusters
@@ -72,6 +73,14 @@ def policy_of_document(document: Document) -> Policy:
         if UNLIMITED < value < 0
     ]
     faults += [
+        f"{document.place(('queues', at, 'gpu_models', model, key))}: queues.{at}.gpu_models.{model}.{key}: {value:g}"
+        " is neither -1 (unlimited) nor 0 or more"
+        for at, queue in enumerate(policy.queues)
+        for model, own in queue.gpu_models.items()
+        for key, value in (("deserved", own.deserved), ("limit", own.limit))
+        if UNLIMITED < value < 0
+    ]
+    faults += [
         f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has invisible characters"
         for at, queue in enumerate(policy.queues)
         if not queue.name.isprintable() or queue.name != queue.name.strip()
@@ -115,7 +124,25 @@ def advice(
             if not reach.admitted:
                 of_queue.append((("name",), reach.sentence()))
         warnings += [Advice(("queues", at, *path), text) for path, text in of_queue]
-    return tuple(warnings)
+    return (*warnings, *_model_advice(policy))
+
+
+def _model_advice(policy: Policy) -> Iterator[Advice]:
+    """Yield the warnings about the figures of each GPU model."""
+    for model in policy.gpu_models:
+        of_model = policy_of_part(policy, model)
+        children = PolicyTree(of_model).children
+        for at, queue in enumerate(of_model.queues):
+            if model not in policy.queues[at].gpu_models:
+                continue
+            above, deserved, limit = _deserved(children.get(queue.name, ())), queue.deserved, queue.limit
+            place = ("queues", at, "gpu_models", model)
+            if deserved != UNLIMITED and above > deserved:
+                text = f"the children of {queue.name!r} deserve {above:g} {model} GPUs together, and it {deserved:g}"
+                yield Advice(place, text)
+            if limit != UNLIMITED and deserved > limit:
+                text = f"{queue.name!r} deserves {deserved:g} {model} GPUs, which is above its limit of {limit:g}"
+                yield Advice(place, text)
 
 
 def _law_advice(policy: Policy) -> Iterator[Advice]:

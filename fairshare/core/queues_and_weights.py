@@ -453,11 +453,12 @@ class Shard:
 
     queues: the policy's queues of this part.
     nodes: names of its nodes; None for all nodes of the cluster.
-    taken: GPUs on its nodes that pods of other schedulers hold."""
+    taken: GPUs on its nodes that pods of other schedulers hold, together and by node."""
 
     queues: tuple[str, ...]
     nodes: frozenset[str] | None = None
     taken: float = 0.0
+    taken_by_node: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +487,9 @@ class Observation:
     capacity: GPUs that the target can give to these queues by its quotas; None for no limit.
     shards: parts that are divided separately; empty if the cluster is one.
     history: how the scheduler itself counts past use; None if it does not, or if its parts differ.
-    unreadable: objects that were left out because they cannot be read, each as "kind namespace/name: reason"."""
+    unreadable: objects that were left out because they cannot be read, each as "kind namespace/name: reason".
+    pools: by queue, the target's quotas (`quotas`) for its own work.
+    pool_models: by quota, the GPU model that it is for (`fairshare.core.gpu_models`)."""
 
     queues: Mapping[str, TargetQueue]
     standings: Mapping[str, Standing]
@@ -500,6 +503,8 @@ class Observation:
     shards: tuple[Shard, ...] = ()
     history: SchedulerHistory | None = None
     unreadable: tuple[str, ...] = ()
+    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pool_models: Mapping[str, str] = field(default_factory=dict)
 
 
 class FleetWindow(UsageWindow):
@@ -520,6 +525,14 @@ def scale_capacity(window: UsageWindow, part: float) -> UsageWindow:
     update: dict[str, object] = {"capacity": round(window.capacity * part)}
     if isinstance(window, FleetWindow):
         update["own"] = scale_capacity(window.own, part)
+    return window.model_copy(update=update)
+
+
+def with_unit(window: UsageWindow, unit: str) -> UsageWindow:
+    """Return the window with its figures in this unit, which the caller knows to be the same."""
+    update: dict[str, object] = {"unit": unit}
+    if isinstance(window, FleetWindow):
+        update["own"] = with_unit(window.own, unit)
     return window.model_copy(update=update)
 
 

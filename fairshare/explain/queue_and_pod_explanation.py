@@ -17,6 +17,7 @@ from typing import Any
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.cycle_report import CycleReport, TargetReport
+from fairshare.core.gpu_models import parts_of, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.targets import modes
@@ -208,6 +209,18 @@ class PublishedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """A queue's figures for the GPUs of one model.
+
+    gpus: the word for these GPUs.
+    queue: with the quota, the weight and the limit for them."""
+
+    gpus: str
+    queue: QueuePolicy
+    entitlement: Entitlement
+
+
+@dataclass(frozen=True, slots=True)
 class QueueAccount:
     """The explanation of a queue at one target.
 
@@ -217,7 +230,8 @@ class QueueAccount:
     gangs: waiting gangs in it and below it, by priority, then oldest first.
     sentences: why the queue has its share and why its gangs wait.
     cures: what would have to change so that its smallest waiting gang starts.
-    past: earlier decisions about it, newest first."""
+    past: earlier decisions about it, newest first.
+    models: its figures for the GPUs of each model, if the policy has quotas by model."""
 
     target: str
     gpus: float
@@ -230,6 +244,7 @@ class QueueAccount:
     sentences: tuple[str, ...]
     cures: tuple[str, ...]
     past: tuple[Decision, ...]
+    models: tuple[ModelFigures, ...] = ()
 
     @property
     def own(self) -> QueueLevel:
@@ -332,7 +347,10 @@ def explain_pod(
         gpus = fsum(other.waits for other in ahead)
         sentences.append(f"{len(ahead)} gangs of its queue with {gpus:g} GPUs are ahead of it (priority, then age)")
     gang_gpus = gang.minimum if gang is not None else pod.gpus
-    why, cures = waiting_reasons(policy, account.levels, account.gpus, account.free, need, gang_gpus)
+    levels = account.levels
+    target = next(each for each in report.targets if each.target == account.target)
+    models = target.waiting_models.get(gang.key, ()) if gang is not None else parts_of(policy)
+    why, cures = _waiting(policy, report, target, models, levels, account.free, need, gang_gpus)
     sentences += [*why, *fragmentation_notes(pod, pods, report.gpus_by_node)]
     return PodAccount(name, pod, gang, account, tuple(sentences), cures, preemptions)
 
@@ -367,13 +385,58 @@ def _explain_at(
     cures: tuple[str, ...] = ()
     if waiting:
         smallest = min(waiting, key=lambda gang: gang.waits)
-        why, cures = waiting_reasons(policy, levels, target.gpus, free, smallest.waits, smallest.minimum)
+        models = target.waiting_models.get(smallest.key, ())
+        why, cures = _waiting(policy, report, target, models, levels, free, smallest.waits, smallest.minimum)
         sentences += [f"its smallest waiting gang: {text}" for text in why]
     decisions = tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST]
     return QueueAccount(
         target.target, target.gpus, target.lost, free, levels, _published(target, report, name, modes(policy)),
         tuple(waiting), limiting, tuple(sentences), cures, decisions,
+        tuple(
+            ModelFigures(units(part.model), own[-1].queue, own[-1].entitlement)
+            for part in target.models
+            for own in (_levels_of_part(policy, target, part.model, path),)
+        ),
     )  # fmt: skip
+
+
+def _levels_of_part(
+    policy: Policy, target: TargetReport, model: str, path: Sequence[QueuePolicy]
+) -> tuple[QueueLevel, ...]:
+    """Return the queues of the path with their figures for the GPUs of one model."""
+    queues = {queue.name: queue for queue in policy_of_part(policy, model).queues}
+    standings = next(part.standings for part in target.models if part.model == model)
+    due = {each.queue: each for each in target.by_model[model]}
+    return tuple(QueueLevel(queues[q.name], due[q.name], standings.get(q.name), None) for q in path)
+
+
+def _waiting(
+    policy: Policy,
+    report: CycleReport,
+    target: TargetReport,
+    models: Sequence[str],
+    levels: Sequence[QueueLevel],
+    free: float,
+    need: float,
+    gang_gpus: float,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what `waiting_reasons` returns: with quotas by GPU model, for each model on which the gang can start."""
+    if not target.models:
+        return waiting_reasons(policy, levels, target.gpus, free, need, gang_gpus)
+    if not models:
+        return ("no node that accepts work has the labels that it requests",), ()
+    why: list[str] = []
+    cures: list[str] = []
+    path = [level.queue for level in levels]
+    for part in target.models:
+        if part.model in models:
+            nodes = [node for node, model in report.model_by_node.items() if model == part.model]
+            free_of_part = fsum(max(0.0, report.free_by_node.get(node, 0.0)) for node in nodes)
+            own = _levels_of_part(policy, target, part.model, path)
+            found = waiting_reasons(policy_of_part(policy, part.model), own, part.gpus, free_of_part, need, gang_gpus)
+            why += [f"on {units(part.model)}: {text}" for text in found[0]]
+            cures += [f"on {units(part.model)}: {text}" for text in found[1]]
+    return tuple(why), tuple(cures)
 
 
 def _published(target: TargetReport, report: CycleReport, queue: str, modes: Mapping[str, str]) -> PublishedWeight:

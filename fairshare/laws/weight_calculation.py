@@ -30,6 +30,7 @@ from math import exp2, fsum, inf, log
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
+from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Claim,
@@ -138,11 +139,14 @@ class WeightResult:
 
     entitlements: of every queue of the policy.
     weights: of the queues that exist in the target.
-    memory: the law's state for the next cycle."""
+    memory: the law's state for the next cycle.
+    by_model: the entitlements to the GPUs of each part, if the policy has quotas by GPU model; those of `entitlements`
+        are then their sums."""
 
     entitlements: tuple[Entitlement, ...]
     weights: tuple[Weight, ...]
     memory: Memory = field(default_factory=dict)
+    by_model: Mapping[str, tuple[Entitlement, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,22 @@ def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """The inputs of the division of the GPUs of one model (`fairshare.core.gpu_models`); the fields are those of
+    `WeightInputs`, for these GPUs alone.
+
+    exhausted: queues whose budget of these GPUs is used up."""
+
+    model: str
+    window: UsageWindow
+    standings: Mapping[str, Standing]
+    gpus: float
+    exhausted: frozenset[str] = frozenset()
+    devices: float | None = None
+    pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WeightInputs:
     """All inputs of `calculate_weights`.
 
@@ -200,7 +220,8 @@ class WeightInputs:
     exhausted: queues whose budget is used up; they get their quota only.
     devices: physical GPUs behind `gpus`. It differs from `gpus` if shared GPUs are listed once per replica. None means
         equal.
-    pools: the parts of the cluster that are divided separately; empty if `gpus` are divided as one."""
+    pools: the parts of the cluster that are divided separately; empty if `gpus` are divided as one.
+    models: the inputs by GPU model, if the policy has quotas by model."""
 
     policy: Policy
     window: UsageWindow
@@ -211,12 +232,58 @@ class WeightInputs:
     exhausted: frozenset[str] = frozenset()
     devices: float | None = None
     pools: tuple[Pool, ...] = ()
+    models: tuple[ModelPart, ...] = ()
 
 
 def calculate_weights(inputs: WeightInputs) -> WeightResult:
-    """Compute the entitlements and weights of one cycle, pool by pool.
+    """Compute the entitlements and weights of one cycle, and with quotas by GPU model the entitlements to each model.
 
-    A queue that belongs to no pool gets the sum of what its children get."""
+    A weight follows from the use of all models, because a scheduler has one weight for a queue."""
+    result = _by_pool(inputs)
+    if not inputs.models:
+        return result
+    by_model: dict[str, tuple[Entitlement, ...]] = {}
+    memory = dict(result.memory)
+    for part in inputs.models:
+        policy, head = policy_of_part(inputs.policy, part.model), f"{part.model}{_OF_MODEL}"
+        before = {name.removeprefix(head): each for name, each in inputs.memory.items() if name.startswith(head)}
+        of_part = WeightResult(_no_entitlements(policy, part.standings), (), before)
+        if part.gpus > 0:
+            of_part = _by_pool(
+                replace(
+                    inputs, policy=policy, window=part.window, standings=part.standings, gpus=part.gpus, memory=before,
+                    exhausted=inputs.exhausted | part.exhausted, devices=part.devices, pools=part.pools, models=(),
+                )
+            )  # fmt: skip
+        by_model[part.model] = of_part.entitlements
+        memory |= {head + name: each for name, each in of_part.memory.items()}
+    due: dict[str, list[Entitlement]] = {}
+    for part_of_all in by_model.values():
+        for each in part_of_all:
+            due.setdefault(each.queue, []).append(each)
+    entitlements = tuple(
+        replace(
+            each,
+            gpus=fsum(part.gpus for part in due[each.queue]),
+            without_history=fsum(part.without_history for part in due[each.queue]),
+        )
+        for each in result.entitlements
+    )
+    return replace(result, entitlements=entitlements, memory=memory, by_model=by_model)
+
+
+_OF_MODEL = "\n"
+"""Separates model and queue in the state of a law; no queue's name has it."""
+
+
+def _no_entitlements(policy: Policy, standings: Mapping[str, Standing]) -> tuple[Entitlement, ...]:
+    queues = sorted(policy.queues, key=lambda queue: queue.name)
+    return tuple(_no_entitlement(queue, standings) for queue in queues)
+
+
+def _by_pool(inputs: WeightInputs) -> WeightResult:
+    """Compute the entitlements and weights pool by pool. A queue that belongs to no pool gets the sum of what its
+    children get."""
     if not inputs.pools:
         return _undivided(inputs)
     policy, standings = inputs.policy, inputs.standings

@@ -9,11 +9,14 @@ if enough GPUs are free in total. The placement does not predict where a schedul
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import fsum, inf
+from typing import Any
 
 from accountant.wire.policy_models import Policy, PreemptionPolicy
 from fairshare.core.gpu_demand import gpus_taken
+from fairshare.core.gpu_models import ModelMap, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Quota
 from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Trigger
 from fairshare.preemption.reclaim_rules_and_limits import (
@@ -38,6 +41,10 @@ MOST_CLAIMS = 50
 wait for the next cycle."""
 
 
+Variant = tuple[str, tuple[str, ...] | None, str | None]
+"""A way to start a workload: a pool, its nodes (None for all) and its GPU model (None without quotas by model)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A workload that needs room, or a queue for which a person or a latency objective requests GPUs.
@@ -48,8 +55,9 @@ class Claim:
     topology: the topology level that all its pods must share, "" for none.
     why: the reason of the call that requests the room, "" if the workload itself waits.
     path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it.
-    alternatives: further pools of which one may admit it instead, each with its nodes.
-    in_quota: as in `Gang`."""
+    alternatives: further pools of which one may admit it instead, each with its nodes and its GPU model.
+    in_quota: as in `Gang`.
+    model: the GPU model on which it starts; None if the policy has no quotas by model."""
 
     key: str
     queue: str
@@ -64,13 +72,17 @@ class Claim:
     since_ms: int
     why: str
     path: tuple[str, ...] = ()
-    alternatives: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
+    alternatives: tuple[Variant, ...] = ()
     in_quota: bool = False
+    model: str | None = None
 
     @property
     def variants(self) -> Sequence[Claim]:
         """The claim for each pool that may admit it, in the scheduler's order."""
-        return (self, *(replace(self, pool=pool, nodes=nodes) for pool, nodes in self.alternatives))
+        return (
+            self,
+            *(replace(self, pool=pool, nodes=nodes, model=model) for pool, nodes, model in self.alternatives),
+        )
 
     @property
     def claimant(self) -> Claimant:
@@ -79,7 +91,7 @@ class Claim:
     @property
     def requirements(self) -> Hashable:
         """A value that is equal for claims that differ only in their workload and waiting time."""
-        return (*astuple(self)[1:-4], self.why, self.path, self.alternatives)
+        return replace(self, key="", since_ms=0)
 
     @property
     def called(self) -> bool:
@@ -99,10 +111,11 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     accounts = situation.accounts
 
     def order(claim: Claim) -> tuple[object, ...]:
-        stock = accounts[claim.queue].stocks[GPU]
+        account = situation.accounts_of(claim.model)[claim.queue]
+        stock = account.stocks[GPU]
         return (
             not claim.called,
-            not within_quota(claim.claimant, accounts[claim.queue]),
+            not within_quota(claim.claimant, account),
             -claim.priority,
             ratio(stock.allocated, stock.share),
             claim.since_ms,
@@ -112,16 +125,19 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     return tuple(sorted((claim for claim in by_workload.values() if claim.queue in accounts), key=order))
 
 
-def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
+def over_limit(claim: Claim, now: Accounts, expected: Accounts, model: str | None = None) -> str | None:
     """Return in words which limit of a queue makes the claim wait even if GPUs are free; None if no limit does.
 
     now: the accounts of the inputs.
-    expected: the accounts with the GPUs that earlier claims get."""
+    expected: the accounts with the GPUs that earlier claims get.
+    model: the GPU model of these accounts; None for those of all GPUs."""
     for name in path(claim.queue, expected):
         stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
-            return f"queue {name} may hold {stock.limit:g} GPUs at most and {_holds(name, now, expected)}"
-        if claim.in_quota and stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON:
+            unit = units(model)
+            return f"queue {name} may hold {stock.limit:g} {unit} at most and {_holds(name, now, expected, unit)}"
+        over_quota = stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON
+        if claim.in_quota and model is None and over_quota:
             return f"it may not be preempted itself, and queue {name} may hold at most its quota of such work"
     return None
 
@@ -136,14 +152,14 @@ def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
     if not claim.preemptible and stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON:
         return f"it may not be preempted itself, and queue {claim.queue} may hold at most its quota of such work"
     return (
-        f"queue {claim.queue} {_holds(claim.queue, now, expected)}, and with {claim.gpus:g} more it would be above its"
-        f" fair share of {stock.share:g}"
+        f"queue {claim.queue} {_holds(claim.queue, now, expected, units(claim.model))}, and with {claim.gpus:g} more it"
+        f" would be above its fair share of {stock.share:g}"
     )
 
 
-def _holds(queue: str, now: Accounts, expected: Accounts) -> str:
+def _holds(queue: str, now: Accounts, expected: Accounts, unit: str) -> str:
     held, later = (accounts[queue].stocks[GPU].allocated for accounts in (now, expected))
-    return f"holds {held:g} GPUs" + (f" and is to get {later - held:g} already" if later > held + EPSILON else "")
+    return f"holds {held:g} {unit}" + (f" and is to get {later - held:g} already" if later > held + EPSILON else "")
 
 
 def _called(situation: PreemptionInputs) -> Sequence[Claim]:
@@ -162,9 +178,13 @@ def _called(situation: PreemptionInputs) -> Sequence[Claim]:
             queue = call.queue or next((gang.queue for gang in gangs), "")
             key = gangs[0].key if call.workload and gangs else f"Queue//{queue}"
             pool = next((gang.pool for gang in gangs), "")
+            held = (model for gang in gangs for model in situation.held_models.get(gang.key, ()))
+            model = next(chain(held, situation.models), None)
+            nodes = None if model is None else situation.model_nodes.get(model, ())
             claim = Claim(
-                key, queue, call.gpus, (), None, priority, True, pool, "", call.trigger, situation.now_ms, call.why
-            )
+                key, queue, call.gpus, (), nodes, priority, True, pool, "", call.trigger, situation.now_ms, call.why,
+                model=model,
+            )  # fmt: skip
             result.append(claim)
     return result
 
@@ -190,8 +210,13 @@ def _waiting(rules: PreemptionPolicy, situation: PreemptionInputs) -> Sequence[C
 def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) -> Claim:
     key = gang.key
     usable = situation.usable.get(key)
-    pools = [choice.pool for choice in gang.choices] or [gang.pool]
-    (pool, nodes), *others = ((pool, _both(usable, situation.pool_nodes.get(pool))) for pool in pools)
+    pools: Sequence[tuple[str, str | None]] = [(choice.pool, None) for choice in gang.choices] or [(gang.pool, None)]
+    if situation.models:
+        pools = situation.model_choices.get(key) or [(gang.pool, next(iter(situation.models)))]
+    (pool, nodes, model), *others = (
+        (pool, _both(_both(usable, situation.pool_nodes.get(pool)), situation.model_nodes.get(model or "")), model)
+        for pool, model in pools
+    )
     return Claim(
         key,
         gang.queue,
@@ -208,6 +233,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         gang.protection.path if gang.protection is not None else (),
         tuple(others),
         gang.in_quota,
+        model,
     )
 
 
@@ -245,6 +271,8 @@ def to_start(gang: Gang) -> tuple[float, ...]:
 
 
 NO_QUOTAS: Mapping[str, Quota] = {}
+NO_MODELS: Mapping[str, tuple[Entitlement, ...]] = {}
+NO_POOL_MODELS: Mapping[str, str] = {}
 
 
 def preemption_inputs(
@@ -259,6 +287,8 @@ def preemption_inputs(
     past: Sequence[PastPreemption] = (),
     calls: Sequence[PreemptionCall] = (),
     quotas: Mapping[str, Quota] = NO_QUOTAS,
+    by_model: Mapping[str, Sequence[Entitlement]] = NO_MODELS,
+    pool_models: Mapping[str, str] = NO_POOL_MODELS,
 ) -> PreemptionInputs:
     """Return the inputs of a decision.
 
@@ -266,7 +296,9 @@ def preemption_inputs(
     pods: the pods of the whole cluster. The GPUs of a pod that is being deleted count as free.
     past: earlier preemptions, which the limits count.
     calls: requests for room of latency objectives and people.
-    quotas: the target's own quotas."""
+    quotas: the target's own quotas.
+    by_model: the entitlements to each GPU model, if the policy has quotas by model.
+    pool_models: the model of each quota."""
     queues = {queue.name for queue in policy.queues}
     known_gangs = tuple(gang for gang in gangs if gang.queue in queues)
     usable = {}
@@ -275,6 +307,7 @@ def preemption_inputs(
         if gang.waits > 0 and selectors:
             usable[gang.key] = _selected(nodes, selectors)
     choices = {choice for gang in known_gangs for choice in gang.choices if choice.selector}
+    of_models = _by_model(policy, known_gangs, nodes, by_model, pool_models) if by_model else {}
     return PreemptionInputs(
         now_ms,
         target,
@@ -286,7 +319,32 @@ def preemption_inputs(
         tuple(calls),
         quotas=quotas,
         pool_nodes={choice.pool: _selected(nodes, [choice.selector]) for choice in choices},
+        **of_models,
     )
+
+
+def _by_model(
+    policy: Policy,
+    gangs: Sequence[Gang],
+    nodes: Sequence[Object],
+    entitlements: Mapping[str, Sequence[Entitlement]],
+    pool_models: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the fields of the inputs by GPU model."""
+    of = ModelMap.of(policy, nodes, pool_models)
+    held = {gang.key: of.held(gang) for gang in gangs}
+    accounts: dict[str, Mapping[str, Account]] = {}
+    for model in of.models:
+        of_model = [replace(gang, allocated=held[gang.key].get(model, 0.0)) for gang in gangs]
+        accounts[model] = _accounts(policy_of_part(policy, model), of_model, entitlements[model])
+    return {
+        "models": accounts,
+        "model_nodes": {
+            model: tuple(sorted(name for name, other in of.of_node.items() if other == model)) for model in of.models
+        },
+        "held_models": {gang.key: tuple(sorted(held[gang.key])) for gang in gangs if held[gang.key]},
+        "model_choices": {gang.key: of.choices(gang) for gang in gangs if gang.waits > 0},
+    }
 
 
 def _selected(nodes: Sequence[Object], selectors: Collection[tuple[tuple[str, str | None], ...]]) -> tuple[str, ...]:

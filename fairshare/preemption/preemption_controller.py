@@ -34,7 +34,13 @@ from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, 
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption import preemption_cycle
-from fairshare.preemption.claims_and_placement import NO_QUOTAS, named_by, preemption_inputs
+from fairshare.preemption.claims_and_placement import (
+    NO_MODELS,
+    NO_POOL_MODELS,
+    NO_QUOTAS,
+    named_by,
+    preemption_inputs,
+)
 from fairshare.preemption.eviction import STOPPED, EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
@@ -44,8 +50,8 @@ from fairshare.preemption.service_latency_objectives import Latency, seconds_tex
 from fairshare.targets import ADAPTERS
 from fairshare.targets.status_config_map import StatusObject, decoded
 from fairshare.targets.weight_plan import list_if_served, look_at
-from fairshare.usage.accountant_client import AccountantPort
-from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, target_capacity
+from fairshare.usage.accountant_client import AccountantPort, window_by_model
+from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, model_parts, target_capacity
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import usage_hold
 from gputally.base.clock import Clock
@@ -128,12 +134,15 @@ class Preemptions:
         metered_ms: int | None,
         leading: Callable[[], bool],
         quotas: Mapping[str, Quota] = NO_QUOTAS,
+        by_model: Mapping[str, Sequence[Entitlement]] = NO_MODELS,
+        pool_models: Mapping[str, str] = NO_POOL_MODELS,
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
         """Run one cycle at one target. Returns None instead of a report if preemption is off or another replica leads.
 
         metered_ms: the time up to which usage is metered; None if unknown.
         leading: returns whether this replica holds the Lease.
         quotas: the target's own quotas, if it admits work by quota.
+        by_model, pool_models: as for `preemption_inputs`.
 
         Raises ClusterError if nothing could be decided."""
         mode = preemption_cycle.mode_of(policy, target)
@@ -149,6 +158,7 @@ class Preemptions:
         inputs = preemption_inputs(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
             past=(*self._past, *by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
+            by_model=by_model, pool_models=pool_models,
         )  # fmt: skip
         inputs = replace(inputs, idle=idle.idleness)
         vetoes = self._valid_vetoes(target, now_ms)
@@ -344,15 +354,19 @@ def by_hand(
             capacity = target_capacity(serving, window, observation.capacity, observation.shards)
         except NothingToDivide as error:
             raise NotPossible(f"{adapter.name}: {error}") from error
+        by_model = window_by_model(
+            policy, lambda spec: accountant.window(spec, policy.measure, now_ms, policy.min_coverage)
+        )
         result = calculate_weights(
             WeightInputs(
                 policy, window, observation.standings, capacity.gpus, now_ms, devices=capacity.devices,
-                pools=capacity.pools,
+                pools=capacity.pools, models=model_parts(policy, serving, observation, by_model, {}),
             )
         )  # fmt: skip
         inputs = preemption_inputs(
             policy, adapter.name, observation.gangs, result.entitlements, serving.nodes, pods, now_ms,
             past=_past_preemptions(cluster, where, KEY, HAND_KEY), calls=(call,), quotas=observation.quotas,
+            by_model=result.by_model, pool_models=observation.pool_models,
         )  # fmt: skip
         report = preemption_cycle.preempt(policy, cluster, replace(inputs, calls_only=True), mode)
         if mode == "enforce":

@@ -76,7 +76,11 @@ class PreemptionInputs:
     calls_only: whether only `calls` may take GPUs.
     idle: pods that may not be using their GPUs; None if this was not queried.
     quotas: the target's quotas by the pools that gangs name; empty if it counts only nodes.
-    pool_nodes: the nodes of each pool that is not for all nodes."""
+    pool_nodes: the nodes of each pool that is not for all nodes.
+    models: the GPUs of each queue by GPU model, if the policy has quotas by model (`fairshare.core.gpu_models`).
+    model_nodes: the nodes of each model.
+    held_models: by running workload, the models on which it runs.
+    model_choices: by waiting workload, the pools and models by which it may start, in the scheduler's order."""
 
     now_ms: int
     target: str
@@ -91,6 +95,14 @@ class PreemptionInputs:
     idle: Idleness | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pool_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Account]] = field(default_factory=dict)
+    model_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    model_choices: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+    def accounts_of(self, model: str | None) -> Mapping[str, Account]:
+        """Return the GPUs of each queue of one model; None: of all."""
+        return self.accounts if model is None else self.models[model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,8 @@ _VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 def inputs_to_json(value: PreemptionInputs) -> dict[str, Any]:
     """Return the inputs as JSON, from which `inputs_from_json` restores them."""
     plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
-    return plain
+    by_model = ("models", "model_nodes", "held_models", "model_choices")
+    return {key: each for key, each in plain.items() if each or key not in by_model}
 
 
 def inputs_from_json(plain: Mapping[str, Any]) -> PreemptionInputs:

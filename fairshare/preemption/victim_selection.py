@@ -24,6 +24,7 @@ from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.admission_quota_tree import QuotaTree
+from fairshare.core.gpu_models import policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.claims_and_placement import (
@@ -70,8 +71,9 @@ MOST_SPARED = 200
 class State:
     """The accounts, quotas and victims after the earlier claims of the same cycle."""
 
-    accounts: dict[str, Account]
-    expected: dict[str, Account]
+    accounts: dict[str | None, dict[str, Account]]
+    """The accounts of all GPUs (None), and with quotas by GPU model those of each model."""
+    expected: dict[str | None, dict[str, Account]]
     """The accounts with the claims that find room without preemption. They apply to the claimant's queue, not to the
     queues that may lose GPUs."""
     room: FreeGpus
@@ -83,10 +85,15 @@ class State:
     quotas: QuotaTree
     """The tree of quotas by which the target admits work; empty if it admits work by nodes alone."""
 
-    def accounts_for(self, queue: str) -> Accounts:
-        """Return the accounts to use for a claim of this queue: `expected` for the queue and those above it, `accounts`
-        for all others."""
-        return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
+    def accounts_for(self, claim: Claim) -> Accounts:
+        """Return the accounts to use for a claim, of its GPU model alone: `expected` for its queue and those above it,
+        `accounts` for all others."""
+        accounts, expected = self.accounts[claim.model], self.expected[claim.model]
+        return {**accounts, **{name: expected[name] for name in path(claim.queue, accounts)}}
+
+    def of_claim(self, claim: Claim) -> Sequence[str | None]:
+        """Return the keys of the accounts that a claim changes."""
+        return (None,) if claim.model is None else (None, claim.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +110,17 @@ class Candidates:
 
     parts: the unprotected parts of every gang.
     workloads: keys of all running gangs, in the order in which they are reported.
-    quotas, teams: by queue."""
+    quotas: deserved quotas by GPU model (None: of all GPUs) and queue.
+    teams: by queue.
+    models: by running gang, the models on which it runs; empty without quotas by model."""
 
     orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
     protected: Mapping[str, SparedWorkload]
     workloads: Sequence[str]
-    quotas: Mapping[str, float]
+    quotas: Mapping[str | None, Mapping[str, float]]
     teams: Mapping[str, str]
+    models: Mapping[str, tuple[str, ...]]
 
     def team(self, queue: str) -> str:
         """Return the team against whose limit victims of a queue count."""
@@ -136,7 +146,8 @@ class Search:
         self._claim = claim
         self._candidates = candidates
         self._state = state
-        self._accounts = state.accounts_for(claim.queue)
+        self._accounts = state.accounts_for(claim)
+        self._quotas = candidates.quotas[claim.model]
         self._reasons: dict[str, tuple[str, str | Denial]] = {}
         self._unfair = False
 
@@ -189,8 +200,14 @@ class Search:
             bundle.key != self._claim.key
             and bundle.gang.queue in self._accounts
             and not bundle.is_in(self._state.taken)
+            and self._is_of_model(bundle)
             and not self._scheduler_protects(bundle)
         )
+
+    def _is_of_model(self, bundle: Bundle) -> bool:
+        """Return whether the gang of a part runs on the claim's GPU model alone. Parts of others free no such GPU, or
+        end work on other models too."""
+        return self._claim.model is None or self._candidates.models.get(bundle.key) == (self._claim.model,)
 
     def _scheduler_protects(self, bundle: Bundle) -> bool:
         """Return whether the scheduler itself protects the part from this claim, and keep the reason."""
@@ -225,6 +242,7 @@ class Search:
             if (
                 key in gone
                 or (key in state.touched and part.is_in(state.taken))
+                or not self._is_of_model(part)
                 or (part.gang.protection is not None and self._scheduler_protects(part))
                 or (counted and not trial.helped_by(part))
             ):
@@ -267,7 +285,7 @@ class Search:
         """Return the rule by which this part may be taken, or None and the reason why there is none. Both depend only
         on its kind and on what was taken before."""
         claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
-        accounts = self._accounts
+        accounts, unit = self._accounts, units(claim.model)
         if queue == claim.queue:
             if claim.called and bundle.gang.priority < claim.priority:
                 return "lower class", ""
@@ -277,11 +295,11 @@ class Search:
             return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
         path_names = taking.path(queue)
         for name in path_names[path_names.index(other) :]:
-            held, quota = taking.held(name)[GPU], self._candidates.quotas[name]
+            held, quota = taking.held(name)[GPU], self._quotas[name]
             if quota == UNLIMITED or held <= quota + EPSILON:
-                return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
+                return None, f"queue {name} holds {held:g} {unit}, no more than its quota"
             if held - bundle.gpus < quota - EPSILON:
-                text = f"without its {bundle.gpus:g} GPUs queue {name} would hold less than its quota of {quota:g}"
+                text = f"without its {bundle.gpus:g} {unit} queue {name} would hold less than its quota of {quota:g}"
                 return None, text
         right = taking.right(queue)
         if right == "within quota" and rules.quota:
@@ -294,7 +312,7 @@ class Search:
             return "latency", ""
         if higher_priority:
             return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
-        return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} GPUs"
+        return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} {unit}"
 
 
 Right = tuple[Ground | None, str]
@@ -427,9 +445,15 @@ def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
         parts,
         protected_workloads,
         sorted(parts.keys() | protected_workloads.keys()),
-        {queue.name: queue.deserved for queue in policy.queues},
+        {
+            model: {queue.name: queue.deserved for queue in rules.queues}
+            for model, rules in (
+                (None, policy), *((model, policy_of_part(policy, model)) for model in situation.models),
+            )
+        },
         teams(policy),
-    )
+        situation.held_models,
+    )  # fmt: skip
 
 
 def _by_gang(parts: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
@@ -447,9 +471,10 @@ def _cost(picks: Sequence[PickedBundle]) -> tuple[object, ...]:
 
 def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
     """Return a verdict per claim in the order of service, then the verdicts of the idle rule."""
+    models = (None, *situation.models)
     state = State(
-        dict(situation.accounts),
-        dict(situation.accounts),
+        {model: dict(situation.accounts_of(model)) for model in models},
+        {model: dict(situation.accounts_of(model)) for model in models},
         FreeGpus(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
@@ -494,23 +519,32 @@ class _ClaimDecisions:
         """Return the verdict, and whether it needed a search."""
         state, now = self._state, self._situation.accounts
         needs = f"needs {claim.gpus:g} GPUs"
-        denial = over_limit(claim, now, state.expected)
+        denial = over_limit(claim, now, state.expected[None])
         if denial is None and claim.topology:
             denial = (
                 f"all of them within one {claim.topology}, which is not checked here: its scheduler makes room itself"
             )
-        placed = next(filter(self._placed, claim.variants), None) if denial is None else None
+        variants = claim.variants if denial is None else ()
+        limits = [self._over_model_limit(variant) for variant in variants]
+        within = (variant for variant, limit in zip(variants, limits, strict=True) if limit is None)
+        placed = next(filter(self._placed, within), None)
         if placed is not None:
-            _add_allocation(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+            for model in state.of_claim(placed):
+                _add_claim(state.expected[model], claim)
             state.quotas.add_use(placed.pool, claim.gpus)
             self._failed_searches.clear()
             return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
-        denial = denial or refusal(claim, now, state.expected)
-        if denial is not None:
+        refusals = [
+            limit or refusal(variant, self._situation.accounts_of(variant.model), state.expected[variant.model])
+            for variant, limit in zip(variants, limits, strict=True)
+        ]
+        allowed = [variant for variant, reason in zip(variants, refusals, strict=True) if reason is None]
+        if not allowed:
+            denial = denial or "; ".join(dict.fromkeys(reason for reason in refusals if reason is not None))
             return _verdict(claim, "denied", f"{needs}, but {denial}"), False
         failed: list[Search] = []
         searched = False
-        for variant in claim.variants:
+        for variant in allowed:
             requirements = variant.requirements
             known = self._failed_searches.get(requirements) if claim.key not in self._candidates.parts else None
             search = known or Search(self._policy, variant, self._candidates, state, self._situation.now_ms)
@@ -522,6 +556,14 @@ class _ClaimDecisions:
             searched |= known is None
         reason = f"{needs}, but {failed[0].why_not()}"
         return _verdict(claim, "denied", reason, spared=failed[0].spared((), claim.key)), searched
+
+    def _over_model_limit(self, claim: Claim) -> str | None:
+        """Return in words which limit of a queue for the claim's GPU model makes it wait; None if none does."""
+        if claim.model is None:
+            return None
+        return over_limit(
+            claim, self._situation.accounts_of(claim.model), self._state.expected[claim.model], claim.model
+        )
 
     def _placed(self, claim: Claim) -> bool:
         """Return whether the claim fits without preemption, and reserve its room.
@@ -537,7 +579,9 @@ class _ClaimDecisions:
 
     def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[PickedBundle]) -> Verdict:
         state, now_ms = self._state, self._situation.now_ms
-        victims = tuple(_victim(self._policy, claim, pick, self._candidates, state.accounts, now_ms) for pick in picks)
+        victims = tuple(
+            _victim(self._policy, claim, pick, self._candidates, state.accounts[claim.model], now_ms) for pick in picks
+        )
         spared = search.spared(picks, claim.key)
         _settle(self._candidates, self._situation, claim, picks, state)
         self._unplaceable.clear()
@@ -561,14 +605,15 @@ def _victim(
 ) -> Victim:
     """Return the victim with the reason for its owner."""
     bundle, queue = pick.bundle, pick.bundle.gang.queue
-    stock = accounts[queue].stocks[GPU]
+    stock, unit = accounts[queue].stocks[GPU], units(claim.model)
     what = f"its {bundle.gpus:g} GPUs" if bundle.whole else f"{bundle.gpus:g} of its GPUs, which it can run without,"
     grounds: dict[Ground, str] = {
-        "within quota": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and queue"
+        "within quota": f"queue {queue} holds {stock.allocated:g} {unit} with a quota of {stock.deserved:g}, and queue"
         f" {claim.queue} is within its own quota",
-        "above share": f"queue {queue} holds {stock.allocated:g} GPUs, more than its fair share of {stock.share:g},"
+        "above share": f"queue {queue} holds {stock.allocated:g} {unit}, more than its fair share of {stock.share:g},"
         f" and queue {claim.queue} is below its own",
-        "latency": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and {claim.why}",
+        "latency": f"queue {queue} holds {stock.allocated:g} {unit} with a quota of {stock.deserved:g}, and"
+        f" {claim.why}",
         "lower class": f"its priority {class_name(policy, bundle.gang.priority)} is lower in the same queue, and"
         f" {claim.why}",
     }
@@ -590,13 +635,20 @@ def _settle(
         state.room.add(bundle.by_node)
         _use(state.quotas, bundle, -1)
         state.budget.spend(preemption_record(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
-        for accounts in (state.accounts, state.expected):
-            _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+        for model in state.of_claim(claim):
+            for accounts in (state.accounts[model], state.expected[model]):
+                _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.total(claim.nodes)), claim.nodes)
     state.quotas.add_use(claim.pool, claim.gpus)
-    for accounts in (state.accounts, state.expected):
-        _add_allocation(accounts, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+    for model in state.of_claim(claim):
+        _add_claim(state.accounts[model], claim)
+        _add_claim(state.expected[model], claim)
+
+
+def _add_claim(accounts: dict[str, Account], claim: Claim) -> None:
+    """Add the GPUs that the claim gets."""
+    _add_allocation(accounts, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
 
 
 def _add_allocation(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:

@@ -607,7 +607,7 @@ def _shards(
     pool_of_node = {node["metadata"]["name"]: _label_of(node, label) for node in nodes}
     if pools is None or not {*pools, *pool_of_queue.values(), *pool_of_node.values()} - {""}:
         foreign_gpus = fsum(foreign.values())
-        whole_cluster = Shard(tuple(queue.name for queue in policy.queues), None, foreign_gpus)
+        whole_cluster = Shard(tuple(queue.name for queue in policy.queues), None, foreign_gpus, foreign)
         return ((whole_cluster,) if foreign_gpus else ()), []
     issues = [
         Issue(name, f"it has {label}: {pool or '(none)'}, a node pool that no SchedulingShard schedules")
@@ -620,7 +620,7 @@ def _shards(
         own = frozenset(name for name, other in pool_of_node.items() if other == pool and pool in pools)
         names = tuple(queue.name for queue in policy.queues if pool_of_any_queue.get(queue.name) == pool)
         if names:
-            shards.append(Shard(names, own, fsum(foreign.get(name, 0.0) for name in sorted(own))))
+            shards.append(Shard(names, own, fsum(foreign.get(name, 0.0) for name in sorted(own)), foreign))
     return tuple(shards), issues
 
 

@@ -42,8 +42,11 @@ class KubeSchedulerAdapter(Adapter):
             "shares take effect if the scheduler's configuration names gputally's extender; a metric counts its calls"
         )
         evictions = tuple(_evictions(policy, seen.get(EVENT, ()), pods))
-        condition = Condition("Effective", "Unknown", "AsksTheExtender", text)
-        return Observation({}, standings, (), (condition,), gangs, evictions)
+        conditions = [Condition("Effective", "Unknown", "AsksTheExtender", text)]
+        if policy.gpu_models:
+            text = "the extender's verdicts on preemptions and the controller's victims follow the quotas by model"
+            conditions.append(Condition("ByModel", "True", "ByNode", text))
+        return Observation({}, standings, (), tuple(conditions), gangs, evictions)
 
     def spec(self, queue: TargetQueue, value: Value) -> Object:
         raise AssertionError(f"the controller writes no object for kube-scheduler, and got {queue.name}: {value}")

@@ -12,7 +12,8 @@ the condition `Effective` reports. The statuses that Kueue's manager writes show
 configuration shows why.
 
 Kueue admits by quota, per resource of a flavor. A Workload holds the GPUs for which it is admitted, and waits for a
-flavor that serves it. The quotas of flavors are added up for a queue as a whole only. A queue gets at most those of its
+flavor that serves it. The quotas of flavors are added up for a queue as a whole only; quotas of the policy by GPU model
+are those of the flavors of that model. A queue gets at most those of its
 ClusterQueue and Cohorts (see `fairshare.core.admission_quota_tree`), even if the nodes have more GPUs.
 
 The controller writes a weight as fixed-point text, because Kueue refuses a JSON number that is not an integer. A weight
@@ -52,6 +53,7 @@ from fairshare.core.gpu_demand import (
     standings_of,
     with_pods,
 )
+from fairshare.core.gpu_models import OWN_DECISIONS, model_of_labels
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Condition,
@@ -242,6 +244,16 @@ class KueueAdapter(Adapter):
             obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
             for obj in _objects(seen, FLAVORS)
         }
+        models = policy.gpu_models
+        of_flavors = {
+            (flavor, resource): model_of_labels(dict(selectors.get(flavor, ())), models, flavor)
+            for flavor, resource in (flavors if models else ())
+        }
+        pool_models = {
+            _pool(title, *flavor): model
+            for title in map(_title, (*queues.values(), *cohorts.values()) if models else ())
+            for flavor, model in of_flavors.items()
+        }
         gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods)
 
         def pools_of(obj: Object) -> list[str]:
@@ -277,7 +289,8 @@ class KueueAdapter(Adapter):
         weighted = {name: found.found[name] for name in known.queues}
         conditions = (
             _effective(policy, configuration, weighted, queues),
-            _in_sync(policy, owner, weighted, nodes, quotas, pools_of, stopped),
+            _in_sync(policy, owner, weighted, nodes, quotas, pools_of, stopped, pool_models),
+            *_by_model(policy, pool_models),
         )
         evictions, of_evictions = read_each(workloads, _eviction_reader(gangs, owner))
         return replace(
@@ -288,6 +301,8 @@ class KueueAdapter(Adapter):
             quotas=nodes,
             capacity=_capacity(quotas, [pools_of(obj) for obj in weighted.values()]),
             unreadable=tuple(dict.fromkeys((*unreadable, *left_out, *of_evictions))),
+            pools={name: tuple(pools_of(obj)) for name, obj in weighted.items()},
+            pool_models=pool_models,
         )
 
     def express(
@@ -810,9 +825,10 @@ def _in_sync(
     quotas: QuotaTree,
     pools_of: Callable[[Object], Sequence[str]],
     stopped: Sequence[str],
+    pool_models: Mapping[str, str],
 ) -> Condition:
     """Return the condition `InSync`: whether quotas, limits and Cohorts of Kueue match the policy. Quotas of several
-    flavors add up to the policy's.
+    flavors add up to the policy's; with quotas by GPU model, those of the flavors of one model do.
 
     weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas.
     nodes, quotas: all quotas, and their trees. pools_of: returns the names of a queue's own."""
@@ -832,6 +848,11 @@ def _in_sync(
             limit = fsum(map(quotas.maximum, pools)) if not cohort or bounded else UNLIMITED
             if cohort or queue.limit != UNLIMITED:
                 pairs.append(("limit", limit, queue.limit))
+            for model, own in queue.gpu_models.items():
+                of_model = [pool for pool in pools if pool_models[pool] == model]
+                pairs.append((f"quota of {model}", fsum(map(quotas.subtree_quota, of_model)), own.deserved))
+                if own.limit != UNLIMITED:
+                    pairs.append((f"limit of {model}", fsum(map(quotas.maximum, of_model)), own.limit))
         else:
             unknown.append(_title(obj))
         if parent is not None or any(ref.startswith(f"{COHORT_PREFIX}:") for ref in _refs(policy, queue.parent)):
@@ -845,6 +866,23 @@ def _in_sync(
             differing.append(f"siblings in the policy share no Cohort: {text}")
     text = f"{join_texts(unknown)} has no quota of {GPU}: the GPUs that it can get are unknown" if unknown else ""
     return in_sync(differing, stopped, what="quota, limit and parent", unknown=text)
+
+
+def _by_model(policy: Policy, pool_models: Mapping[str, str]) -> tuple[Condition, ...]:
+    """Return the condition `ByModel`, if the policy has quotas by GPU model: whether Kueue has them by its flavors."""
+    if not policy.gpu_models:
+        return ()
+    missing = [model for model in policy.gpu_models if model not in pool_models.values()]
+    weighed = sorted(
+        {queue.name for queue in policy.queues for own in queue.gpu_models.values() if own.weight is not None}
+    )
+    if missing:
+        text = f"no ResourceFlavor is of {join_texts(missing)}, by its nodeLabels or its name: {OWN_DECISIONS}"
+        return (Condition("ByModel", "False", "NoFlavor", text),)
+    if weighed:
+        text = f"Kueue has one weight for all flavors, and {join_texts(weighed)} weights by model: {OWN_DECISIONS}"
+        return (Condition("ByModel", "False", "OneWeight", text),)
+    return (Condition("ByModel", "True", "ByFlavor", "Kueue admits and preempts by the quota of each flavor"),)
 
 
 def _refs(policy: Policy, name: str | None) -> Sequence[str]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.gpu_demand import smallest_waiting
+from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from gputally.base.errors import ClusterError, NotFound, Refused
@@ -313,6 +314,8 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         if answer is not None:
             seen[answer[0]] = answer[1]
     observation = adapter.observe(policy, seen, pods)
+    if policy.gpu_models and not any(condition.type == "ByModel" for condition in observation.conditions):
+        observation = replace(observation, conditions=(*observation.conditions, _one_quantity(policy, adapter)))
     waiting = smallest_waiting(observation.gangs)
     standings = {
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
@@ -322,6 +325,13 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
     if observation.unreadable and not refusals:
         readable = [Condition("Readable", "False", "ObjectsLeftOut", join_texts(observation.unreadable))]
     return replace(observation, standings=standings, conditions=(*observation.conditions, *readable))
+
+
+def _one_quantity(policy: Policy, adapter: Adapter) -> Condition:
+    """Return the condition `ByModel` of a scheduler whose queues have one quantity of GPUs."""
+    models = join_texts(policy.gpu_models)
+    text = f"{adapter.name} has one quantity of GPUs for a queue, and gives GPUs of any model within it"
+    return Condition("ByModel", "False", "OneQuantity", f"{text}; of the quotas of {models}: {OWN_DECISIONS}")
 
 
 def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:

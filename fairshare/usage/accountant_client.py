@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -22,6 +23,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
+from fairshare.core.gpu_models import parts_of, window_of_part
+from fairshare.core.queues_and_weights import with_unit
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.laws import weight_calculation
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
@@ -367,12 +370,29 @@ class UsageReading:
     window: None if the accountant did not answer.
     hold: why the window must not change weights; None if it may.
     exhausted: queues whose budget is used up.
-    change: the change of policy that this reading announced; None if it announced none."""
+    change: the change of policy that this reading announced; None if it announced none.
+    by_model: the usage of the GPUs of each part, if the policy has quotas by GPU model (`fairshare.core.gpu_models`).
+    exhausted_by_model: queues whose budget of these GPUs is used up."""
 
     window: UsageWindow | None
     hold: UsageHold | None
     exhausted: frozenset[str] = frozenset()
     change: PolicyChange | None = None
+    by_model: Mapping[str, UsageWindow] = field(default_factory=dict)
+    exhausted_by_model: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+def window_by_model(policy: Policy, read: Callable[[WindowSpec], UsageWindow]) -> dict[str, UsageWindow]:
+    """Return the usage of the GPUs of each part into which the policy divides them; empty without quotas by model.
+
+    read: returns the usage over a window.
+
+    A part of a window without weights of models is in GPU time, because each of its GPUs counts once."""
+    windows = {}
+    for model in parts_of(policy):
+        window = read(window_of_part(policy.window, policy.gpu_models, model))
+        windows[model] = window if policy.window.gpu_weights else with_unit(window, "gpu_us")
+    return windows
 
 
 class UsageReader:
@@ -410,8 +430,12 @@ class UsageReader:
                 at_ms = self._effective_ms
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
             exhausted = frozenset[str]()
+            exhausted_by_model: dict[str, frozenset[str]] = {}
             if weight_calculation.budgets_limit_weights(policy):
-                exhausted = weight_calculation.exhausted_queues(policy, self._accountant.budgets())
+                states = self._accountant.budgets()
+                exhausted = weight_calculation.exhausted_queues(policy, states)
+                for model in policy.gpu_models:
+                    exhausted_by_model[model] = weight_calculation.exhausted_queues(policy, states, model)
         except AccountantUnavailable as error:
             return UsageReading(None, UsageHold("AccountantUnavailable", str(error)), change=change)
         same_counting = window.policy_version == version or window.policy_counting == policy.counting()
@@ -422,7 +446,23 @@ class UsageReader:
         hold = usage_hold(policy, window, now_ms)
         if hold is None:
             window, hold = self._others.add(policy, window, at_ms, now_ms, same_counting=announce)
-        return UsageReading(window, hold, exhausted, change)
+        by_model: dict[str, UsageWindow] = {}
+        if hold is None:
+            try:
+                by_model = window_by_model(policy, partial(self._of_part, policy, at_ms, now_ms, announce))
+            except AccountantUnavailable as error:
+                hold = UsageHold("AccountantUnavailable", str(error))
+        return UsageReading(window, hold, exhausted, change, by_model, exhausted_by_model)
+
+    def _of_part(self, policy: Policy, at_ms: int, now_ms: int, announce: bool, spec: WindowSpec) -> UsageWindow:
+        """Return the usage of one part of the GPUs in all clusters that the policy counts. Raises
+        AccountantUnavailable."""
+        own = self._accountant.window(spec, policy.measure, at_ms, policy.min_coverage)
+        of_part = policy.model_copy(update={"window": spec})
+        window, hold = self._others.add(of_part, own, at_ms, now_ms, same_counting=announce)
+        if hold is not None:
+            raise AccountantUnavailable(f"{hold.reason}: {hold.message}")
+        return window
 
     def _policy_not_in_force(self, window: UsageWindow, version: str, now_ms: int) -> UsageHold:
         """Return the hold for a window with the queues of another policy, from another controller or a restored ledger.

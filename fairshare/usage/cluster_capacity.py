@@ -22,15 +22,17 @@ Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import fsum
+from dataclasses import dataclass, field, replace
+from math import fsum, inf
 from typing import Final
 
-from accountant.wire.policy_models import UsageWindow
+from accountant.wire.policy_models import Policy, UsageWindow
+from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.gpu_demand import millis
-from fairshare.core.queues_and_weights import Condition, Shard, own_window
+from fairshare.core.gpu_models import ModelMap, parts_of, shard_of_nodes, standings_of_part
+from fairshare.core.queues_and_weights import UNLIMITED, Condition, Observation, Shard, own_window
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.laws.weight_calculation import Pool, effective_length_s, pools
+from fairshare.laws.weight_calculation import ModelPart, Pool, effective_length_s, pools
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
@@ -192,6 +194,65 @@ def target_capacity(
         )
     physical = serving.devices
     return TargetCapacity(divided, None if physical is None else physical * (divided / available), parts)
+
+
+def model_parts(
+    policy: Policy,
+    serving: ServingNodes,
+    observation: Observation,
+    windows: Mapping[str, UsageWindow],
+    exhausted: Mapping[str, frozenset[str]],
+) -> tuple[ModelPart, ...]:
+    """Return the inputs of the division of each GPU model; empty if the policy has no quotas by model.
+
+    windows, exhausted: the usage of each part, and the queues whose budget of it is used up."""
+    if not parts_of(policy):
+        return ()
+    models = ModelMap.of(policy, serving.nodes, observation.pool_models)
+    quotas = QuotaTree(observation.quotas)
+    parts = []
+    for model in models.models:
+        nodes = [node for node in serving.nodes if models.of_node[_name(node)] == model]
+        known = serving.nodes or serving.lost
+        available = gpus_of_nodes(nodes) if known else gpus_of_window(windows[model]) or 0.0
+        quota_gpus = _quota_of_part(observation, models, quotas, model)
+        total = available if quota_gpus is None else min(available, quota_gpus)
+        shards = [shard_of_nodes(shard, map(_name, nodes)) for shard in observation.shards]
+        divided = pools(shards, nodes, total)
+        standings = standings_of_part(policy, observation.standings, observation.gangs, models, model)
+        parts.append(
+            ModelPart(
+                model,
+                windows[model],
+                {
+                    name: replace(standing, most=_most_of_part(observation, models, quotas, name, model))
+                    for name, standing in standings.items()
+                },
+                fsum(pool.gpus for pool in divided) if divided else total,
+                exhausted.get(model, frozenset()),
+                (fsum(map(devices, nodes)) or None) if available == total else None,
+                divided,
+            )
+        )
+    return tuple(parts)
+
+
+def _quota_of_part(observation: Observation, models: ModelMap, quotas: QuotaTree, model: str) -> float | None:
+    """Return the GPUs of this model that the target's quotas allow together; None if they do not limit them, or if the
+    model of one of them is unknown."""
+    own = [pool for pools_ in observation.pools.values() for pool in pools_]
+    if observation.capacity is None or not own or not all(models.of_pool.get(pool) for pool in own):
+        return None
+    return total_quota(quotas, (pool for pool in own if models.of_pool[pool] == model)) or 0.0
+
+
+def _most_of_part(observation: Observation, models: ModelMap, quotas: QuotaTree, queue: str, model: str) -> float:
+    """Return the most GPUs of this model that the target's quotas allow a queue; -1 if they set no limit."""
+    own = observation.pools.get(queue, ())
+    if not own or not all(models.of_pool.get(pool) for pool in own):
+        return UNLIMITED
+    most = fsum(quotas.maximum(pool) for pool in own if models.of_pool[pool] == model)
+    return UNLIMITED if most == inf else most
 
 
 def last_metered_quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:

@@ -559,6 +559,7 @@ QUEUE = (
     Field(("deserved",), "Deserved", "number", "GPUs it can have at any time; −1: unlimited"),
     Field(("weight",), "Weight", "number", "its part of the remaining GPUs, before history"),
     Field(("limit",), "Limit", "number", "GPUs it may hold at most; −1: none"),
+    Field(("gpu_models",), "By GPU model", "yaml", "H100: {deserved: 4, limit: 8}"),
     Field(("priority",), "Priority", "number", "higher is served first"),
     Field(("team",), "Team", "text", "the team that pays for its usage"),
     Field(("refs",), "Refs", "list", "its queues at the schedulers: kai:NAME, kueue:NAMESPACE/NAME …"),
@@ -699,6 +700,12 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
     capacity: the GPUs of the cluster, to compare quotas with."""
     revision, numbers = _revision(standing, form)
     unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
+    unread |= {
+        f"{LISTED}.{number}.{each.name}": fault
+        for number, row in enumerate(form.rows)
+        for each in QUEUE
+        if (fault := unreadable(each, row.values[each.name]))
+    }
     wanted = revised(standing.data, revision)
     text, edited = revise(standing.text, revision)
     document = parse(text, standing.name)

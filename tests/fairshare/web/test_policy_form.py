@@ -313,7 +313,7 @@ def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
     assert {each.name: each.default(Policy) for each in SCALARS}["window.size"] == "7d"
     assert {each.name: each.default(QueuePolicy) for each in QUEUE} == {
         "name": "", "parent": "none", "deserved": "0", "weight": "1", "limit": "-1", "priority": "100", "team": "none",
-        "refs": "none",
+        "refs": "none", "gpu_models": "none",
     }  # fmt: skip
     durations = {0: "0s", 59: "59s", 90: "90s", 5_400: "90m", 7_200: "2h", 86_400: "1d"}
     assert {seconds: duration_text(seconds) for seconds in durations} == durations
@@ -427,3 +427,19 @@ def test_a_row_is_the_entry_at_its_position_in_a_faulty_list() -> None:
     faulty = standing("queues:\n  - 5\n  - {name: a}\n")
     found = draft(faulty, fill_row(fill_row(form_of(faulty), 0, gone=True), 1, weight="2"))
     assert (found.sound, yaml.safe_load(found.text)) == (True, {"queues": [{"name": "a", "weight": 2}]})
+
+
+def test_quotas_by_model_are_a_field_of_a_queue_and_a_fault_is_beside_it() -> None:
+    form = form_of(standing())
+    quotas = "H100: {deserved: 4, limit: 8}\nA10: {deserved: 20}"
+    rows = {
+        number: fill_row(form, number, gpu_models=quotas, deserved="").rows[number] for number in range(len(form.rows))
+    }
+    filled = Form(form.values, tuple(rows.values()))
+    changed = draft(standing(), filled)
+    assert changed.policy is not None, changed.faults
+    assert {queue.deserved for queue in changed.policy.queues} == {24.0}
+    assert form_of(PolicyText.of(changed.text, "policy.yaml")).rows[0].values["gpu_models"] == quotas
+    for wrong in ("H100: {deserved: -2}", "H100: [", "A10: {}"):
+        faulty = draft(standing(), fill_row(filled, 0, gpu_models=wrong, deserved="3"))
+        assert {fault.field.rpartition(".")[0] for fault in faulty.faults} == {"queues.0"}, wrong

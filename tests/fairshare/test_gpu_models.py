@@ -1,0 +1,377 @@
+"""Quotas by GPU model: each model is divided by itself, from the policy file to victims, verdicts and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
+from accountant.wire.usage_cost_and_job_models import BudgetState
+from fairshare.cli.decision_replay import recount
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import CycleReport
+from fairshare.controller.kube_scheduler_extender import ExtenderViews, fair_nodes
+from fairshare.controller.pod_index import PodIndex
+from fairshare.controller.policy_file import load
+from fairshare.core.gpu_models import OTHERS, window_of_part
+from fairshare.core.queues_and_weights import Standing
+from fairshare.explain.queue_and_pod_explanation import explain_queue
+from fairshare.laws.weight_calculation import ModelPart, WeightInputs, WeightResult, calculate_weights
+from fairshare.targets import KINDS
+from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
+from gputally.base.clock import VirtualClock
+from gputally.base.gpu_model_names import most_precise
+from gputally.base.version import __version__
+from gputally.base.yaml_file import FileFault
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Object
+from tests.fairshare.builders import cluster_with, node_object, object_of, pod_object, policy_of, queue_object
+from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.fairshare.observations import condition, pods_of
+from tests.hypothesis_examples import examples
+from tests.usage_windows import usage_window
+
+H100, A10 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A10"
+LABEL = "nvidia.com/gpu.product"
+HOUR_US = 3_600_000_000
+
+
+class ByModel(Accountant):
+    """A fake accountant that knows usage by GPU model, as parts of the capacity of one hour of eight GPUs each."""
+
+    def __init__(self, **used: Mapping[str, float]) -> None:
+        super().__init__()
+        self.by_model = used
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        counted = [model for model in ("H100", "A10") if spec.gpu_weights.get(model, 1)]
+        usage: dict[str, int] = {}
+        for model in counted:
+            for queue, part in self.by_model.get(model, {}).items():
+                usage[queue] = usage.get(queue, 0) + round(part * 8 * HOUR_US)
+        version = self.policies[-1].version() if self.policies else None
+        unit = "weighted_gpu_us" if spec.gpu_weights else "gpu_us"
+        said = {"policy_version": version, "watermark_ms": at_ms, "measure": measure, "unit": unit}
+        return usage_window(usage, 8 * HOUR_US * len(counted), end_ms=at_ms, **said)
+
+
+def _policy(prefix: str = "policy", k: float = 0.0, **more: Any) -> Policy:
+    """Two teams with four of eight H100 and four of eight A10 each."""
+    quotas = {"H100": {"deserved": 4}, "A10": {"deserved": 4}}
+    queues = [{"name": name, "refs": [f"{prefix}:{name}"], "gpu_models": quotas} for name in "ab"]
+    return policy_of(queues, k=k, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0}, **more)
+
+
+def _nodes() -> list[Object]:
+    return [node_object("h", 8, labels={LABEL: H100}), node_object("t", 8, labels={LABEL: A10})]
+
+
+def _waiting(name: str, queue: str, gpus: int, model: str | None) -> Object:
+    pod = pod_object(name, queue, node="", gpus=gpus)
+    if model is not None:
+        pod["spec"]["nodeSelector"] = {LABEL: model}
+    return pod
+
+
+def _cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | None = None) -> CycleReport:
+    accountant = accountant or ByModel()
+    return Controller(policy, accountant, cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster)).cycle()
+
+
+def _due(report: CycleReport) -> dict[str, dict[str, float]]:
+    (target,) = report.targets
+    return {model: {due.queue: due.gpus for due in of_model} for model, of_model in target.by_model.items()}
+
+
+def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
+    """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
+    held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
+    cluster = cluster_with(*_nodes(), *held, _waiting("a0", "a", 2, H100))
+    (target,) = _cycle(cluster, _policy()).targets
+    assert target.preemption is not None
+    (verdict,) = target.preemption.verdicts
+    assert [pod.name for victim in verdict.victims for pod in victim.pods] == ["b-h0"]
+    assert "H100 GPUs" in verdict.victims[0].reason
+    assert {model: due for model, due in _due_of(target.by_model).items() if model} == {
+        "H100": {"a": 2.0, "b": 6.0}, "A10": {"a": 0.0, "b": 8.0},
+    }  # fmt: skip
+
+
+def _due_of(by_model: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    return {model: {due.queue: due.gpus for due in of_model} for model, of_model in by_model.items()}
+
+
+def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
+    """b holds no more than its quota of H100, and eight A10. A pod of a that needs H100 beyond its quota waits, and is
+    told why, though b is far above the sum of its quotas."""
+    held = [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
+    held += [pod_object("a-h", "a", node="h"), pod_object("b-h", "b", node="h")]
+    cluster = cluster_with(*_nodes(), *held, _waiting("a1", "a", 2, H100))
+    report = _cycle(cluster, _policy())
+    (target,) = report.targets
+    assert target.preemption is not None
+    (verdict,) = target.preemption.verdicts
+    assert (verdict.outcome, verdict.victims) == ("denied", ())
+    assert "H100 GPUs" in verdict.reason
+    (account,) = explain_queue(_policy(), report, "a")
+    assert any("on H100 GPUs" in sentence for sentence in account.sentences)
+    assert [(each.gpus, each.queue.deserved, each.entitlement.allocated) for each in account.models] == [
+        ("H100 GPUs", 4.0, 4.0), ("A10 GPUs", 4.0, 0.0), ("GPUs of other models", 0.0, 0.0),
+    ]  # fmt: skip
+
+
+def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
+    """All H100 are held within quotas, and b borrows A10: the victim runs on A10."""
+    held = [pod_object(f"{q}-h", q, node="h") for q in "ab"] + [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
+    cluster = cluster_with(*_nodes(), *held, _waiting("a1", "a", 4, None))
+    (target,) = _cycle(cluster, _policy()).targets
+    assert target.preemption is not None
+    (verdict,) = target.preemption.verdicts
+    assert [pod.node for victim in verdict.victims for pod in victim.pods] == ["t"]
+
+
+def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
+    queues = [{"name": "a", "refs": ["policy:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
+    policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
+    cluster = cluster_with(*_nodes(), pod_object("a0", node="h", gpus=2), _waiting("a1", "a", 2, H100))
+    (target,) = _cycle(cluster, policy).targets
+    assert target.preemption is not None
+    assert [verdict.outcome for verdict in target.preemption.verdicts] == ["denied"]
+
+
+def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
+    """Both ask for all GPUs. a has used all H100 and nothing else; its budget of H100 is used up."""
+    free = {"H100": {"weight": 1}, "A10": {"weight": 1}}
+    queues = [{"name": name, "refs": [f"policy:{name}"], "gpu_models": free} for name in "ab"]
+    budget = {"name": "m", "queue": "a", "limit": 100, "exhausted": "no-over-quota", "gpu_models": {"H100": 10}}
+    pods = [_waiting(f"{q}{model[-1]}", q, 8, model) for q in "ab" for model in (H100, A10)]
+    used = ByModel(H100={"a": 1.0})
+    even, past = (_due(_cycle(cluster_with(*_nodes(), *pods), policy_of(queues, k=k), used)) for k in (0.0, 3.0))
+    assert even["H100"] == even["A10"] == past["A10"] == {"a": 4.0, "b": 4.0}
+    assert past["H100"] == {"a": 0.0, "b": 8.0}
+    state = {"month": "2026-10", "unit": "GPU-hours", "queue": "a", "team": None, "ratio": None, "threshold": None}
+    state |= {"forecast": None, "forecast_low": None, "forecast_high": None, "as_of_ms": 0}
+    used.states = [
+        BudgetState(name="m", limit=100, spent=20, **state),
+        BudgetState(name="m: H100", gpu_model="H100", limit=10, spent=20, **state),
+    ]
+    spent = _due(_cycle(cluster_with(*_nodes(), *pods), policy_of(queues, k=0.0, budgets=[budget]), used))
+    assert (spent["H100"], spent["A10"]) == ({"a": 0.0, "b": 8.0}, {"a": 4.0, "b": 4.0})
+
+
+def _flavored(name: str, h100: int, a10: int) -> Object:
+    flavors = [
+        {"name": flavor, "resources": [{"name": GPU, "nominalQuota": str(gpus)}]}
+        for flavor, gpus in (("big", h100), ("a10", a10))
+    ]
+    spec = {"cohortName": "all", "resourceGroups": [{"coveredResources": [GPU], "flavors": flavors}]}
+    return object_of(CLUSTER_QUEUES[0], name, spec)
+
+
+FLAVOR_OBJECTS = [object_of(FLAVORS[0], "big", {"nodeLabels": {LABEL: H100}}), object_of(FLAVORS[0], "a10", {})]
+"""A flavor whose labels state its model, and one whose name does."""
+
+
+@pytest.mark.parametrize(
+    ("quotas", "in_sync"), [((4, 4), ("True", "AsPolicy")), ((6, 2), ("False", "PolicyDiffers"))]
+)  # fmt: skip
+def test_kueue_has_quotas_by_model_as_quotas_of_flavors(quotas: tuple[int, int], in_sync: tuple[str, str]) -> None:
+    cluster = MemoryCluster(KINDS, [*_nodes(), *FLAVOR_OBJECTS, *(_flavored(name, *quotas) for name in "ab")])
+    (target,) = _cycle(cluster, _policy("kueue")).targets
+    by_model, synced = condition(target, "ByModel"), condition(target, "InSync")
+    assert (by_model.status, by_model.reason) == ("True", "ByFlavor")
+    assert (synced.status, synced.reason) == in_sync
+    if in_sync[0] == "False":
+        assert "H100" in synced.message
+
+
+def test_a_workload_of_kueue_counts_for_the_model_of_its_flavor() -> None:
+    def workload(name: str, queue: str, flavor: str | None) -> Object:
+        container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
+        spec = {
+            "queueName": queue,
+            "podSets": [{"name": "m", "count": 1, "template": {"spec": {"containers": [container]}}}],
+        }
+        assignment = {"name": "m", "count": 1, "flavors": {GPU: flavor}, "resourceUsage": {GPU: "4"}}
+        status = {"admission": {"clusterQueue": queue, "podSetAssignments": [assignment]}} if flavor else {}
+        return object_of(WORKLOADS[0], name, spec, status, uid=name)
+
+    local = [object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"]
+    work = [
+        workload("w1", "b", "big"),
+        workload("w2", "b", "a10"),
+        workload("w3", "b", "a10"),
+        workload("w4", "a", None),
+    ]
+    queues = [_flavored(name, 4, 4) for name in "ab"]
+    cluster = MemoryCluster(KINDS, [*_nodes(), *FLAVOR_OBJECTS, *queues, *local, *work, workload("w4", "a", None)])
+    (target,) = _cycle(cluster, _policy("kueue")).targets
+    held = {part.model: {q: (s.allocated, s.requested) for q, s in part.standings.items()} for part in target.models}
+    assert held["H100"] == {"a": (0.0, 4.0), "b": (4.0, 4.0)}
+    assert held["A10"] == {"a": (0.0, 4.0), "b": (8.0, 8.0)}
+    assert target.waiting_models == {"Workload/ns/w4": ("H100", "A10")}
+
+
+def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
+    cluster = MemoryCluster(KINDS, [*_nodes(), *(queue_object(name) for name in "ab")])
+    (target,) = _cycle(cluster, _policy("kai")).targets
+    found = condition(target, "ByModel")
+    assert (found.status, found.reason) == ("False", "OneQuantity")
+    (plain,) = _cycle(cluster, policy_of()).targets
+    assert not plain.models
+    assert "ByModel" not in {each.type for each in plain.conditions}
+
+
+@pytest.mark.parametrize(("name", "reason"), [("t4", "NoFlavor"), ("a10", "OneWeight")])
+def test_what_kueue_cannot_express_is_named(name: str, reason: str) -> None:
+    queue = _flavored("a", 4, 4)
+    queue["spec"]["resourceGroups"][0]["flavors"][1]["name"] = name
+    flavors = [FLAVOR_OBJECTS[0], object_of(FLAVORS[0], name, {})]
+    quotas = {"H100": {"deserved": 4, "weight": 2}, "A10": {"deserved": 4}}
+    cluster = MemoryCluster(KINDS, [*_nodes(), *flavors, queue, object_of(COHORTS[0], "all", {})])
+    policy = policy_of([{"name": "a", "refs": ["kueue:a"], "gpu_models": quotas}])
+    (target,) = _cycle(cluster, policy).targets
+    assert (condition(target, "ByModel").status, condition(target, "ByModel").reason) == ("False", reason)
+
+
+def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> None:
+    """b is within its quota of H100 and borrows A10, so a's pod may end b's work only on the node with A10."""
+    held = [pod_object("b-h", "b", node="h"), pod_object("a-h", "a", node="h", gpus=2)]
+    held += [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
+    asking = _waiting("a1", "a", 4, None)
+    cluster = cluster_with(*_nodes(), *held, asking)
+    policy = _policy()
+    index, pods = PodIndex(), {pod.name: pod for pod in pods_of(cluster)}
+    for pod in pods.values():
+        index.change(pod.uid, pod)
+    views = ExtenderViews(index, VirtualClock(NOW_MS))
+    report = _cycle(cluster, _policy(targets={"kube_scheduler": {"mode": "extender"}}))
+    views.observe(report, policy)
+    view = views.view()
+    assert view is not None
+    (target,) = report.targets
+    assert (condition(target, "ByModel").status, condition(target, "ByModel").reason) == ("True", "ByNode")
+    assert fair_nodes(pods["a1"], {"h": [pods["b-h"].uid], "t": [pods["b-t0"].uid]}, view) == ("t",)
+
+
+def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:
+    used = ByModel(H100={"a": 0.7, "b": 0.1}, A10={"b": 0.4})
+    policy = _policy("kai", k=1.0)
+    groups = [queue_object(name, requested="16", allocated="4") for name in "ab"]
+    cluster = MemoryCluster(KINDS, [*_nodes(), *groups, pod_object("b0", "b", node="h")])
+    _cycle(cluster, policy, used)
+    (count,) = recount(
+        [d.model_validate_json(d.model_dump_json()) for d in used.decisions if d.kind == "weight"],
+        {policy.version(): policy},
+        __version__,
+    )
+    assert (count.fault, count.differences) == ("", ())
+    assert {"H100", "A10", OTHERS} == used.decisions[0].inputs["due_by_model"].keys()
+
+
+@pytest.mark.parametrize(
+    ("queue", "line"),
+    [
+        ("deserved: 20, gpu_models: {H100: {deserved: 4}, A10: {deserved: 20}}", "queues.0.deserved"),
+        ("limit: 3, gpu_models: {H100: {limit: 4}}", "queues.0.limit"),
+        ("gpu_models: {H100: {}, NVIDIA H100: {}}", "queues.0.gpu_models"),
+        ("gpu_models: {H100: {deserved: -0.5}}", "queues.0.gpu_models.H100.deserved"),
+        ("gpu_models: {'*': {}}", "queues.0.gpu_models"),
+    ],
+)
+def test_figures_that_contradict_each_other_are_refused_with_their_place(queue: str, line: str, file: Make) -> None:
+    path: Path = file(f"queues:\n  - {{name: a, {queue}}}\n")
+    with pytest.raises(FileFault) as fault:
+        load(path)
+    assert f"input:2: {line}" in str(fault.value)
+
+
+def test_a_quota_of_no_stated_model_beside_quotas_by_model_is_refused(file: Make) -> None:
+    path: Path = file("queues:\n  - {name: a, gpu_models: {H100: {deserved: 4}}}\n  - {name: b, deserved: 2}\n")
+    with pytest.raises(FileFault) as fault:
+        load(path)
+    assert "input:3: queues.1.gpu_models" in str(fault.value)
+
+
+def test_a_deserved_quota_that_is_left_out_is_the_sum_and_plain_policies_keep_their_version(file: Make) -> None:
+    path: Path = file("queues:\n  - {name: a, gpu_models: {H100: {deserved: 4}, A10: {deserved: 20}}}\n")
+    policy = load(path)[0]
+    assert policy.queues[0].deserved == 24
+    assert "gpu_models" not in policy_of().model_dump_json()
+
+
+MODELS = ("H100", "A10", OTHERS)
+NAMES = ("a", "b", "c")
+
+
+@st.composite
+def divisions(draw: st.DrawFn) -> WeightInputs:
+    """Inputs with a part for each model, whose figures are drawn one by one."""
+    figure = st.integers(0, 12).map(float)
+    quota = st.fixed_dictionaries({"deserved": figure, "weight": st.sampled_from((0.0, 1.0, 2.0))})
+    queues = [
+        {"name": name, "refs": [f"kai:{name}"], "gpu_models": {m: draw(quota) for m in MODELS[:2]}} for name in NAMES
+    ]
+    policy = policy_of(queues, k=draw(st.sampled_from((0.0, 2.0))), law=draw(st.sampled_from(("kai", "deficit"))))
+
+    def standings() -> dict[str, Standing]:
+        return {name: Standing(held + draw(figure), held) for name in NAMES for held in (draw(figure),)}
+
+    def window() -> UsageWindow:
+        used = {name: draw(st.integers(0, 4 * HOUR_US)) for name in NAMES}
+        return usage_window(used, 16 * HOUR_US, end_ms=NOW_MS)
+
+    parts = tuple(ModelPart(model, window(), standings(), draw(figure)) for model in MODELS)
+    gpus = fsum(part.gpus for part in parts) or 1.0
+    return WeightInputs(policy, window(), standings(), gpus, NOW_MS, models=parts)
+
+
+@given(divisions(), st.sampled_from(MODELS))
+@settings(max_examples=examples(40, 1000), deadline=None)
+def test_models_add_up_and_never_mix(inputs: WeightInputs, other: str) -> None:
+    result = calculate_weights(inputs)
+    for each in result.entitlements:
+        of_models = [due.gpus for part in result.by_model.values() for due in part if due.queue == each.queue]
+        assert each.gpus == fsum(of_models)
+    for part in inputs.models:
+        assert fsum(due.gpus for due in result.by_model[part.model]) <= _most(part, inputs.policy) + 1e-6
+    changed = tuple(
+        ModelPart(part.model, part.window, {}, 99.0) if part.model == other else part for part in inputs.models
+    )
+    again: WeightResult = calculate_weights(WeightInputs(
+        inputs.policy, inputs.window, inputs.standings, inputs.gpus, NOW_MS, models=changed,
+    ))  # fmt: skip
+    for model in MODELS:
+        if model != other:
+            assert again.by_model[model] == result.by_model[model], "another model's state changes nothing"
+    assert again.weights == result.weights
+
+
+def _most(part: ModelPart, policy: Policy) -> float:
+    """Return the GPUs that the queues can be due together: all of them, or their quotas if these are more."""
+    quotas = [queue.gpu_models[part.model].deserved for queue in policy.queues if part.model in queue.gpu_models]
+    return max(part.gpus, fsum(quotas)) if part.gpus > 0 else 0.0
+
+
+@given(
+    st.lists(st.sampled_from(["H100", "H100 PCIe", "A10", "A100 80GB"]), min_size=1, max_size=4, unique=True),
+    st.dictionaries(st.sampled_from(["H100", "A100", "H100 PCIe 80GB", "*"]), st.sampled_from([0, 1, 3])),
+    st.sampled_from([H100, "NVIDIA H100 PCIe", "NVIDIA-A100-SXM4-80GB", "Tesla T4", A10]),
+)
+def test_the_windows_of_all_parts_count_each_model_once(
+    models: list[str], weights: dict[str, int], device: str
+) -> None:
+    spec = WindowSpec.model_validate({"gpu_weights": weights})
+
+    def weight(of: WindowSpec) -> int:
+        known = [name for name in of.gpu_weights if name != "*"]
+        found = most_precise(device, known)
+        return int(of.gpu_weights.get(found if found is not None else "*", 1))
+
+    assert sum(weight(window_of_part(spec, models, part)) for part in (*models, OTHERS)) == weight(spec)
