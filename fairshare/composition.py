@@ -23,6 +23,7 @@ import structlog
 from accountant.wire.policy_models import Decision, Policy
 from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
+from fairshare.controller.claimed_pods import ClaimedPods
 from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.controller_metrics import Metrics
 from fairshare.controller.cycle_report import CycleReport
@@ -30,7 +31,7 @@ from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
 from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_difference import changed_texts, policy_decision
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
-from fairshare.core.gpu_demand import BoundPods
+from fairshare.core.gpu_demand import BoundPods, read_claiming, read_member
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS, Health, serve, serve_extender
@@ -84,8 +85,14 @@ def run(settings: Settings, stop: threading.Event) -> None:
     report_log = event_and_decision_recorder.CycleLog(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     pods = PodIndex()
+    claimed = ClaimedPods(pods.change)
+    claims: tuple[Reflector[Any, Any], ...] = ()
+    read, changed = read_member, pods.change
+    if settings.watch_pods and settings.extender_listen:  # other schedulers count the devices of claims themselves
+        claims = claimed.reflectors(cluster.api(), clock.monotonic_ms)
+        read, changed = read_claiming, claimed.pod_changed
     reflector: Reflector[dict[str, Any], Pod] = Reflector(
-        cluster.api(), POD.path(), dict, BoundPods(clock), pods.change, now_ms=clock.monotonic_ms
+        cluster.api(), POD.path(), dict, BoundPods(clock, read), changed, now_ms=clock.monotonic_ms
     )
     views = ExtenderViews(pods, clock)
     reports = ReportCache()
@@ -127,12 +134,15 @@ def run(settings: Settings, stop: threading.Event) -> None:
             )
         )
         if settings.watch_pods:
-            reflector.prime()
+            for each in (*claims, reflector):
+                each.prime()
             gc.freeze()  # a full collection would stop every thread to look through pods that stay
             stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks, serves=True))
+            for each in claims:
+                stack.enter_context(run_beside(f"fairshare-{each.path.rpartition('/')[2]}", each.run, stop, tasks))
         if election is not None:
             stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, serves=True))
-        extender = Extender(views.view, clock) if settings.extender_listen else None
+        extender = Extender(views.view, clock, with_claims=claimed.with_claims) if settings.extender_listen else None
         if extender is not None:
             sys.setswitchinterval(THREAD_SWITCH_S)
             stack.enter_context(_extender(settings, extender, metrics, tasks))
@@ -159,7 +169,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             observe=observe,
             pods=pods.pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
-            unreadable=lambda: tuple(reflector.unreadable().values()),
+            unreadable=lambda: _unreadable(reflector, *claims),
             term=term,
             acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or no_calls,
@@ -193,6 +203,12 @@ def reload(file: ReloadedFile[Policy], settings: Settings) -> Policy | None:
         changes = list(changed_texts(before, now))
         events.warning("policy_in_force", before=before.version(), now=now.version(), changes=changes)
     return in_mode(now, settings)
+
+
+def _unreadable(pods: Reflector[Any, Any], *claims: Reflector[Any, Any]) -> tuple[str, ...]:
+    """Return the pods and claims that cannot be read, and why claims cannot be listed."""
+    faults = [each.fault for each in claims if each.fault is not None]
+    return (*(text for each in (pods, *claims) for text in each.unreadable().values()), *faults)
 
 
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:

@@ -35,7 +35,7 @@ import msgspec
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.pod_index import NO_SIDES, NodePods, PodIndex, Sides, demands_by_label
-from fairshare.core.gpu_demand import queues_by_ref, read_pod
+from fairshare.core.gpu_demand import queues_by_ref, read_claiming
 from fairshare.core.gpu_models import OTHERS, parts_of
 from fairshare.core.queues_and_weights import Condition, Entitlement, Pod, PolicyTree, Standing
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
@@ -221,12 +221,19 @@ class Extender:
     """Answers the scheduler's requests. Thread-safe."""
 
     def __init__(
-        self, view: Callable[[], ExtenderView | None], clock: Clock, *, deadline_ms: int = DEADLINE_MS
+        self,
+        view: Callable[[], ExtenderView | None],
+        clock: Clock,
+        *,
+        deadline_ms: int = DEADLINE_MS,
+        with_claims: Callable[[Pod], Pod] = lambda pod: pod,
     ) -> None:
-        """view: returns the latest view; None while there is none."""
+        """view: returns the latest view; None while there is none.
+        with_claims: returns a pod with the GPUs of its ResourceClaims."""
         self._view = view
         self._clock = clock
         self._deadline_ms = deadline_ms
+        self._with_claims = with_claims
         self._lock = threading.Lock()
         self._assumed: dict[str, tuple[Pod, int]] = {}
         self._on_nodes: dict[str, tuple[NodePods, list[Pod], NodePods]] = {}
@@ -244,7 +251,7 @@ class Extender:
         """Answer ExtenderArgs with HostPriorityList, the scores of the nodes."""
         deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
         args = _parse(content)
-        pod = _pod(args)
+        pod = self._pod(args)
         self._asked = True
         nodes, capacity = _nodes(args)
         view = self._view()
@@ -267,7 +274,7 @@ class Extender:
     def preempt(self, content: bytes) -> Answer:
         """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
         args = _parse(content)
-        pod = _pod(args)
+        pod = self._pod(args)
         self._asked = True
         victims = _victims(args)
         view = self._view()
@@ -282,6 +289,12 @@ class Extender:
                 }
             }
         )
+
+    def _pod(self, args: Mapping[str, Any]) -> Pod | None:
+        """Return the pod to place; None if it requests no GPU."""
+        pod = _read_pod(args)
+        pod = self._with_claims(pod) if pod is not None else None
+        return pod if pod is not None and pod.requests_gpus else None
 
     def _with_assumed(self, view: ExtenderView, asking: str, capacity: Mapping[str, float]) -> ExtenderView:
         """Return the view with the assumed placements of pods that it does not show on a node yet.
@@ -325,13 +338,13 @@ def _malformed(what: str, error: Exception) -> BadRequest:
     return BadRequest(escaped(f"{what}: a field is missing or has the wrong type ({type(error).__name__}: {error})"))
 
 
-def _pod(args: Mapping[str, Any]) -> Pod | None:
-    """Return the pod to place; None if it requests no GPU."""
+def _read_pod(args: Mapping[str, Any]) -> Pod | None:
+    """Return the pod to place; None if it requests neither a GPU nor a device by a ResourceClaim."""
     obj = args.get("Pod")
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict) or "name" not in obj["metadata"]:
         raise BadRequest("Pod is missing, or has no metadata.name")
     try:
-        pod = read_pod(obj)
+        pod = read_claiming(obj)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
         raise _malformed(f"Pod {obj['metadata']['name']}", error) from error
     if pod is not None and not isinstance(pod.uid, str):

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from math import fsum
 from typing import Any
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree, Standing
+from fairshare.core.device_claims import pod_claims
+from fairshare.core.queues_and_weights import ClaimingPod, Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.base.quantities import container_memory_mib
@@ -62,8 +63,22 @@ def read_pod(obj: Object) -> Pod | None:
     return pod if pod is not None and pod.requests_gpus else None
 
 
+def read_claiming(obj: Object) -> Pod | None:
+    """Return the pod as `read_member` does, and also if it has ResourceClaims, which may be of GPUs."""
+    claims = pod_claims(obj)
+    pod = _read(obj, claims=bool(claims))
+    if pod is None or not claims:
+        return pod
+    return ClaimingPod(**{each.name: getattr(pod, each.name) for each in fields(Pod)}, claims=claims)
+
+
 def read_member(obj: Object) -> Pod | None:
     """Return the pod; None if it is finished, or neither requests a GPU nor is a member of a PodGroup."""
+    return _read(obj)
+
+
+def _read(obj: Object, *, claims: bool = False) -> Pod | None:
+    """claims: whether the pod has ResourceClaims."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
@@ -75,7 +90,7 @@ def read_member(obj: Object) -> Pod | None:
     part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not whole else 0.0
-    if amount <= 0 and memory <= 0 and not annotations.get(_GROUP_OF.get(placer, "")):
+    if amount <= 0 and memory <= 0 and not claims and not annotations.get(_GROUP_OF.get(placer, "")):
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)

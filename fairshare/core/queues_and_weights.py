@@ -5,10 +5,11 @@ GPUs are floats in units of one physical GPU, as in the schedulers; -1 means unl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
+from fairshare.core.device_claims import PodClaim
 from gputally.kubernetes.objects import Kind
 
 UNLIMITED: Final = -1.0
@@ -199,6 +200,19 @@ class Pod:
     def leaving(self) -> bool:
         """Whether the pod is being deleted: it still has its node, and its GPUs no longer count as held."""
         return bool(self.node) and not self.held
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimingPod(Pod):
+    """A pod with ResourceClaims, whose GPUs are not in `gpus` yet (`fairshare.controller.claimed_pods`)."""
+
+    claims: tuple[PodClaim, ...] = ()
+
+    def with_claimed(self, gpus: float, node: str) -> Pod:
+        """Return the pod with `gpus` more GPUs, on this node."""
+        values = {each.name: getattr(self, each.name) for each in fields(Pod)}
+        held = self.held or (node != self.node)
+        return Pod(**{**values, "gpus": self.gpus + gpus, "node": node, "held": held})
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,11 +200,15 @@ class Reflector(Generic[O, V]):
         return f"{kind} were last read {age_s:.0f} s ago{fault}" if age_s > MOST_BEHIND_SECONDS else None
 
     def prime(self) -> None:
-        """Read the list once. After a failure, `run` tries again."""
-        try:
-            self.sync()
-        except ClusterError as error:
-            self.fault = str(error)
+        """Read the list once, at the first path at which the server serves it. After a failure, `run` tries again."""
+        for _ in range(self.path_count):
+            try:
+                self.sync()
+            except ClusterError as error:
+                if self.absent(error):
+                    continue
+                self.fault = str(error)
+            return
 
     def sync(self) -> None:
         """Read the list up to its end if it has not been read yet. Begin at the page at which an earlier call failed.
