@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 import structlog
 
-from accountant.wire.policy_models import Decision, Policy, UsageWindow
+from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
 from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
 from fairshare.controller.policy_difference import policy_decision
@@ -414,9 +413,11 @@ class Controller:
             return self._policy, window, by_model
         policy = history.applied_to(self._policy)
         if (policy.window, "allocated") != (self._policy.window, self._policy.measure):
-            read = partial(
-                self._accountant.window, measure="allocated", at_ms=window.end_ms, min_coverage=policy.min_coverage
-            )
+            end_ms = window.end_ms
+
+            def read(spec: WindowSpec) -> UsageWindow:
+                return self._accountant.window(spec, "allocated", end_ms, policy.min_coverage)
+
             window, by_model = read(policy.window), window_by_model(policy, read)
         return policy, window, by_model
 

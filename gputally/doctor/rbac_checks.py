@@ -1,7 +1,7 @@
 """Checks whether each program has the RBAC rights that it needs.
 
-`NEEDS` and `PREEMPTING` list the rights that the chart's roles grant; a test compares the lists with the roles. No
-program needs a right on a kind that the API server does not serve."""
+`NEEDS`, `PREEMPTING` and `EXTENDING` list the rights that the chart's roles grant; a test compares the lists with the
+roles. No program needs a right on a kind that the API server does not serve."""
 
 from __future__ import annotations
 
@@ -113,6 +113,8 @@ PREEMPTING = (
     *_every("bus.volcano.sh", "commands", "create list"),
 )
 """Further rights that the controller needs if the policy enforces preemption."""
+EXTENDING = (*_every("resource.k8s.io", "resourceclaims resourceclaimtemplates deviceclasses", "list watch"),)
+"""Further rights that the controller needs if the kube-scheduler calls its extender."""
 NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
@@ -125,18 +127,31 @@ def scheduler_configs(policy: Policy) -> tuple[str, ...]:
     return tuple(config.partition("/")[2] for config in configs)
 
 
+def extends(policy: Policy) -> bool:
+    """Return whether shares of the policy take effect through the kube-scheduler's extender."""
+    labelled = any(ref.startswith("policy:") for queue in policy.queues for ref in queue.refs)
+    return labelled and policy.targets.kube_scheduler.mode == "extender"
+
+
 def needed_rights(
-    program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
+    program: str,
+    served: Collection[tuple[str, str]],
+    *,
+    preempts: bool = False,
+    extender: bool = False,
+    configs: Collection[str] = (),
 ) -> tuple[AccessRight, ...]:
     """Return the rights that the program needs.
 
     served: the kinds that the API server serves, as (group, resource).
     preempts: True if the policy in force preempts running work.
+    extender: True if its shares take effect through the extender.
     configs: names of the schedulers' ConfigMaps (`scheduler_configs`)."""
     needed = NEEDS[program]
     if program == "fairshare":
         others = [name for name in configs if name not in SCHEDULER_CONFIGS]
         needed += (*_every("core", "configmaps", "get", others), *(PREEMPTING if preempts else ()))
+        needed += EXTENDING if extender else ()
     return tuple(right for right in needed if (right.group, right.resource.partition("/")[0]) in served)
 
 
@@ -170,7 +185,12 @@ _REVIEW_OF_OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccess
 
 
 def review_rights(
-    cluster: ClusterView, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
+    cluster: ClusterView,
+    namespace: str,
+    *,
+    preempts: bool = False,
+    extender: bool = False,
+    configs: Collection[str] = (),
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """Review the needed rights of each program. Return the arguments `answers` and `users` of `judge_rights`.
 
@@ -178,8 +198,8 @@ def review_rights(
     own rights are reviewed.
 
     namespace: the namespace of the release, for the review of the caller's own rights.
-    preempts, configs: see `needed_rights`."""
-    served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
+    preempts, extender, configs: see `needed_rights`."""
+    served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING, EXTENDING) for right in rights})
     accounts = _accounts(cluster)
     answers: dict[str, dict[AccessRight, bool]] = {}
     users: dict[str, str] = {}
@@ -191,7 +211,7 @@ def review_rights(
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated") if user else ()
         answers[program] = {
             right: cluster.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
-            for right in needed_rights(program, served, preempts=preempts, configs=configs)
+            for right in needed_rights(program, served, preempts=preempts, extender=extender, configs=configs)
         }
         users.setdefault(program, user)
     return answers, users

@@ -23,8 +23,18 @@ from gputally.doctor.accountant_and_usage_checks import (
     unattributed_time,
 )
 from gputally.doctor.findings import CheckResult, Finding, exit_code, first_findings
-from gputally.doctor.rbac_checks import NEEDS, OWNERS, PREEMPTING, AccessRight, judge_rights, needed_rights
+from gputally.doctor.rbac_checks import (
+    EXTENDING,
+    NEEDS,
+    OWNERS,
+    PREEMPTING,
+    AccessRight,
+    extends,
+    judge_rights,
+    needed_rights,
+)
 from gputally.doctor.scheduler_checks import conflicts, guarantees, placement, weights
+from tests.fairshare.builders import policy_of
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
 HOUR_US = 3_600_000_000
@@ -47,7 +57,8 @@ def test_the_rights_are_those_of_the_chart() -> None:
     for program, rights in roles.items():
         ours = set(NEEDS[program])
         assert ours <= rights, sorted(map(str, ours - rights))
-        assert rights - ours <= set(PREEMPTING), sorted(map(str, rights - ours))
+        assert rights - ours <= {*PREEMPTING, *EXTENDING}, sorted(map(str, rights - ours))
+    assert {*PREEMPTING, *EXTENDING} <= roles["fairshare"]
     assert set(roles) == set(NEEDS)
 
 
@@ -55,6 +66,10 @@ def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:
     served = {("", "pods"), ("kueue.x-k8s.io", "workloads")}
     assert {right.resource for right in needed_rights("fairshare", served)} == {"pods", "workloads"}
     assert AccessRight("", "pods/eviction", "create") in needed_rights("fairshare", served, preempts=True)
+    claims = {("resource.k8s.io", "resourceclaims")}
+    assert set(needed_rights("fairshare", claims, extender=True)) == set(EXTENDING[:2])
+    assert extends(policy_of([{"name": "a", "refs": ["policy:a"]}]))
+    assert not extends(policy_of())
 
 
 def test_refused_rights() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.cli.decision_replay import recount
+from fairshare.cli.decision_replay import Difference, recount
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import ExtenderViews, fair_nodes
@@ -84,6 +84,14 @@ def _cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | None
     return Controller(policy, accountant, cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster)).cycle()
 
 
+def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[Difference, ...], str]:
+    """Return what a replay of the only recorded cycle finds."""
+    decisions = [d.model_validate_json(d.model_dump_json()) for d in accountant.decisions if d.kind != "hold"]
+    (count,) = recount(decisions, {policy.version(): policy}, __version__)
+    assert count.compared > 5
+    return count.differences, count.fault
+
+
 def _due(report: CycleReport) -> dict[str, dict[str, float]]:
     (target,) = report.targets
     return {model: {due.queue: due.gpus for due in of_model} for model, of_model in target.by_model.items()}
@@ -93,10 +101,12 @@ def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
     """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
     held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
     cluster = cluster_with(*_nodes(), *held, _waiting("a0", "a", 2, H100))
-    (target,) = _cycle(cluster, _policy()).targets
+    policy, used = _policy(), ByModel()
+    (target,) = _cycle(cluster, policy, used).targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
     assert [pod.name for victim in verdict.victims for pod in victim.pods] == ["b-h0"]
+    assert _differences(used, policy) == ((), "")
     assert "H100 GPUs" in verdict.victims[0].reason
     assert {model: due for model, due in _due_of(target.by_model).items() if model} == {
         "H100": {"a": 2.0, "b": 6.0}, "A10": {"a": 0.0, "b": 8.0},
@@ -266,12 +276,7 @@ def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:
     groups = [queue_object(name, requested="16", allocated="4") for name in "ab"]
     cluster = MemoryCluster(KINDS, [*_nodes(), *groups, pod_object("b0", "b", node="h")])
     _cycle(cluster, policy, used)
-    (count,) = recount(
-        [d.model_validate_json(d.model_dump_json()) for d in used.decisions if d.kind == "weight"],
-        {policy.version(): policy},
-        __version__,
-    )
-    assert (count.fault, count.differences) == ("", ())
+    assert _differences(used, policy) == ((), "")
     assert {"H100", "A10", OTHERS} == used.decisions[0].inputs["due_by_model"].keys()
 
 
