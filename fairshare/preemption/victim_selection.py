@@ -242,7 +242,7 @@ class Search:
             if (
                 key in gone
                 or (key in state.touched and part.is_in(state.taken))
-                or not self._is_of_model(part)
+                or (claim.model is not None and not self._is_of_model(part))
                 or (part.gang.protection is not None and self._scheduler_protects(part))
                 or (counted and not trial.helped_by(part))
             ):

@@ -213,3 +213,9 @@ def test_a_hostile_claim_stops_itself_alone() -> None:
     hostile = _claim("bad", {"name": "r", "exactly": {"deviceClassName": GPU_CLASS, "count": 10**30}})
     fed = Fed(hostile, _claim("good"), _pod("a", claim="bad"), _pod("b", claim="good"), _pod("c", claim="missing"))
     assert {name: gpus for name, (gpus, _, _) in fed.held().items()} == {"a": 32.0, "b": 1.0, "c": 0.0}
+
+
+def test_a_claim_counts_for_pods_of_its_own_namespace_alone() -> None:
+    elsewhere = _claim("c", on="n1", devices=("gpu-0", "gpu-1"))
+    elsewhere["metadata"]["namespace"] = "other"
+    assert Fed(elsewhere, _pod("a", claim="c")).held() == {"a": (0.0, "", False)}
