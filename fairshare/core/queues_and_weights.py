@@ -363,7 +363,8 @@ class Entitlement:
 
     gpus: its share with its history.
     without_history: its share with k = 0.
-    guaranteed: its deserved quota, -1 for unlimited."""
+    guaranteed: its deserved quota, -1 for unlimited.
+    limit: the most that it may hold, by the policy and by its scheduler's own quotas; -1 for unlimited."""
 
     queue: str
     parent: str | None
@@ -373,6 +374,7 @@ class Entitlement:
     requested: float
     allocated: float
     guaranteed: float = 0.0
+    limit: float = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,7 +393,7 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
     entitlements = tuple(
         Entitlement(
             name, queue.parent, with_history[name], without_history[name], ratios[name].u, requested[name],
-            standings[name].allocated if name in standings else 0.0, queue.deserved,
+            standings[name].allocated if name in standings else 0.0, queue.deserved, queue.limit,
         )
         for name, queue in queues.items()
     )  # fmt: skip

@@ -375,6 +375,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
     allocated = tree.sum_up({queue: fsum(parts) for queue, parts in by_queue.items()})
     fixed = tree.sum_up({queue: fsum(parts) for queue, parts in fixed_by_queue.items()})
     shares = {due.queue: due.gpus for due in entitlements}
+    limits = {due.queue: due.limit for due in entitlements}
     return {
         queue.name: Account(
             queue.name,
@@ -383,7 +384,7 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
                 GPU: QueueResource(
                     queue.deserved,
                     shares[queue.name],
-                    queue.limit,
+                    min((one for one in (queue.limit, limits[queue.name]) if one != UNLIMITED), default=UNLIMITED),
                     allocated.get(queue.name, 0.0),
                     fixed.get(queue.name, 0.0),
                 )

@@ -114,6 +114,25 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make) ->
     assert cluster.get(QUEUE, "sci")["metadata"]["annotations"] == path
 
 
+def test_work_above_a_capability_takes_no_room(controller_of: Make) -> None:
+    """eng holds its capability of 2 of 4 GPUs, and sci waits for the others."""
+    queues = [_queue("eng", capability={GPU: "2"}), _queue("sci")]
+    groups = [
+        object_of(POD_GROUP, name, {"queue": queue, "minMember": 1, "minResources": {GPU: "2"}}, {"phase": "Inqueue"})
+        for name, queue in (("held", "eng"), ("more", "eng"), ("next", "sci"))
+    ]
+    container = {"name": "c", "resources": {"limits": {GPU: "2"}}}
+    notes = {"scheduling.k8s.io/group-name": "held"}
+    spec = {"schedulerName": "volcano", "nodeName": "n0", "containers": [container]}
+    held = object_of(POD, "held-0", spec, {"phase": "Running"}, uid="u", annotations=notes)
+    cluster = MemoryCluster(KINDS, [*queues, *groups, held, node_object("n0", 4), volcano("proportion")])
+    policy = _policy("weight", preemption={"mode": "dry-run", "wait": 0, "min_runtime": 0})
+    pods = [pod for pod in [read_member(held)] if pod is not None]
+    (target,) = controller_of(policy, cluster, pods=lambda: pods).cycle().targets
+    outcomes = {verdict.claimant: verdict.outcome for verdict in target.preemption.verdicts}
+    assert outcomes == {"PodGroup/ns/more": "denied", "PodGroup/ns/next": "room"}
+
+
 def _fairshare(**arguments: object) -> dict[str, Any]:
     return {"name": "fairshare", "arguments": {f"fairshare.{key}": value for key, value in arguments.items()}}
 
