@@ -11,6 +11,7 @@ import http.client
 import os
 import re
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 64 * 1024
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 PAGE_TIMEOUT_S = 2.0
+_CHUNK_BYTES = 64 * 1024
+_SLOWEST = 64 * 1024
+"""Bytes a second that an answer must bring at least, once its time limit is over."""
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token)
 
 
@@ -142,7 +146,7 @@ class HttpSender:
         try:
             self._connection.request("POST", self._prefix + path, body, dict(headers))
             response = self._connection.getresponse()
-            content = response.read(MAX_ANSWER_BYTES + 1)
+            content = read_answer(response, MAX_ANSWER_BYTES, self._args[2])
         except (OSError, http.client.HTTPException) as error:
             self.close()
             if reused and isinstance(error, ConnectionError):
@@ -171,6 +175,21 @@ class HttpSender:
             self._connection.close()
 
 
+def read_answer(response: http.client.HTTPResponse, most_bytes: int, seconds: float) -> bytes:
+    """Read the body of an answer; of a larger one than `most_bytes` about that much. A server that sends a byte now and
+    then does not extend the time limit. Raises OSError, http.client.HTTPException."""
+    body, began_s = bytearray(), time.monotonic()
+    while len(body) <= most_bytes and (part := response.read1(_CHUNK_BYTES)):
+        body += part
+        if time.monotonic() - began_s > seconds + len(body) / _SLOWEST:
+            raise TimeoutError(f"no whole answer within {seconds:g} s")
+    if len(body) <= most_bytes:
+        if response.length:
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        response.close()  # which leaves the connection open for the next request
+    return bytes(body)
+
+
 def failure_reason(error: BaseException) -> str:
     """Return why a request failed: the message of the error, or its type if it has none."""
     return str(error.args[-1]) if error.args else type(error).__name__
@@ -196,7 +215,7 @@ def page_reader(url: str, default_port: int, setting: str) -> Callable[[], str]:
         try:
             connection.request("GET", path or "/metrics", headers={"Accept": "text/plain"})
             answer = connection.getresponse()
-            body = answer.read(MAX_PAGE_BYTES + 1)
+            body = read_answer(answer, MAX_PAGE_BYTES, PAGE_TIMEOUT_S)
         finally:
             connection.close()
         if answer.status != http.client.OK:

@@ -33,7 +33,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to, failure_reason
+from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to, failure_reason, read_answer
 from agent.core.settings import SettingsError
 from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
@@ -188,7 +188,7 @@ class ApiServer:
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
         """Send a GET and return the whole answer. Raises ApiUnavailable."""
         with self._request(path, parameters, TIMEOUT_S) as response:
-            data = response.read(MAX_PAGE_BYTES + 1)
+            data = read_answer(response, MAX_PAGE_BYTES, TIMEOUT_S)
             if len(data) > MAX_PAGE_BYTES:
                 raise ApiUnavailable(f"the answer is larger than {MAX_PAGE_BYTES} bytes")
             return data
@@ -263,7 +263,9 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer
 
 def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
     try:
-        reason = kubernetes_api_objects.decode(response.read(64 * 1024), kubernetes_api_objects.Status).message[:200]
+        reason = kubernetes_api_objects.decode(
+            read_answer(response, 64 * 1024, TIMEOUT_S), kubernetes_api_objects.Status
+        ).message[:200]
     except kubernetes_api_objects.Unreadable:
         reason = response.reason
     after = response.getheader("Retry-After", "").strip()

@@ -1,0 +1,86 @@
+"""The agent's HTTP client: an answer is read as a whole, within limits, over a connection that stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.core import lean_http_client
+from agent.core.lean_http_client import HttpSender, Unreachable, page_reader
+from agent.holders import lean_list_watch
+from agent.holders.lean_list_watch import ApiServer, ApiUnavailable
+from tests.fakes.http_server import Handler, listening
+
+
+class Trickling(Handler):
+    def do_GET(self) -> None:
+        self.trickle()
+
+    do_POST = do_GET
+
+
+def post(url: str) -> object:
+    return HttpSender(url, None, 0.5).post("/", b"", {})
+
+
+def api_page(url: str) -> object:
+    return ApiServer(url, None, None).page("/api/v1/pods", {})
+
+
+def metrics_page(url: str) -> object:
+    return page_reader(f"{url}/metrics", 9400, "dcgm_url")()
+
+
+@pytest.mark.parametrize("ask", [post, api_page, metrics_page])
+def test_an_answer_that_comes_byte_by_byte_ends_with_its_time_limit(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[str], object]
+) -> None:
+    """Else a slow server would hold the thread that uploads, or follows the pods, for as long as it likes."""
+    monkeypatch.setattr(lean_http_client, "PAGE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(lean_list_watch, "TIMEOUT_S", 0.5)
+    with listening(Trickling) as url, pytest.raises((Unreachable, ApiUnavailable, OSError), match="no whole answer"):
+        ask(url)
+
+
+class Answering(Handler):
+    """Answers with as many bytes as the path says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.content()
+        size = int(self.path[1:])
+        if size == 7:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")
+        elif size == 13:
+            self.send_response(200)
+            self.send_header("Content-Length", "13")
+            self.end_headers()
+            self.wfile.write(b"cut")
+            self.close_connection = True
+        else:
+            self.say(200, b"x" * size)
+
+
+def test_answers_of_every_form_are_whole_and_share_a_connection() -> None:
+    connections: set[int] = set()
+
+    class Counting(Answering):
+        def do_POST(self) -> None:
+            connections.add(self.client_address[1])
+            super().do_POST()
+
+    with listening(Counting) as url:
+        sender = HttpSender(url, None, 10)
+        assert [len(sender.post(f"/{size}", b"{}", {}).body) for size in (0, 5, 300_000, 7, 5)] == [0, 5, 300_000, 7, 5]
+        assert len(connections) == 1
+        with pytest.raises(Unreachable):
+            sender.post("/13", b"{}", {})
+        with pytest.raises(Unreachable, match="larger than"):
+            sender.post(f"/{lean_http_client.MAX_ANSWER_BYTES + 1}", b"{}", {})
+        assert len(sender.post("/5", b"{}", {}).body) == 5
+        sender.close()
