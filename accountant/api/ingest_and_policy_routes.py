@@ -228,7 +228,7 @@ async def report_import(request: Request, deps: AppDeps, principal: ImportPrinci
 @usage_router.post(
     "/v1/imports",
     summary="Record a completed chunk of an import",
-    **with_body(ImportedChunk, "wrong-origin", "ledger-unavailable"),
+    **with_body(ImportedChunk, "wrong-origin", "books-refuse", "ledger-unavailable"),
 )
 def record_chunk(
     chunk: Annotated[ImportedChunk, body(ImportedChunk, "import")], deps: AppDeps, principal: ImportPrincipal
@@ -239,8 +239,16 @@ def record_chunk(
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} does not belong to an import from {chunk.source}")
     subject = _subject(chunk.cluster, chunk.source)
-    if any(known.span == chunk.span for known in imported_chunks(deps.ledger.acts(*IMPORTING, subject=subject))):
+    known = imported_chunks(deps.ledger.acts(*IMPORTING, subject=subject))
+    if any(one.span == chunk.span for one in known):
         return ChunkNote(new=False)
+    most = deps.settings.quotas.import_chunks
+    if len(known) >= most:
+        raise Refusal(
+            "books-refuse",
+            f"the imports of cluster {chunk.cluster!r} from {chunk.source} have noted {most} chunks, which is the most:"
+            " withdraw what is wrong, or raise quotas.import_chunks in the accountant's settings",
+        )
     act = NewAct(
         deps.clock.wall_ms(),
         "imported",

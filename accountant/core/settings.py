@@ -135,6 +135,9 @@ class Quotas(Model):
     """Outboxes (spools) that a node may begin within a day; above it 429 with Retry-After, and the agent waits."""
     import_nodes: int = Field(default=10_000, ge=1)
     """Nodes that the imports of a cluster may name for the first time within a day; above it 429."""
+    import_chunks: int = Field(default=20_000, ge=1)
+    """Completed chunks that the imports of a cluster from one source may note in all time, without withdrawn ones;
+    above it 409. Ten years by the day are 3,650."""
     nodes: int = Field(default=40_000, ge=1)
     """Nodes that the agents of a cluster may name for the first time within a day; above it 429 with Retry-After, and
     the agent waits. An issuer of another cluster signs tokens of any node, so it could invent nodes without end."""

@@ -265,6 +265,7 @@ class Siege:
             for program in self.programs.values():
                 program.start(fork=True)
             until(self._agents_known, lambda: "the agents do not report:\n" + self._logs())
+            until(self._teams_known, lambda: "the controller announces no policy:\n" + self._logs())
             begin_ms = (time.time_ns() // 1_000_000_000 + 1) * 1000
             attackers = stack.enter_context(self._attackers())
             jobs = (self._watch, self._weigh, self._act, *(lambda p=probe: self._probe(p) for probe in self.probes))
@@ -430,6 +431,12 @@ class Siege:
         now = time.time_ns() // 1_000_000
         found = self._usage(now - 600_000, now, "node,gpu")
         return all(allocated(found.get(held, {})) for held in HELD.items())
+
+    def _teams_known(self) -> bool:
+        """Whether the policy is in force that names the teams. An adjustment of a team that nothing names is refused."""
+        with contextlib.suppress(*GONE):
+            return self.accountant.ask("GET", "/v1/policy", token="admin")[0] == 200
+        return False
 
     def _compare(self, begin_ms: int) -> None:
         outcome = self.outcome

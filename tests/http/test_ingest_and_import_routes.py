@@ -317,6 +317,17 @@ def test_a_chunk_is_noted_once_and_is_part_of_the_trail(importer):
     assert told["done"] == [{"epoch": EPOCH, "start_ms": DAY_MS, "end_ms": NOW_MS}]
 
 
+def test_an_import_notes_no_more_chunks_than_its_quota(accountant):
+    running = accountant(tokens="", quotas={"import_chunks": 3})
+    notes = [CHUNK | {"start_ms": CHUNK["start_ms"] + number} for number in range(5)]
+    for one in notes[:3]:
+        assert running.client.post("/v1/imports", json=one, headers=scoped("import")).json() == {"new": True}
+    for one in notes[3:]:
+        assert running.client.post("/v1/imports", json=one, headers=scoped("import")).status_code == 409
+    assert running.client.post("/v1/imports", json=notes[0], headers=scoped("import")).json() == {"new": False}
+    assert len(running.ledger.acts("imported")) == 3
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("epoch", "0192-epoch"), ("epoch", epoch("slurm", 0)), ("end_ms", DAY_MS), ("sent_us", -1)]
 )
