@@ -56,11 +56,40 @@ CRONS = (
 PAGES = ("", "AAAA", "////", "W10", "=" * 8, "x" * 4096, "WyIiLDAsMCwwLCIiLDBd")
 WEIGHTS = (*(f"H100:{weight}" for weight in DECIMALS), ":1", "a:b:1", "H100")
 WORDS = ("", "html", "unknown", "HTML", "\0")
+_SECONDS = (
+    "0001-01-01T00:00:00Z", "1970-01-01T00:00:00Z", "2026-10-31T00:00:00Z", "2026-11-01T00:00:00Z",
+    "9999-12-31T23:59:59Z", "10000-01-01T00:00:00Z", "٢٠٢٦-١٠-٠١T٠٠:٠٠:٠٠Z",
+)  # fmt: skip
+WINDOWS = (
+    *DURATIONS, "today", "lastweek", "month", "week", "7w", "999999w", "1d offset 999999w", "1d offset 0d", "٣d",
+    "0,1", "0,99999999999", "99999999998,99999999999", "1-2", ",", "1d,",
+    *(f"{begin},{end}" for begin in _SECONDS for end in _SECONDS),
+)  # fmt: skip
+FILTERS = (
+    "", '"', 'namespace:"', 'namespace:"a"', 'label[]:"a"', 'label[a]<~:"x"', "(" * 100, "namespace:" + '"a",' * 900,
+    'namespace!:"a"+node:"b"|pod:"c"', "\u202e", "x" * 5_000,
+)  # fmt: skip
+FLAGS = ("", "true", "false", "True", "1", "٣", "weighted")
+UNITS = ("", "true", "hour", "day", "week", "weeknow", "month", "quarter", "all", "year")
+FIGURES = ("", "name", "totalCost", "gpuHours", "gpuEfficiency", "minutes", "x")
 
 EDGES: dict[str, tuple[str, ...]] = {
     "instant": INSTANTS, "month": MONTHS, "duration": DURATIONS, "count": COUNTS, "fraction": FRACTIONS,
     "zone": ZONES, "text": TEXTS, "id": IDS, "cron": CRONS, "page": PAGES, "weight": WEIGHTS, "word": WORDS,
+    "window": WINDOWS, "filter": FILTERS, "flag": FLAGS, "unit": UNITS, "figure": FIGURES,
 }  # fmt: skip
+OPENCOST_PARAMETERS: dict[str, str] = {
+    "window": "window", "step": "duration", "resolution": "duration", "aggregate": "text", "filter": "filter",
+    "filterNamespaces": "text", "filterTypes": "text", "limit": "count", "offset": "count", "sort": "figure",
+    "order": "word", "format": "word", **dict.fromkeys(("accumulate", "accumulateBy"), "unit"),
+    **dict.fromkeys(("idle", "includeIdle", "idleByNode", "shareIdle", "splitIdle", "sharelb"), "flag"),
+}  # fmt: skip
+"""The kind of each parameter of the OpenCost port."""
+PROMQL_DURATIONS = ("0s", "1ms", "1s", "7d", "36500d", "999999y", "9" * 30 + "d", "-1d", "1e9", "٣d", "")
+PROMQL_NUMBERS = (
+    "0", "-1", "0.5", "1e308", "1e309", "-1e308", "5e-324", "NaN", "Inf", "1e-400", "253402300800", "-62135596800", "٣",
+    "1" * 400, "",
+)  # fmt: skip
 KIND_OF_PARAMETER: dict[str, str] = {
     **dict.fromkeys(("start", "end", "at"), "instant"),
     **dict.fromkeys(("month", "booked_in"), "month"),

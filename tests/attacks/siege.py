@@ -433,7 +433,7 @@ class Siege:
         return all(allocated(found.get(held, {})) for held in HELD.items())
 
     def _teams_known(self) -> bool:
-        """Whether the policy is in force that names the teams. An adjustment of a team that nothing names is refused."""
+        """Whether a policy that names the teams is in force: an adjustment of an unknown team is refused."""
         with contextlib.suppress(*GONE):
             return self.accountant.ask("GET", "/v1/policy", token="admin")[0] == 200
         return False

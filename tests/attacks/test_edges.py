@@ -16,9 +16,17 @@ from httpx2 import Response
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
+from accountant.wire.policy_models import Policy
 from gputally.base.clock import VirtualClock
 from tests import empty_ledger
-from tests.attacks.edges import edges_of, mutations
+from tests.attacks.edges import (
+    EDGES,
+    OPENCOST_PARAMETERS,
+    PROMQL_DURATIONS,
+    PROMQL_NUMBERS,
+    edges_of,
+    mutations,
+)
 from tests.attacks.valid_requests import BEGIN, BODIES, PRICES, READS, WRITES, address, sent
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
 from tests.hypothesis_examples import examples
@@ -33,13 +41,16 @@ def _quiet(logs: list[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """An accountant with an hour of a job, whose clock stands still."""
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """An accountant with an hour of a job and a queue, whose clock stands still."""
     from accountant.core.settings import Settings
 
     folder = tmp_path_factory.mktemp("edges")
     (folder / "prices.yaml").write_text(PRICES)
-    settings = Settings(data=empty_ledger.data(folder / "data"), linger_ms=0, auth="off", prices=folder / "prices.yaml")
+    settings = Settings(
+        data=empty_ledger.data(folder / "data"), linger_ms=0, auth="off", prices=folder / "prices.yaml",
+        kai_usage={"listen": "127.0.0.1:0"}, opencost={"listen": "127.0.0.1:0"},
+    )  # fmt: skip
     rows = [
         interval(BEGIN + at * MINUTE_MS, "GPU-9", pod_holder("train-0", "vision", "p"), span_ms=MINUTE_MS)
         for at in range(60)
@@ -48,8 +59,21 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     with Service(settings, VirtualClock(NOW_MS)) as service:
         first = batch(rows, facts, cluster="prod", node="node-9", epoch="e")
         service.ingest.submit(msgspec.json.encode(first)).result()
-        with TestClient(service.app, base_url="http://127.0.0.1", follow_redirects=False) as opened:
-            yield opened
+        queue = {"name": "vision", "deserved": 4, "team": "vision", "refs": ["kai:vision"]}
+        service.ledger.put_policy(Policy.model_validate({"schema": 1, "queues": [queue]}), NOW_MS)
+        yield service
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[TestClient]:
+    with TestClient(service.app, base_url="http://127.0.0.1", follow_redirects=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def ports(service: Service) -> dict[str, TestClient]:
+    """A client of each port for other programs."""
+    return {one.what: TestClient(one.app, base_url="http://127.0.0.1") for one in service.listeners}
 
 
 def checked(answer: Response, sent: object) -> None:
@@ -84,3 +108,51 @@ def test_every_field_of_every_body_survives_its_edges(client: TestClient, route:
         # An outbox's number counts once, so each batch is of an outbox of its own.
         one = {**changed, "epoch": f"{body['epoch'][:-6]}{number:06}"} if is_batch else changed
         checked(client.request(method, path, params=query, content=sent(one)), one)
+
+
+OPENCOST_PATHS = (
+    "/allocation",
+    "/allocation/summary",
+    "/allocation/autocomplete",
+    "/assets",
+    "/model/allocation/compute",
+)
+
+
+@pytest.mark.parametrize("path", OPENCOST_PATHS)
+def test_every_parameter_of_the_opencost_port_survives_its_edges(ports: dict[str, TestClient], path: str) -> None:
+    port = ports["opencost"]
+    valid = {"window": "1d", "field": "namespace"} if path.endswith("autocomplete") else {"window": "1d"}
+    assert port.get(path, params=valid).status_code == 200, "the changed queries reach what they are meant for"
+    for name, kind in OPENCOST_PARAMETERS.items():
+        for edge in EDGES[kind][:: examples(3, 1)]:
+            answer = port.get(path, params={**valid, name: edge})
+            assert answer.status_code in (200, 400), (name, edge, answer.status_code, answer.text[:300])
+
+
+PLAIN = "sum_over_time((kai_queue_allocated_gpus)[{window}:{step}])"
+DECAYED = "sum_over_time((kai_queue_allocated_gpus * (0.5^(({reference} - time()) / {half_life})))[{window}:{step}])"
+KAI_VALID = {"window": "1d", "step": "1m", "reference": str(NOW_MS // 1000), "half_life": "86400"}
+KAI_EDGES = {
+    "window": PROMQL_DURATIONS, "step": PROMQL_DURATIONS, "reference": PROMQL_NUMBERS, "half_life": PROMQL_NUMBERS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [PLAIN, DECAYED], ids=["plain", "decayed"])
+def test_every_part_of_kais_queries_survives_its_edges(ports: dict[str, TestClient], form: str) -> None:
+    port = ports["kai_usage"]
+    at = str(NOW_MS // 1000 - 60)
+
+    def asked(query: str, time: str) -> Response:
+        return port.get("/api/v1/query", params={"query": query, "time": time})
+
+    valid = form.format(**KAI_VALID)
+    assert asked(valid, at).status_code in (200, 503), "the changed queries reach what they are meant for"
+    assert asked(valid, at).json().get("errorType") in (None, "stale")
+    cases = [(form.format(**{**KAI_VALID, name: edge}), at) for name, edges in KAI_EDGES.items() for edge in edges]
+    cases += [(valid, time) for time in (*PROMQL_NUMBERS, *EDGES["instant"], *EDGES["fraction"])]
+    for query, time in cases:
+        answer = asked(query, time)
+        refused = answer.status_code in (400, 422) or answer.json().get("errorType") in ("stale", "unavailable")
+        assert answer.status_code == 200 or refused, (query, time, answer.text[:300])
+        assert "NaN" not in answer.text.replace("not a number", "") or answer.status_code == 400, (query, time)
