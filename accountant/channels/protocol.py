@@ -7,6 +7,7 @@ interpret. A subject is one line."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from gputally.server.loopback import is_loopback
 SEAM: Final = "gputally.channels"
 TIMEOUT_SECONDS: Final = 20.0
 """The longest wait for an answer of a server."""
+_MOST_ANSWER_BYTES: Final = 64 * 1024
 _MOST_SECRET = 4_096
 _STYLE = "font:15px/1.5 system-ui,sans-serif;color:#1b1f24"
 S_contra = TypeVar("S_contra", bound=Model)
@@ -157,15 +159,21 @@ class Webhook:
         url = self._url()
         trusted = http_calls.tls_context_for(url, None, Refused)
         try:
-            with http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client:
-                answer = client.post(url, json=dict(self._body(message)))
+            with (
+                http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client,
+                client.stream("POST", url, json=dict(self._body(message))) as answer,
+            ):
+                if answer.is_success:  # whatever it says, and for how long
+                    return f"accepted by {url.host}"
+                said = b""
+                with contextlib.suppress(httpx2.ReadError, httpx2.ReadTimeout):  # the status says it all
+                    said = http_calls.read_bounded(answer, _MOST_ANSWER_BYTES, TIMEOUT_SECONDS) or b""
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             raise Refused(f"{url.host}: no connection ({type(error).__name__})") from error
         except httpx2.HTTPError as error:
             raise DeliveryUncertain(f"{url.host}: no answer ({type(error).__name__})") from error
-        if not answer.is_success:
-            raise Refused(f"{url.host}: {answer.status_code} {one_line(answer.text)[:200]}".rstrip())
-        return f"accepted by {url.host}"
+        reason = one_line(said.decode("utf-8", "replace"))[:200]
+        raise Refused(f"{url.host}: {answer.status_code} {reason}".rstrip())
 
     def _url(self) -> httpx2.URL:
         text = secret(self._url_file)

@@ -101,6 +101,7 @@ class RunaiApi:
         self._clock = clock
         self._cluster = cluster
         trusted = http_calls.tls_context_for(parsed, ca_file, Refused)
+        self._timeout_s = timeout_s
         self._http = http_calls.client(trusted, timeout_s, transport=transport)
         self._token = ""
         self._token_until_ms = 0
@@ -206,11 +207,18 @@ class RunaiApi:
         if content is not None:
             headers["Content-Type"] = "application/json"
         try:
-            return self._http.request(
+            with self._http.stream(
                 method, self._url + path, params=query, content=content, data=form, headers=headers
-            )
+            ) as response:
+                read = http_calls.read_bounded(response, MOST_BYTES, self._timeout_s)
         except httpx2.HTTPError as error:
             raise Unavailable(f"{self._url}: {http_calls.reason(error)}") from error
+        if read is None:
+            raise Unavailable(f"{method} {self._url}{path}: the response is larger than {MOST_BYTES} bytes")
+        after = response.headers.get("Retry-After")
+        return httpx2.Response(
+            response.status_code, headers={"Retry-After": after} if after is not None else None, content=read
+        )
 
     def _read(self, method: str, path: str, response: httpx2.Response) -> Any:
         status, request = response.status_code, f"{method} {self._url}{path}"
@@ -220,8 +228,6 @@ class RunaiApi:
                 self._pause(response.headers.get("Retry-After"))
             kind = NotFound if status == 404 else Unavailable if overloaded else Refused
             raise kind(f"{request}: {status} {_message(response)}")
-        if len(response.content) > MOST_BYTES:
-            raise Unavailable(f"{request}: the response is larger than {MOST_BYTES} bytes")
         try:
             return json.loads(response.content) if response.content else None
         except ValueError as error:

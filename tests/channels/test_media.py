@@ -8,7 +8,7 @@ import ssl
 import pytest
 import trustme
 
-from accountant.channels import msteams, slack
+from accountant.channels import msteams, protocol, slack
 from accountant.channels.folder import Folder, FolderSettings
 from accountant.channels.mail import Mail, Smtp
 from accountant.channels.protocol import (
@@ -20,6 +20,7 @@ from accountant.channels.protocol import (
     Webhook,
     one_line,
 )
+from tests.fakes.http_server import Handler, listening
 from tests.fakes.mailserver import mail_server
 from tests.fakes.webhook import webhook
 
@@ -142,6 +143,25 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
         Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_webhook_that_answers_byte_by_byte_holds_nobody(tmp_path, monkeypatch, status):
+    """The status decides; the rest is not worth a wait, and has a largest size."""
+    monkeypatch.setattr(protocol, "TIMEOUT_SECONDS", 0.5)
+
+    class Trickling(Handler):
+        def do_POST(self):
+            self.content()
+            self.trickle(b"HTTP/1.0 %d X\r\nContent-Length: 999999999\r\n\r\n" % status)
+
+    with listening(Trickling) as url:
+        hook = Webhook(secret(tmp_path, url), slack.body)
+        if status == 200:
+            assert hook.deliver(LETTER) == "accepted by 127.0.0.1"
+        else:
+            with pytest.raises(Refused, match="500"):
+                hook.deliver(LETTER)
 
 
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
+from fairshare.targets import runai as runai_target
 from fairshare.targets.runai import PROJECT, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
@@ -21,6 +22,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, reasons_of, results_of
+from tests.fakes.http_server import Handler, listening
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 
 URL = "https://runai.example"
@@ -316,3 +318,23 @@ def test_it_is_opened_where_the_policy_names_it(cluster: MemoryCluster, credenti
     nothing = opened(_policy(), cluster, None, None, WHERE, clock)
     with pytest.raises(RunaiFault, match="client-id and client-secret"), nothing:
         pass
+
+
+def test_an_answer_of_runai_is_bounded_in_size_and_time(
+    credentials: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a slow proxy would hold a cycle of the controller for as long as it likes."""
+
+    class Trickling(Handler):
+        def do_POST(self) -> None:
+            self.content()
+            self.trickle()
+
+        do_GET = do_POST
+
+    with listening(Trickling) as url, RunaiApi(url, credentials, clock, timeout_s=0.5) as api:
+        with pytest.raises(Unavailable, match="takes longer than"):
+            api.node_pools()
+        monkeypatch.setattr(runai_target, "MOST_BYTES", 3)
+        with pytest.raises(Unavailable, match="larger than 3 bytes"):
+            api.node_pools()
