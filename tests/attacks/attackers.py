@@ -233,7 +233,7 @@ class Lead(Attacker):
 
     def attacks(self) -> tuple[Callable[[], None], ...]:
         return (self.open_span, self.documents, self.documents_left, self.edges, self.writes, self.other_teams,
-                self.heavy, self.heavy_left, self.unique_questions)  # fmt: skip
+                self.last_day, self.last_day, self.heavy, self.heavy_left, self.unique_questions)  # fmt: skip
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         return self.ask("GET", path, token="lead")
@@ -244,9 +244,15 @@ class Lead(Attacker):
         )
         self._ask(self.chance.choice(self._spans()) + end)
 
+    def last_day(self) -> None:
+        """Ask for the figures of the time in which other teams hold GPUs, by the names that would tell theirs."""
+        now = int(time.time() * 1000)
+        path = self.chance.choice(("/v1/usage?by=namespace&", "/v1/cost?by=namespace,pod&", "/v1/jobs?"))
+        self._ask(f"{path}start={now - 86_400_000}&end={now}")
+
     def _spans(self) -> tuple[str, ...]:
-        return (f"/v1/jobs/{self._job}?", "/v1/jobs?", "/v1/usage?by=pod&", "/v1/cost?by=pod,user&", "/v1/waits?",
-                "/v1/windows?", "/jobs?")  # fmt: skip
+        return (f"/v1/jobs/{self._job}?", "/v1/jobs?", "/v1/usage?by=namespace,pod&",
+                "/v1/cost?by=namespace,user&", "/v1/waits?", "/v1/windows?", "/jobs?")  # fmt: skip
 
     def _document(self) -> str:
         form = self.chance.choice(("pdf", "pdf", "xlsx", "html", "csv", "parquet", "focus"))
@@ -270,7 +276,9 @@ class Lead(Attacker):
         team = self.chance.choice(("nlp", "speech", "", "vision,nlp", "*", "%"))
         where = urlencode({self.chance.choice(("where.team", "team", "where.namespace", "where.node")): team})
         self._ask(
-            self.chance.choice(("/v1/usage?by=pod&", "/v1/cost?by=team,pod&", "/v1/jobs?", "/v1/statement?", "/jobs?"))
+            self.chance.choice(
+                ("/v1/usage?by=namespace&", "/v1/cost?by=team,namespace&", "/v1/jobs?", "/v1/statement?", "/jobs?")
+            )
             + where
         )
 
