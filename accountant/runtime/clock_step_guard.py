@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from gputally.base import atomic_file
+from gputally.base import kept_file
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
@@ -169,7 +169,7 @@ class GuardedClock:
             self._current_ms()
             kept = _Anchor(self._boot_id, self._line_ms)
         try:
-            atomic_file.write(self._kept, msgspec.json.encode(kept))
+            kept_file.save(self._kept, [msgspec.json.encode(kept)])
         except OSError as error:
             self._log.warning("clock_not_kept", reason=str(error))
 
@@ -229,10 +229,15 @@ class GuardedClock:
         """The difference that an earlier process of this boot saved, or else the present one."""
         assert self._kept is not None
         try:
-            kept = _anchor.decode(self._kept.read_bytes())
-        except (OSError, *UNDECODABLE):
-            return self._wall_line()
-        return kept.line_ms if self._boot_id and kept.boot_id == self._boot_id else self._wall_line()
+            entries, damage = kept_file.load(self._kept)
+            anchors = [_anchor.decode(entry) for entry in entries]
+        except (OSError, *UNDECODABLE) as error:
+            anchors, damage = [], str(error)
+        if damage:
+            self._log.warning(
+                "kept_clock_unreadable", reason=damage, effect="a step of the clock before this start is not noticed"
+            )
+        return next((kept.line_ms for kept in anchors if kept.boot_id == self._boot_id != ""), self._wall_line())
 
 
 def _agreed(lines: Mapping[str, Sequence[int]]) -> int | None:

@@ -93,8 +93,7 @@ def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
     returns the existing backup. Unfinished backups of killed processes are removed first.
 
     Raises LedgerUnavailable or LedgerDamaged if there is no new backup."""
-    instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
-    name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
+    name = _name(now_ms)
     with _making:
         _sweep(store)
         if store.exists(f"{name}.json"):
@@ -107,6 +106,11 @@ def make(ledger: CopyableLedger, store: FileStore, now_ms: int) -> Backup:
             store.put(fresh, f"{name}.duckdb")
         store.create(f"{name}.json", (backup.model_dump_json(indent=2) + "\n").encode())
     return backup
+
+
+def _name(at_ms: int) -> str:
+    instant = datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC)
+    return f"ledger-{instant:%Y%m%dT%H%M%S}{at_ms % MS_PER_SECOND:03d}Z"
 
 
 def _sweep(store: FileStore) -> None:
@@ -213,8 +217,11 @@ def restore(store: FileStore, file: str, ledger: Path) -> Backup:
 
 def _read(store: FileStore, note: str) -> Backup:
     try:
-        return Backup.model_validate_json(store.read(note))
-    except ValueError as error:
+        backup = Backup.model_validate_json(store.read(note))
+        if (f"{backup.name}.json", backup.name) != (note, _name(backup.at_ms)):
+            raise ValueError("name and time contradict the name of the file")
+        return backup
+    except (ValueError, OverflowError, OSError) as error:
         raise LedgerDamaged(
             f"{store}/{note}: the file does not describe a backup: restore it, or delete it with its .duckdb file"
         ) from error

@@ -31,6 +31,7 @@ import struct
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -231,8 +232,10 @@ def save_blocks(database: Path, file: int, numbers: Iterable[int]) -> None:
     )
     place = block_copy_path(database)
     fresh = place.with_name(f".{place.name}.new")
+    content = msgspec.msgpack.encode(saved)
     with fresh.open("wb") as out:
-        out.write(msgspec.msgpack.encode(saved))
+        out.write(crc32(content).to_bytes(4, "big"))
+        out.write(content)
         out.flush()
         os.fsync(out.fileno())
     fresh.replace(place)
@@ -241,12 +244,20 @@ def save_blocks(database: Path, file: int, numbers: Iterable[int]) -> None:
 
 def restore_blocks(database: Path) -> int:
     """Restore the blocks that an unfinished checkpoint overwrote, before DuckDB opens the file. Returns the number of
-    restored blocks. Raises OSError."""
+    restored blocks. A copy that is damaged itself restores nothing. Raises OSError."""
     try:
-        saved = _decoder.decode(block_copy_path(database).read_bytes())
+        content = block_copy_path(database).read_bytes()
+        if crc32(content[4:]).to_bytes(4, "big") != content[:4]:
+            raise ValueError("its checksum differs")
+        saved = _decoder.decode(content[4:])
         file = database.open("rb+")
-    except (FileNotFoundError, *UNDECODABLE):
-        return 0  # nothing was saved, or a release with another format saved it
+    except FileNotFoundError:
+        return 0
+    except UNDECODABLE as error:
+        structlog.get_logger("accountant.storage").warning(
+            "saved_blocks_unreadable", file=str(block_copy_path(database)), reason=str(error)
+        )
+        return 0
     with file:
         if (os.fstat(file.fileno()).st_ino, file.read(HEADERS)) != (saved.file, saved.headers):
             return 0

@@ -23,6 +23,7 @@ part, the part's nodes, namespaces and retirements of GPUs replace the ledger's.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -51,13 +52,14 @@ REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
 MANIFEST = "part.json"
 
 
-class ArchivePart(msgspec.Struct, frozen=True):
+class ArchivePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The manifest of one part.
 
     low_ms, high_ms: the span of the part's rows; equal if it has none.
     files: the SHA-256 of each file.
     unchanged: for each file that equals that of an earlier part, the number of that part.
-    registers: by append-only register, the number up to which this part and earlier parts contain it."""
+    registers: by append-only register, the number up to which this part and earlier parts contain it.
+    digest: the SHA-256 of the manifest's JSON without it."""
 
     number: int
     at_ms: int
@@ -67,6 +69,12 @@ class ArchivePart(msgspec.Struct, frozen=True):
     files: dict[str, str]
     unchanged: dict[str, int]
     registers: dict[str, int]
+    digest: str = ""
+
+    def sealed(self) -> ArchivePart:
+        """Return the manifest with its digest."""
+        content = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=hashlib.sha256(content).hexdigest())
 
 
 _part = msgspec.json.Decoder(ArchivePart)
@@ -97,11 +105,14 @@ class Archive:
         if not self.store.exists(place):
             raise LedgerDamaged(f"{self.store}/{place}: the file is missing: restore it")
         try:
-            return _part.decode(self.store.read(place))
+            part = _part.decode(self.store.read(place))
         except UNDECODABLE as error:
             raise LedgerDamaged(
                 f"{self.store}/{place}: not the manifest of a part: {error}: restore the file"
             ) from error
+        if part != part.sealed() or part.number != number:
+            raise LedgerDamaged(f"{self.store}/{place}: the manifest is damaged: restore the file")
+        return part
 
     def _numbers(self) -> list[int]:
         """Return the numbers of parts, ascending. The last part is left out if it has no manifest, because its writer
@@ -190,7 +201,7 @@ class Archive:
             if name in before and before[name].files[name] == files[name]:
                 unchanged[name] = before[name].number
                 del files[name]
-        return ArchivePart(number, at_ms, low, high, rows, files, unchanged, through)
+        return ArchivePart(number, at_ms, low, high, rows, files, unchanged, through).sealed()
 
     def _before(self, number: int) -> dict[str, ArchivePart]:
         """Return, for each file of a register, the part with its version before part `number`. The result is empty if a

@@ -15,7 +15,7 @@ two samples. Its memory is limited.
 `BoundPods` stores the queue, and the part of a shared GPU, that each pod declared when it was bound to this node. KAI
 reads the fraction, GPU memory and GPU group of a pod from its annotations and labels once, when it binds the pod. The
 owner of the pod can change them later, so the values that the agent first saw on this node count. A file beside the
-spool keeps them over a restart of the agent."""
+spool keeps them over a restart of the agent, each with a checksum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from agent.core.settings import SettingsError
 from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
 from agent.wire import PodFacts
-from gputally.base import atomic_file
+from gputally.base import kept_file
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
@@ -58,7 +58,7 @@ class _DeclaredSharing(msgspec.Struct, frozen=True, array_like=True):
     queue_ref: str
 
 
-_decoder = msgspec.json.Decoder(dict[str, _DeclaredSharing])
+_decoder = msgspec.json.Decoder(tuple[str, _DeclaredSharing])
 
 
 class BoundPods:
@@ -73,13 +73,16 @@ class BoundPods:
         self._refused: set[str] = set()
         if file is not None:
             try:
-                self._declared = _decoder.decode(file.read_bytes())
-            except FileNotFoundError:
-                pass
+                kept = kept_file.load(file)
+                self._declared = dict(map(_decoder.decode, kept.entries))
+                damage = kept.damage
             except (OSError, *UNDECODABLE) as error:
+                damage = str(error)
+            if damage:
                 log.warning(
-                    "the parts that pods declared when they were bound cannot be read: their present parts count",
-                    extra={"reason": str(error)},
+                    "parts that pods declared when they were bound cannot be read: the present parts of these pods "
+                    "count",
+                    extra={"reason": damage},
                 )
 
     def as_bound(self, view: PodView) -> PodView:
@@ -139,7 +142,7 @@ class BoundPods:
         if self._file is None:
             return
         try:
-            atomic_file.write(self._file, msgspec.json.encode(self._declared), 0o600)
+            kept_file.save(self._file, map(msgspec.json.encode, self._declared.items()), 0o600)
         except OSError as error:
             log.warning(
                 "the parts that pods declared when they were bound cannot be stored: a restart forgets them",
