@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -190,6 +190,10 @@ class Listener(NamedTuple):
     listen: str
 
 
+class UnknownTeams(FileFault):
+    """A file names teams that no policy, namespace, record or adjustment names."""
+
+
 class Service:
     """One running accountant. It has its ledger open from construction to `close`.
 
@@ -233,7 +237,7 @@ class Service:
             if plugin.fault:
                 self._log.warning("plugin_left_out", name=plugin.name, package=plugin.package, reason=plugin.fault)
         self._deliveries_file = self._watch(
-            settings.deliveries, lambda path: config_loading.load_yaml(path, DeliveriesFile)
+            settings.deliveries, lambda path: config_loading.load_yaml(path, DeliveriesFile), self._take_deliveries
         )
         written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()
@@ -383,13 +387,10 @@ class Service:
         self.close()
 
     def _take_files(self) -> None:
-        """Puts the price file, the policy file and the inventory into the ledger at the start. If the ledger cannot be
-        written, the versions in the ledger stay in force, and the routines try again."""
-        if self._book is not None:
-            try:
-                self._take_prices(self._book.current)
-            except LedgerUnavailable as error:
-                self._later(self._book, error)
+        """Puts the policy file, the inventory, the price file and the deliveries file in force at the start. If the
+        ledger cannot be written, the versions in the ledger stay in force, and the routines try again. So it is if a
+        file names a team that nothing names yet, because the policy that names it may come later; deliveries about
+        other teams go on."""
         if self._policy is not None:
             try:
                 self._take_policy(self._policy.current)
@@ -399,8 +400,23 @@ class Service:
             self._read_inventory()
         except LedgerUnavailable as error:
             self._log.error("inventory_not_taken", reason=str(error))
+        if self._book is not None:
+            try:
+                self._take_prices(self._book.current)
+            except (LedgerUnavailable, UnknownTeams) as error:
+                if self._trial:
+                    raise
+                self._later(self._book, error)
+        if (file := self._deliveries_file) is not None:
+            try:
+                self._take_deliveries(file.current)
+            except UnknownTeams as error:
+                if self._trial:
+                    raise
+                file.current = file.current.without(self.books.unknown_teams(file.current.teams().values()))
+                self._later(file, error)
 
-    def _later(self, file: WatchedFile[T], error: LedgerUnavailable) -> None:
+    def _later(self, file: WatchedFile[T], error: LedgerUnavailable | UnknownTeams) -> None:
         file.enforce_again()
         self._stays(str(error))
 
@@ -443,6 +459,10 @@ class Service:
     def _take_prices(self, book: PriceBook) -> None:
         """Puts the price file in force if it changed. Raises FileFault if the bookkeeping refuses it."""
         path = str(self.settings.prices)
+        self._refuse_unknown(
+            self.settings.prices,
+            {("commitments", index, "owner"): one.owner for index, one in enumerate(book.commitments)},
+        )
         try:
             if self._trial:
                 self.books.prices.try_out(self.books.composed(book).book, self._clock.wall_ms())
@@ -452,6 +472,25 @@ class Service:
             raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
         if version is not None:
             self._log.info("price_book_in_force", version=version.version)
+
+    def _take_deliveries(self, deliveries_file: DeliveriesFile) -> None:
+        """Raises UnknownTeams if the file orders something about a team that nothing names."""
+        self._refuse_unknown(self.settings.deliveries, deliveries_file.teams())
+
+    def _refuse_unknown(self, path: Path | None, teams: Mapping[tuple[str | int, ...], str]) -> None:
+        """Raises UnknownTeams for teams that nothing names, unless no team is known at all, as in a new ledger.
+
+        teams: by their place in the file."""
+        unknown = self.books.unknown_teams(teams.values())
+        if unknown and path is not None and self.books.known_teams():
+            document = read(path)
+            raise UnknownTeams(
+                [
+                    f"{document.place(place)}: {'.'.join(map(str, place))}: {unknown[team]}"
+                    for place, team in teams.items()
+                    if team in unknown
+                ]
+            )
 
     def _watch(
         self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None

@@ -22,9 +22,7 @@ from accountant.api.dependencies import Deps, WorkKind, deps_of
 from accountant.api.middleware import read_model
 from accountant.api.problems import Refusal, retry_later
 from accountant.core import periods
-from accountant.core.errors import nearest, shown
 from accountant.core.settings import Settings
-from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
@@ -143,12 +141,8 @@ def known_team_for(deps: Deps, principal: Principal, team: str | None) -> str | 
 def check_teams(deps: Deps, principal: Principal, teams: Iterable[str], slug: str = "not-found") -> None:
     """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
     known. slug: of the problem."""
-    unchecked = set(teams) - {IDLE, UNASSIGNED} - (principal.teams or frozenset())
-    if not unchecked or unchecked <= deps.ledger.teams():
-        return
-    known = _teams(deps)
-    for team in sorted(unchecked - known):
-        raise Refusal(slug, f"no team {shown(team)} is known{nearest(team, known)}")
+    for message in deps.books.unknown_teams(set(teams) - (principal.teams or frozenset())).values():
+        raise Refusal(slug, message)
 
 
 def recorded_span(deps: Deps) -> tuple[int, int]:
@@ -157,16 +151,6 @@ def recorded_span(deps: Deps) -> tuple[int, int]:
     first, newest = deps.ledger.extent()
     zone = deps.settings.zone
     return (periods.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
-
-
-def _teams(deps: Deps) -> frozenset[str]:
-    """Every team that a record, a policy, an adjustment, a queue or a namespace names, now or in the past."""
-    start, end = recorded_span(deps)
-    in_records = {line.key["team"] for line in deps.ledger.usage(start, end, ("team",))} if start < end else set()
-    policies = deps.ledger.policies(0, deps.clock.wall_ms() + 1)
-    in_policies = {queue.team for version in policies for queue in version.policy.queues if queue.team}
-    adjusted = {adjustment.team for adjustment in deps.books.books().adjustments}
-    return frozenset(in_records | in_policies | adjusted | deps.ledger.teams()) - {IDLE, UNASSIGNED, ""}
 
 
 def limit_address_rate(request: Request, deps: Deps) -> None:

@@ -72,10 +72,12 @@ from accountant.bookkeeping.month_closing import (
     waiting_elsewhere,
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
-from accountant.core.periods import Month, zone
+from accountant.core.errors import nearest, shown
+from accountant.core.periods import Month, local_date, midnight_ms, zone
 from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
 from accountant.ledger.protocols import Ledger, Quarantined
 from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_DAY
 
@@ -344,9 +346,11 @@ MOST_QUARANTINED = 10_000
 
 
 class BookkeepingLedger(Journalled, Protocol):
-    """A ledger with its journal and its quarantined records."""
+    """A ledger with its journal, its quarantined records, and the teams that queues and namespaces name at present."""
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
+
+    def teams(self) -> frozenset[str]: ...
 
 
 class Bookkeeper:
@@ -384,6 +388,24 @@ class Bookkeeper:
         """The end of the newest closed month, 0 if there is none. Labels of time before it do not change."""
         latest = self.books().latest
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
+
+    def known_teams(self) -> frozenset[str]:
+        """Every team that a record, a policy, an adjustment, a queue or a namespace names, now or in the past."""
+        now, (first, newest) = self._clock.wall_ms(), self._ledger.extent()
+        # A lake accepts only spans that begin at a whole hour, as midnight does.
+        start = midnight_ms(local_date(first, self._zone), self._zone)
+        in_records = {line.key["team"] for line in self._ledger.usage(start, now, ("team",))} if newest else set()
+        in_policies = {
+            queue.team for version in self._ledger.policies(0, now + 1) for queue in version.policy.queues if queue.team
+        }
+        adjusted = {adjustment.team for adjustment in self.books().adjustments}
+        return frozenset(in_records | in_policies | adjusted | self._ledger.teams()) - {IDLE, UNASSIGNED, ""}
+
+    def unknown_teams(self, teams: Iterable[str]) -> dict[str, str]:
+        """What to tell about each of these teams that nothing names (`known_teams`)."""
+        unchecked = {*teams} - {IDLE, UNASSIGNED} - self._ledger.teams()
+        known = self.known_teams() if unchecked else frozenset()
+        return {team: f"no team {shown(team)} is known{nearest(team, known)}" for team in sorted(unchecked - known)}
 
     def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
         """The present status of a month."""

@@ -26,7 +26,7 @@ was handed over.) An administrator can have it sent again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -132,6 +132,28 @@ class DeliveriesFile(Model):
                         fault.path = (kind, index, "to", place)  # type: ignore[attr-defined]  # read by yaml_file
                         raise fault
         return self
+
+    def teams(self) -> dict[tuple[str | int, ...], str]:
+        """The teams that the file names, by their place in it."""
+        places: dict[tuple[str | int, ...], str] = {}
+        for index, report in enumerate(self.reports):
+            if report.team is not None:
+                places["reports", index, "team"] = report.team
+        for index, notice in enumerate(self.notices):
+            for number, team in enumerate(notice.teams or ()):
+                places["notices", index, "teams", number] = team
+        return places
+
+    def without(self, teams: Collection[str]) -> DeliveriesFile:
+        """The file without what it orders about these teams."""
+        reports = tuple(order for order in self.reports if order.team not in teams)
+        kept = [
+            order if order.teams is None
+            else order.model_copy(update={"teams": tuple(team for team in order.teams if team not in teams)})
+            for order in self.notices
+        ]  # fmt: skip
+        notices = tuple(order for order in kept if order.teams != ())
+        return self.model_copy(update={"reports": reports, "notices": notices})
 
 
 Outcome = Literal["sending", "delivered", "refused", "unsure", "given-up", "again"]

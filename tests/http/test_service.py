@@ -15,6 +15,7 @@ from accountant.core.errors import InventoryError, LedgerFailed, LedgerLocked
 from accountant.core.settings import Settings
 from agent.wire import PROBLEM
 from gputally.base.errors import CannotStart
+from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
 from tests import empty_ledger
@@ -258,3 +259,79 @@ def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, cap
         service.fail(LedgerFailed("the database is no longer usable: disk full"))
         assert run(service) == EXIT_FAILED == 70
     assert capsys.readouterr().err == "gputally accountant: the database is no longer usable: disk full\n"
+
+
+COMMITTED = (
+    price_book_text(H100="2")
+    + "  - {id: rate, model: H100, commitment: c1, price: 1, per: gpu-hour, valid_from: 2020-01-01, as_of: 2020-01-01, "
+    + "basis: gpu-only, source: x}\n"
+    + "commitments: [{id: c1, gpus: 1, owner: OWNER}]\n"
+)
+OF_VISION = "schema: 1\nqueues: [{name: vision, team: vision}]\n"
+OF_BOTH = "schema: 1\nqueues: [{name: vision, team: vision}, {name: speech, team: speech}]\n"
+
+
+def refused_files(logs):
+    """The faults of every file that was refused so far."""
+    events = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
+    return [fault for event in events for fault in event["faults"]]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_commitment_of_a_team_that_nothing_names_waits_until_something_does(tmp_path, clock, logs, restart):
+    settings = settings_in(tmp_path, prices=price_book_text(H100="2"), policy=OF_VISION)
+    with Service(settings, clock) as service:
+        first = service.book().version
+        settings.prices.write_text(COMMITTED.replace("OWNER", "speech"))
+        if not restart:
+            clock.advance(30_000)
+            service.maintain()
+            assert service.book().version == first
+    with Service(settings, clock) as service:
+        assert service.book().version == first
+        assert all(fault.startswith(f"{settings.prices}:") for fault in refused_files(logs))
+        assert "commitments.0.owner: no team 'speech' is known; known are 'vision'" in refused_files(logs)[-1]
+        settings.policy.write_text(OF_BOTH)
+        for _ in range(2):
+            clock.advance(30_000)
+            service.maintain()
+        assert [one.owner for one in service.book().commitments] == ["speech"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_deliveries_about_a_team_that_nothing_names_wait_and_the_others_go_on(tmp_path, clock, logs, restart):
+    order = "{team: TEAM, to: [x], when: ended}"
+    start = f"schema: 1\ndestinations: {{x: {{folder: {tmp_path}}}}}\n"
+    before = f"{start}reports: [{order.replace('TEAM', 'vision')}]\n"
+    after = (
+        f"{start}reports: [{order.replace('TEAM', 'vision')}, {order.replace('TEAM', 'speech')}]\n"
+        "notices: [{about: [budgets], teams: [vision, speech], to: [x]}]\n"
+    )
+    settings = settings_in(tmp_path, policy=OF_VISION, deliveries=before)
+
+    def due(service):
+        return {message.key for message in service.deliveries.due()}
+
+    with Service(settings, clock) as service:
+        service.ingest.submit_batch(pod_minutes(rows=9)).result()
+        assert refused_files(logs) == []
+        settings.deliveries.write_text(after)
+        if not restart:
+            clock.advance(30_000)
+            service.maintain()
+            assert len(refused_files(logs)) == 2
+            logs.clear()
+        clock.advance(45 * MS_PER_DAY)
+        of_vision = due(service)
+    with Service(settings, clock) as service:
+        found = refused_files(logs)
+        assert due(service) == of_vision != set(), "about vision only"
+        settings.policy.write_text(OF_BOTH)
+        for _ in range(2):
+            clock.advance(30_000)
+            service.maintain()
+        assert due(service) > of_vision
+    assert [fault.rpartition(": no team ")[0] for fault in found] == [
+        f"{settings.deliveries}:3: reports.1.team", f"{settings.deliveries}:4: notices.0.teams.1",
+    ]  # fmt: skip
+    assert "; known are 'vision'" in found[0]
