@@ -34,7 +34,7 @@ from fairshare.cli.replay_command import replay
 from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show, with_option_groups
+from gputally.base.command_output import refuse_ignored, show, with_option_groups
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
@@ -172,6 +172,8 @@ def preempt(
 
     others, clock = at.others(), SystemClock()
     loaded = policies.load(policy, others)[0]
+    if threshold is None:
+        refuse_ignored("without --threshold", "query", "prometheus")
     try:
         threshold_s = None if threshold is None else float(str(parse_seconds(threshold)))
     except ValueError as error:

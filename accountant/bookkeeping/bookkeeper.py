@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Final, Literal, Protocol
 
@@ -75,7 +76,7 @@ from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPric
 from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month, local_date, midnight_ms, zone
 from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
-from accountant.ledger.protocols import Ledger, Quarantined
+from accountant.ledger.protocols import Ledger, Quarantined, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
@@ -345,10 +346,16 @@ MOST_QUARANTINED = 10_000
 """Maximum number of quarantined records that are checked for one month, the newest ones."""
 
 
-class BookkeepingLedger(Journalled, Protocol):
-    """A ledger with its journal, its quarantined records, and the teams that queues and namespaces name at present."""
+class BookkeepingMoment(Questions, Protocol):
+    """The state of one commit, with the newest records that were not booked."""
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
+
+
+class BookkeepingLedger(Journalled, Protocol):
+    """A ledger with its journal, and the teams that queues and namespaces name at present."""
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[BookkeepingMoment]: ...
 
     def teams(self) -> frozenset[str]: ...
 
@@ -452,9 +459,7 @@ class Bookkeeper:
         books = self.books()
         if books.of(str(month)) is not None:
             return []
-        if proposals is None:
-            proposals = self._proposals(books, books.closed[-self._look_back :])
-        return self._objections(self._open(month, books, self.prices.current), month, proposals)
+        return self._draft(month, books, proposals)[1]
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
         """The month's statement at the present prices, and at the prices of `book`.
@@ -477,8 +482,7 @@ class Bookkeeper:
         before = month.previous.span(self._zone)
         earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
         refuse_out_of_order(books, month, end, now, earlier)
-        draft = self._open(month, books, self.prices.current)
-        standing = self._objections(draft, month, self._proposals(books, books.closed[-self._look_back :]))
+        draft, standing = self._draft(month, books)
         refuse_unless_acknowledged(standing, acknowledged, reason)
         final = replace(
             draft,
@@ -565,11 +569,13 @@ class Bookkeeper:
         self._remember([closed], [])
         return chosen
 
-    def _proposals(self, books: ClosedMonths, months: Sequence[ClosedMonth]) -> list[Proposal]:
+    def _proposals(
+        self, books: ClosedMonths, months: Sequence[ClosedMonth], moment: Questions | None = None
+    ) -> list[Proposal]:
         before = len(books.corrections)
         proposals = []
         for closed in months:
-            lines = self._corrected(books, "", [closed])[0].corrections[before:]
+            lines = self._corrected(books, "", [closed], moment=moment)[0].corrections[before:]
             if lines:
                 proposals.append(proposal(closed.month, lines[0].booked_in, lines))
         return proposals
@@ -641,20 +647,50 @@ class Bookkeeper:
         self.prices.enter([own, in_force], "put", who, reason, now, before=before, after=acts, seen=books.seen)
         return list(after.corrections[len(books.corrections) :])
 
-    def _open(self, month: Month, books: ClosedMonths, book: PriceBook | None) -> Statement:
+    def _draft(
+        self, month: Month, books: ClosedMonths, proposals: Sequence[Proposal] | None = None
+    ) -> tuple[Statement, list[Objection]]:
+        """The statement of an open month and the objections to closing it, all from one state of the ledger.
+
+        proposals: those that wait for a decision; None: they are looked for."""
+        start, end = month.span(self._zone)
+        recent = books.closed[-self._look_back :] if proposals is None else ()
+        since = min([start, *(Month.parse(closed.month).span(self._zone)[0] for closed in recent)])
+        in_grace = self._clock.wall_ms() < end + self._grace_ms
+        with self._ledger.moment(since, end) as moment:
+            draft = self._open(month, books, self.prices.current, moment)
+            waiting = proposals if proposals is not None else self._proposals(books, recent, moment)
+            records = moment.quarantined(MOST_QUARANTINED)
+        inside = sum(1 for first, last in map(_span, records) if first < end and last >= start)
+        checked = len(records) if len(records) >= MOST_QUARANTINED else None
+        found = objections(draft, inside, in_grace, checked, self.prices.current)
+        return draft, [*found, *waiting_elsewhere([one.month for one in waiting])]
+
+    def _open(
+        self, month: Month, books: ClosedMonths, book: PriceBook | None, moment: Questions | None = None
+    ) -> Statement:
         """The statement of a month from the present records, with the items booked in it. The current month
-        counts up to now."""
+        counts up to now.
+
+        moment: the state of the ledger that is read; None: the present one."""
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
-        with self._ledger.moment(start, end) as moment:  # a hash signs one state of the ledger
-            return statement(moment, book, start, end, self._timezone, beside=booked_in_month(books, month))
+        # A hash signs one state of the ledger.
+        with self._ledger.moment(start, end) if moment is None else nullcontext(moment) as state:
+            return statement(state, book, start, end, self._timezone, beside=booked_in_month(books, month))
 
     def _corrected(
-        self, books: ClosedMonths, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
+        self,
+        books: ClosedMonths,
+        who: str,
+        months: Sequence[ClosedMonth],
+        new: PriceBook | None = None,
+        moment: Questions | None = None,
     ) -> tuple[ClosedMonths, list[NewAct]]:
         """The state with late changes of closed months, and the acts that book them.
 
-        new: a book that is not recorded yet and that a month may name."""
+        new: a book that is not recorded yet and that a month may name.
+        moment: as in `_open`."""
         acts: list[NewAct] = []
         corrections = list(books.corrections)
         booked_in = books.open_month()
@@ -664,7 +700,7 @@ class Bookkeeper:
             book = new if entering else self.prices.of(closed.priced_by)
             kept = closed_statement(closed)
             reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
-            present = self._open(Month.parse(closed.month), books, book).every_line
+            present = self._open(Month.parse(closed.month), books, book, moment).every_line
             refused = of_month(books.refused, closed.month)
             elsewhere = repriced_refusals(refused, present) if entering else []
             if elsewhere:
@@ -684,15 +720,6 @@ class Bookkeeper:
                     corrections_act("corrected", closed.month, new_corrections, who, reason, self._clock.wall_ms())
                 )
         return replace(books, corrections=tuple(corrections)), acts
-
-    def _objections(self, statement: Statement, month: Month, proposals: Sequence[Proposal]) -> list[Objection]:
-        start, end = month.span(self._zone)
-        records = self._ledger.quarantined(MOST_QUARANTINED)
-        inside = sum(1 for first, last in map(_span, records) if first < end and last >= start)
-        checked = len(records) if len(records) >= MOST_QUARANTINED else None
-        waiting = [one.month for one in proposals]
-        in_grace = self._clock.wall_ms() < end + self._grace_ms
-        return [*objections(statement, inside, in_grace, checked, self.prices.current), *waiting_elsewhere(waiting)]
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))

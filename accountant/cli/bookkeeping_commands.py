@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from accountant.cli.connection_options import Printed, Server, ZonedLedger, print_answer
-from gputally.base.command_output import with_option_groups
+from accountant.cli.connection_options import Books, Printed, Server, ZonedLedger, print_answer
+from gputally.base.command_output import refuse_ignored, with_option_groups
 from gputally.base.errors import CannotStart
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -36,7 +36,7 @@ Approver = Annotated[str, Option(help="The person who approved it, who must not 
 
 @app.command()
 @with_option_groups
-def months(output: Printed = "table", *, at: ZonedLedger) -> None:
+def months(output: Printed = "table", *, at: Books) -> None:
     """List every month with its status and hash."""
     from accountant.api.bookkeeping_models import Period
     from accountant.cli import terminal_tables
@@ -58,7 +58,7 @@ def close(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Close a month, so that its statement never changes. Refused while there are objections."""
     from accountant.api.bookkeeping_models import Period
@@ -70,7 +70,7 @@ def close(
 
 @app.command()
 @with_option_groups
-def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: ZonedLedger) -> None:
+def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: Books) -> None:
     """Reopen the newest closed month, before it is published."""
     from accountant.api.bookkeeping_models import Period
     from accountant.cli import terminal_tables
@@ -81,7 +81,7 @@ def reopen(month: Month, reason: Reason, output: Printed = "table", *, at: Zoned
 
 @app.command()
 @with_option_groups
-def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: ZonedLedger) -> None:
+def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at: Books) -> None:
     """Publish a closed month. It cannot be reopened afterwards."""
     from accountant.api.bookkeeping_models import Period
     from accountant.cli import terminal_tables
@@ -101,7 +101,7 @@ def proposals(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """List late changes of closed months with their effect by team; accept (take) or refuse one."""
     from accountant.api.bookkeeping_models import BookedCorrection, WaitingProposal
@@ -111,6 +111,8 @@ def proposals(
         raise typer.BadParameter(f"{act} needs the month and the id of the proposal: `proposals` lists both")
     if act == "refuse" and not reason.strip():
         raise typer.BadParameter("refuse needs a --reason")
+    if act == "list":
+        refuse_ignored("without take or refuse", "proposal", "reason")
     path = f"/v1/periods/{month}/proposals"
     if act == "take":
         booked = at.act(tuple[BookedCorrection, ...], f"{path}/{proposal}/take", {"reason": reason})
@@ -125,7 +127,7 @@ def proposals(
 
 @app.command()
 @with_option_groups
-def correct(output: Printed = "table", *, at: ZonedLedger) -> None:
+def correct(output: Printed = "table", *, at: Books) -> None:
     """Accept every proposal: book all late changes of closed months."""
     from accountant.api.bookkeeping_models import BookedCorrection
     from accountant.cli import terminal_tables
@@ -140,7 +142,7 @@ def corrections(
     month: BookedIn = None,
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """List corrections of closed months, each with the month that it corrects and the month in which it is booked."""
     from accountant.api.bookkeeping_models import BookedCorrection
@@ -160,7 +162,7 @@ def adjust(
     approved_by: Approver,
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     from accountant.api.bookkeeping_models import BookedAdjustment
@@ -184,7 +186,7 @@ def credit(
     approved_by: Approver = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Show what each team was billed for a node; with --book, credit these amounts."""
     from accountant.api.bookkeeping_models import BookedAdjustment, Credit
@@ -194,6 +196,7 @@ def credit(
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
     if not book:
+        refuse_ignored("without --book", "reason", "approved_by")
         preview = at.act(Credit, "/v1/credits/preview", body)
         print_answer(output, preview, terminal_tables.credit, preview.lines)
         return
@@ -207,7 +210,7 @@ def adjustments(
     month: BookedIn = None,
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """List approved credits and charges."""
     from accountant.api.bookkeeping_models import BookedAdjustment
@@ -226,7 +229,7 @@ def reprice(
     reason: Reason = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Show how another price book changes a month; with --apply put it in force.
 
@@ -243,6 +246,8 @@ def reprice(
         raise CannotStart(f"{book}: {error.strerror}") from error
     if apply and not reason.strip():
         raise typer.BadParameter("--apply needs a --reason")
+    if not apply:
+        refuse_ignored("without --apply", "reason")
     with at.connection() as remote:
         if not apply:
             preview = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
@@ -258,7 +263,7 @@ def reprice(
 
 @app.command()
 @with_option_groups
-def prices(output: Printed = "table", *, at: ZonedLedger) -> None:
+def prices(output: Printed = "table", *, at: Books) -> None:
     """List every price book that was in force, and who put it in force."""
     from accountant.api.bookkeeping_models import PriceVersion
     from accountant.cli import terminal_tables
@@ -279,7 +284,7 @@ def gpus(
     reason: Annotated[str, Option(help="move: reason, which the audit trail records.")] = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Show the nodes to which each GPU belonged, or confirm that GPUs moved to another node."""
     from accountant.api.bookkeeping_models import GpuOwners
@@ -290,11 +295,13 @@ def gpus(
     if act == "move":
         if not (node and uuids and reason.strip()):
             raise typer.BadParameter("move needs --node, --gpu and --reason")
+        refuse_ignored("with move", "moved")
         body = {"cluster": cluster, "node": node, "gpus": uuids, "since": since, "reason": reason}
         ownerships = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
         if len(uuids) > 1:
             raise typer.BadParameter("owners accepts only one --gpu: leave the option out to list all GPUs")
+        refuse_ignored("without move", "since", "reason")
         query = {"cluster": cluster, "node": node, "gpu": uuids[0] if uuids else "", "moved": str(moved).lower()}
         ownerships, after = (), ""
         with at.connection() as remote:
@@ -317,7 +324,7 @@ def retire(
     since: Annotated[str, Option(help="When their capacity ends: a date or RFC 3339 (default: now).")] = "",
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Retire GPUs that were removed permanently. Their unmetered time until then stays unmetered."""
     from accountant.cli import terminal_tables
@@ -343,7 +350,9 @@ def deliveries(
 
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
-    if again is not None:
+    if again is None:
+        refuse_ignored("without --again", "reason")
+    else:
         at.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
     states = at.ask(tuple[DeliveryState, ...], "/v1/deliveries")
     print_answer(output, states, terminal_tables.deliveries)
@@ -373,6 +382,8 @@ def reconcile(
 
     if apply and not reason.strip():
         raise typer.BadParameter("--true-up needs a --reason")
+    if not (apply or keep):
+        refuse_ignored("without --true-up or --keep", "reason")
     try:
         start, end = periods.Month.parse(month).span(at.zone)
     except ValueError as error:

@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from zoneinfo import ZoneInfo
 
 import typer
 from typer import Option
 
 from gputally.base import atomic_file
-from gputally.base.command_output import Output, show
+from gputally.base.command_output import Output, refuse_ignored, show
 from gputally.base.errors import CannotStart
 
 if TYPE_CHECKING:
@@ -150,16 +150,22 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger(Server):
-    """Options for a running accountant, or for a stopped ledger."""
+    """Options for a running accountant, or for a stopped ledger.
+
+    FOR_FILES: the options that only a stopped ledger needs; a running accountant has settings of its own."""
+
+    FOR_FILES: ClassVar[tuple[str, ...]] = ()
 
     db: Annotated[Path | None, Option(help="File of a stopped ledger to read instead of --url.")] = None
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[AccountantClient]:
         if self.db is None:
+            refuse_ignored("without --db", *self.FOR_FILES)
             with super().connection() as remote:
                 yield remote
             return
+        refuse_ignored("with --db", "url", "token_file", "ca_file")
         with _serve_offline(self.db, **self._settings()) as remote:
             yield remote
 
@@ -186,8 +192,19 @@ class ZonedLedger(Ledger):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Books(ZonedLedger):
+    """Options for the books, whose time zone is a setting of the accountant."""
+
+    FOR_FILES = ("timezone",)
+
+    timezone: Annotated[str | None, Option(help="IANA time zone of months and days, for --db.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Priced(ZonedLedger):
     """Options for amounts of money, which need a price book."""
+
+    FOR_FILES = ("prices",)
 
     prices: Annotated[Path | None, Option(help="Price book (YAML) for --db.")] = None
 

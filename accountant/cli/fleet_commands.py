@@ -16,7 +16,7 @@ from typer import Argument, Option
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show, with_option_groups
+from gputally.base.command_output import refuse_ignored, show, with_option_groups
 from gputally.base.errors import CannotStart
 from gputally.base.units import MS_PER_HOUR
 
@@ -192,7 +192,7 @@ def report(
     rates: RatesFile = None,
     output: Printed = "table",
     to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
-    form: Annotated[Form, Option(help="File format of these reports.")] = "html",
+    form: Annotated[Form, Option(help="With --to: file format of these reports.")] = "html",
     *,
     engine: Engine,
 ) -> None:
@@ -203,7 +203,9 @@ def report(
     from gputally.base.terminal import Terminal
 
     calendar_month = Month.parse(month)
-    if to is not None and not to.is_dir():
+    if to is None:
+        refuse_ignored("without --to", "form", "team")
+    elif not to.is_dir():
         raise CannotStart(f"{to}: there is no such folder: make it, or give --to another one")
     from accountant.fleet.fleet_ledgers import statement_lines
 

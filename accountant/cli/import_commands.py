@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from accountant.cli.connection_options import Printed, ZonedLedger
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show, with_option_groups
+from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
@@ -72,6 +72,8 @@ def from_prometheus(
 ) -> None:
     """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
     duplicates. Exit 1 if a part of the history was left out."""
+    if not replace:
+        refuse_ignored("without --replace", "reason")
     from accountant.history_import.import_run import Destination
     from accountant.history_import.prometheus_source import History, PrometheusFailed
     from gputally.base.prometheus_api import Prometheus
@@ -147,6 +149,8 @@ def from_slurm(
         )
     now = SystemClock().wall_ms()
     end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    if not replace:
+        refuse_ignored("without --replace", "reason")
     summaries: list[tuple[Destination, Summary]] = []
     with at.connection() as remote:
         for name in names:

@@ -18,16 +18,16 @@ import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import (
+    Books,
     Ledger,
     Printed,
     Server,
     Timezone,
-    ZonedLedger,
     print_answer,
     write_file,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show, with_option_groups
+from gputally.base.command_output import refuse_ignored, show, with_option_groups
 
 if TYPE_CHECKING:
     from accountant.storage.backups import Backup
@@ -110,6 +110,10 @@ def backup(
 
     if keep is not None and to is None:
         raise typer.BadParameter("--keep needs --to: it removes old backups from that folder")
+    if at.db is None:
+        refuse_ignored("without --db", "archive", "object_storage")
+    else:
+        refuse_ignored("with --db", "url", "token_file", "ca_file")
     if at.db is not None:
         if not at.db.is_file():
             raise backups.NoBackup(f"{at.db}: there is no ledger file: give --db an existing one")
@@ -296,7 +300,7 @@ def new(
 
 @clock_app.command("show")
 @with_option_groups
-def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
+def show_clock(output: Printed = "table", *, at: Books) -> None:
     """Show whether the clock is trusted, and which stored items it dated in the future."""
     from accountant.cli import terminal_tables
     from accountant.ledger.protocols import ClockReport
@@ -307,7 +311,7 @@ def show_clock(output: Printed = "table", *, at: ZonedLedger) -> None:
 
 @clock_app.command()
 @with_option_groups
-def accept(output: Printed = "table", *, at: ZonedLedger) -> None:
+def accept(output: Printed = "table", *, at: Books) -> None:
     """Accept the clock of the accountant's machine as right after it was set."""
     from accountant.cli import terminal_tables
     from accountant.ledger.protocols import ClockReport
@@ -322,7 +326,7 @@ def heal(
     reason: Annotated[str, Option(help="Reason, which the audit trail records.")],
     output: Printed = "table",
     *,
-    at: ZonedLedger,
+    at: Books,
 ) -> None:
     """Correct records, policies, pod facts and decisions that a wrong clock dated in the future. Set the clock right
     first."""

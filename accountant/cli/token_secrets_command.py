@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from accountant.cli.connection_options import Printed
-from gputally.base.command_output import show
+from gputally.base.command_output import refuse_ignored, show, with_option_groups
 from gputally.base.errors import AccountantError, ClusterError, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command("install")
+@with_option_groups
 def command(
     namespace: Annotated[str, Option(help="Namespace of the release.")] = "gputally",
     name: Annotated[str, Option(help="Name of the release, with which the chart's names begin.")] = "gputally",
@@ -49,6 +50,8 @@ def command(
     from gputally.base.terminal import table
     from gputally.kubernetes.api_client import KubernetesCluster
 
+    if agent_node is None:
+        refuse_ignored("without --agent-node", "cluster")
     plan = Plan(name, namespace, programs, agent_node, cluster)
     if dry_run:
         typer.echo(yaml.safe_dump_all(manifests(plan, _standing(plan, kubeconfig)), sort_keys=False), nl=False)

@@ -20,7 +20,7 @@ from cachetools import TLRUCache
 
 from accountant.billing import budget_forecast
 from accountant.billing.cost_allocation import bills
-from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger
+from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger, BookkeepingMoment
 from accountant.channels.protocol import Channel, DeliveryUncertain, Message, Refused
 from accountant.core.errors import LedgerFailed
 from accountant.core.periods import Month, local_date, midnight_ms
@@ -48,10 +48,14 @@ _MOST_ANSWERS = 1_000
 T = TypeVar("T")
 
 
+class ReportMoment(ReportQuestions, BookkeepingMoment, Protocol):
+    """The state of one commit, for reports and for the books."""
+
+
 class ReportLedger(BookkeepingLedger, Protocol):
     """A ledger with the snapshots that reports need."""
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]: ...
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportMoment]: ...
 
 
 @dataclass(frozen=True, slots=True)

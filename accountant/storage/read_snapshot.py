@@ -61,6 +61,10 @@ class Snapshot:
     ) -> Sequence[UsageLine]:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._cache)
 
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """Return quarantined records, newest first."""
+        return quarantine(self._cursor, limit)
+
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """Return the held time by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone, self._cache)

@@ -13,7 +13,7 @@ import typer
 
 from fairshare.cli.command_options import AccountantOptions, seconds
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show, with_option_groups
+from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
 from gputally.base.errors import FairshareError
 from gputally.base.file_formats import format_of_file
 from gputally.base.units import MS_PER_DAY
@@ -92,6 +92,7 @@ def what_if(
         what_if_figure.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
     if trace is not None:
+        refuse_ignored("with --trace", "since", *vars(at))
         if against is None or capacity is None:
             raise WhatIfError("--trace needs --against and --capacity: a trace has neither a policy nor a cluster")
         now = policies.load(against)[0]

@@ -21,7 +21,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     spot_advice,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show, with_option_groups
+from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
 from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 
@@ -66,6 +66,8 @@ def autoscaler(
     node-hours."""
     from gputally.advise.advice_tables import AdviceQueries, pool_records, pools_document, pools_table, span_text
 
+    if format is not None:
+        refuse_ignored("with --format", "output")
     with at.connection() as accountant:
         queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
         rows, coverage = queries.node_hours()

@@ -3,8 +3,10 @@ currencies."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 
@@ -24,7 +26,7 @@ from accountant.ledger.protocols import Quarantined
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
 from tests.billing.usage_rows import BOOK, NOV, OCT, SEP, Breaking, at, held, october, price_book, unheld
-from tests.fakes.list_ledger import Row
+from tests.fakes.list_ledger import ListLedger, Row
 
 HOUR = 3_600_000_000
 
@@ -164,6 +166,39 @@ def test_what_stands_against_closing(keep):
     closing = keeper.month(OCT).closing
     assert (closing.who, closing.reason) == ("ada", "a T4 nobody bills; node n was new")
     assert closing.acknowledged == tuple(standing.values())
+
+
+class ArrivingLedger(ListLedger):
+    """A ledger in which something arrives as soon as a moment has been opened."""
+
+    def arrive(self):
+        """Nothing, until a test sets it."""
+
+    @contextmanager
+    def moment(self, start_ms=0, end_ms=0):
+        opened = copy.copy(self)
+        opened.rows, opened.refused = list(self.rows), list(self.refused)
+        self.arrive()
+        yield opened
+
+
+def test_a_month_is_judged_by_the_state_of_the_ledger_that_its_hash_signs():
+    """A record that is set aside while the month is closed belongs to the next state, as a row that arrives then."""
+    instants = json.dumps({"start_ms": at("2026-11-05"), "end_ms": at("2026-11-06")})
+
+    def arrive():
+        ledger.refused.append(Quarantined("prod", "n", "e", len(ledger.refused), 0, "future", "", instants))
+        ledger.rows.append(held("2026-10-03", "2026-10-04", team="late"))
+
+    ledger = ArrivingLedger([held("2026-10-01", "2026-12-01")])
+    keeper = Bookkeeper(ledger, VirtualClock(at("2027-02-01")))
+    keeper.prices.take(price_book(BOOK), "file", "prices.yaml", "", at("2026-10-01"))
+    keeper.close(OCT, "ada")
+    ledger.arrive = arrive
+    closed = keeper.close(NOV, "ada")
+    assert keeper.month(NOV).closing.acknowledged == ()
+    assert closed.hash
+    assert [proposal.month for proposal in keeper.proposals()] == ["2026-10"]
 
 
 def test_a_month_whose_quarantined_records_are_too_many_to_count_is_not_closed_unseen(keep):
