@@ -79,9 +79,10 @@ def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: RequestContext, sit
 
 
 def test_nothing_runs_out_of_the_page(visit: RequestContext) -> None:
-    """Wide tables scroll within their own box; the page itself does not scroll sideways."""
+    """Charts scroll within their own box on a phone; tables and the page itself do not scroll sideways."""
     wide, shown = visit.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= shown
+    assert visit.page.evaluate(_SIDEWAYS) == []
 
 
 def test_axe_finds_nothing(visit: RequestContext) -> None:
@@ -127,6 +128,9 @@ def test_on_paper_there_is_the_content_and_nothing_else(opened: Page) -> None:
     assert opened.pdf().startswith(b"%PDF-")
 
 
+_SIDEWAYS = """() => [...document.querySelectorAll(".scroll:has(table)")]
+  .filter((box) => box.scrollWidth > box.clientWidth + 1)
+  .map((box) => [box.querySelector("caption, th").textContent, box.scrollWidth - box.clientWidth])"""
 _FOCUSED = """() => {
   const at = document.activeElement;
   if (!at || at === document.body) return null;
