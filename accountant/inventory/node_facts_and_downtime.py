@@ -136,6 +136,29 @@ def _renewed(before: NodeFacts, sight: NodeObservation, now_ms: int) -> tuple[in
     return (*(instant for instant in before.renewed_ms[: MAX_RENEWED - 1] if instant < at_ms), at_ms)
 
 
+def booted(before: NodeFacts | None, cluster: str, name: str, boot_id: str, now_ms: int) -> NodeFacts | None:
+    """The node after its agent reported under this boot; None if that is not new, or if an inventory reads the node's
+    boots itself."""
+    if not boot_id or (before is not None and (before.uid or before.boot_id == boot_id)):
+        return None
+    node = before or NodeFacts(cluster, name, listed=False)
+    return replace(node, boot_id=boot_id, renewed_ms=_at_most((*node.renewed_ms, now_ms) if node.boot_id else ()))
+
+
+def with_boots(node: NodeFacts, before: NodeFacts | None) -> NodeFacts:
+    """An inventory's facts of a node, with the boots that were known before."""
+    if before is None or (before.boot_id, before.renewed_ms) == (node.boot_id, node.renewed_ms):
+        return node
+    boot_id = node.boot_id or before.boot_id
+    return replace(node, boot_id=boot_id, renewed_ms=_at_most((*before.renewed_ms, *node.renewed_ms)))
+
+
+def _at_most(renewed_ms: Iterable[int]) -> tuple[int, ...]:
+    """At most `MAX_RENEWED` instants, in order: the first ones and the newest."""
+    instants = sorted(set(renewed_ms))
+    return (*instants[: MAX_RENEWED - 1], *instants[MAX_RENEWED - 1 :][-1:])
+
+
 def _differ(known: str, seen_now: str) -> bool:
     return known != "" and seen_now not in ("", known)
 

@@ -158,9 +158,11 @@ class NodeFacts:
     uid: str = ""
     """The uid of the Node object; "" if unknown."""
     boot_id: str = ""
-    """The boot of the machine (`status.nodeInfo.bootID` of the Node); "" if unknown."""
+    """The boot of the machine (`status.nodeInfo.bootID` of the Node, or what its agent reports); "" if unknown."""
     renewed_ms: tuple[int, ...] = ()
     """The instants, ascending, at which another machine got this name, or the machine booted again."""
+    listed: bool = True
+    """Whether an inventory names the node; if not, only the boots that its agent reports are known."""
 
 
 @dataclass(frozen=True, slots=True)

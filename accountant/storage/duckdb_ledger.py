@@ -28,6 +28,7 @@ from accountant.core.errors import BadBatch, CannotRedate, LedgerDamaged, Ledger
 from accountant.core.periods import utc
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
+from accountant.inventory.node_facts_and_downtime import booted
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,
@@ -364,10 +365,29 @@ class DuckLedger(Offsite):
             fetched.require(Needs(retention.touched_hours(group.incoming, before.frozen), needed), before.parts)
             if group.changes:
                 self._book(group, fetched)
+            self._learn_boots(
+                [batch for batch, tally in zip(batches, tallies, strict=True) if not isinstance(tally, Exception)],
+                now_ms,
+            )
             if self._database.wal_bytes() >= WAL_BYTES:
                 with suppress(LedgerUnavailable):  # the commit is done; the next append tries the checkpoint again
                     self.checkpoint()
             return [self._result(batch, tally, now_ms) for batch, tally in zip(batches, tallies, strict=True)]
+
+    def _learn_boots(self, batches: Sequence[Batch], now_ms: int) -> None:
+        """Store the boots that agents report and that differ from the known ones. If that fails, the agents' next
+        batches try it again."""
+        known = self._state.fleet.nodes
+        nodes: dict[tuple[str, str], NodeFacts] = {}
+        for batch in batches:
+            key = batch.cluster, batch.node
+            if not is_import(batch.epoch) and (
+                node := booted(nodes.get(key, known.get(key)), *key, batch.boot_id, now_ms)
+            ):
+                nodes[key] = node
+        if nodes:
+            with suppress(LedgerUnavailable):
+                self._observe(Facts(nodes=tuple(nodes.values())), now_ms, 0, None)
 
     def _result(self, batch: Batch, tally: IntervalCounts | Exception, now_ms: int) -> Receipt | Exception:
         ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)
@@ -583,7 +603,7 @@ class DuckLedger(Offsite):
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
-        return tuple(known[key] for key in sorted(known))
+        return tuple(known[key] for key in sorted(known) if known[key].listed)
 
     def pods(
         self,

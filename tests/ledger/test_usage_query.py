@@ -181,6 +181,37 @@ def test_a_node_that_returns_with_another_gpu_has_one_gpu_at_a_time(send, ledger
     assert ledger.window(WindowSpec(size=50 * 60), hand.start_ms + 50 * MINUTE, "busy", 0.98).coverage == 1
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["no inventory", "inventory file"])
+def test_without_node_objects_the_boots_that_agents_report_say_that_a_node_returned(
+    send, ledger, path, clock, hand, listed
+):
+    """The file of an inventory says nothing about boots."""
+    if listed:
+        ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="a100"),)), hand.start_ms)
+    at = [hand.start_ms + minute * MINUTE for minute in (10, 22, 30, 45)]
+    send(hand.row(1, 0, 10, gpu="A"), hand.row(2, 0, 10, gpu="C"), now_ms=at[0])
+    # The new machine has only the second GPU, and sends what is left in the spool first.
+    send(hand.row(3, 10, 15, gpu="A"), hand.row(4, 10, 15, gpu="C"), boot_id="boot-2", now_ms=at[1])
+    send(hand.row(5, 20, 30, gpu="B"), hand.row(6, 20, 30, gpu="C"), boot_id="boot-2", now_ms=at[2])
+    send(hand.row(7, 30, 45, gpu="B"), hand.row(8, 30, 45, gpu="C"), boot_id="boot-2", now_ms=at[3])
+    if listed:
+        ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="a100"),)), at[3])
+    assert [(node.name, node.pool) for node in ledger.nodes()] == [("n1", "a100")] * listed
+    ledger.close()
+    with closing(open_ledger(path, clock)) as again:
+        lines = again.usage(hand.start_ms, at[3], ("gpu",))
+    spans = {line.key["gpu"]: line.accounts_gpu_us.total // MINUTE_US for line in lines}
+    assert spans == {"A": 15, "B": 25, "C": 45}
+
+
+def test_an_import_reports_no_boots(send, hand, accounts):
+    send(hand.row(1, 0, 10, gpu="A"), now_ms=hand.start_ms + 10 * MINUTE)
+    batch = {"epoch": "import:slurm:1", "boot_id": "x", "now_ms": hand.start_ms + 12 * MINUTE}
+    send(hand.row(1, 0, 1, gpu="Z"), **batch)
+    send(hand.row(2, 10, 20, gpu="B"), now_ms=hand.start_ms + 20 * MINUTE)
+    assert sum(accounts(0, 20, gpu="A").values()) == 20 * MINUTE_US
+
+
 def test_a_gpu_that_moved_counts_once(send, ledger, hand):
     send(hand.row(1, 0, 1))
     later = hand.now_ms + 4 * 60 * 60_000

@@ -15,6 +15,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from accountant.core.periods import Timeline
+from accountant.inventory.node_facts_and_downtime import with_boots
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_engine import Cursor, statement
@@ -39,7 +40,7 @@ _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
 def described(node: NodeFacts) -> NodeFacts:
     """Return the facts of a node that label usage, without its down times and renewals, which have histories of their
     own."""
-    return replace(node, down=(), deleted_ms=None, uid="", boot_id="", renewed_ms=())
+    return replace(node, down=(), deleted_ms=None, uid="", boot_id="", renewed_ms=(), listed=True)
 
 
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
@@ -197,7 +198,7 @@ def has_changes(fleet: Fleet, facts: Facts) -> bool:
     """Return whether an inventory reading differs from the stored facts. Most readings repeat the last one."""
     return (
         bool(facts.pods or facts.epochs)
-        or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
+        or bool(_changed_nodes(fleet, facts.nodes))
         or any(fleet.namespaces.get((space.cluster, space.name)) != space for space in facts.namespaces)
     )
 
@@ -207,8 +208,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
 
     A changed fact is valid from the reading on. A fact that was unknown before is valid for all time after `closed_ms`,
     the end of the last closed month."""
-    nodes = {(node.cluster, node.name): node for node in facts.nodes}
-    changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
+    changed = _changed_nodes(fleet, facts.nodes)
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
     for key, node in changed.items():
         before, after = fleet.node_history(key), described(node)
@@ -242,6 +242,13 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
         placed={**fleet.placed, **placed},
         charged={**fleet.charged, **charged},
     )
+
+
+def _changed_nodes(fleet: Fleet, nodes: Sequence[NodeFacts]) -> dict[NodeKey, NodeFacts]:
+    """Return the nodes whose facts, with the boots that were known before, differ from the stored ones."""
+    told = {(node.cluster, node.name): node for node in nodes}
+    known = {key: with_boots(node, fleet.nodes.get(key)) for key, node in told.items()}
+    return {key: node for key, node in known.items() if fleet.nodes.get(key) != node}
 
 
 def write_policy(cursor: Cursor, version: PolicyVersion) -> None:
