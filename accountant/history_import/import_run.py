@@ -351,7 +351,7 @@ def run(
     with ThreadPoolExecutor(_SENDERS) as pool:
         for chunk in left:
             progress(summary.before + summary.done, total)
-            made = [_NodeChunk.of(history, chunk, metered.get(history.node)) for history in read(chunk)]
+            made = [_NodeChunk.of(history, chunk, metered.get(history.node), to.source) for history in read(chunk)]
             for _ in pool.map(lambda one: _send(to, chunk, one, marks.get((one.node, chunk.epoch), 0)), made):  # noqa: B023 - drained before the next chunk
                 pass
             note = _note(to, chunk, made, left_out)
@@ -374,7 +374,9 @@ class _NodeChunk:
     unplaced_us: int
 
     @classmethod
-    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None) -> _NodeChunk:
+    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None, source: Source) -> _NodeChunk:
+        """A batch system's facts about its jobs are sent also if agents metered all of their time, because no agent
+        knows them."""
         span = (chunk.start_ms, chunk.end_ms)
         taken = [] if metered is None else [metered]
         allowed = without(span, taken)
@@ -392,7 +394,7 @@ class _NodeChunk:
         return cls(
             history.node,
             len(history.gpus),
-            history.facts if found else (),
+            history.facts if found or source == "slurm" else (),
             tuple(found),
             metered_us,
             missing_us,

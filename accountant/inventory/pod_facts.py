@@ -23,6 +23,7 @@ the cohorts of a Kueue queue."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -530,14 +531,24 @@ class ObservedPod(PodFacts, frozen=True, kw_only=True):
 
 def observed(fact: PodFacts, *, through_owners: bool) -> ObservedPod:
     """One observation of a pod. through_owners: whether the observer also reads the pod's owners. As that takes time,
-    the queue of a pod that names none stays open until LATE_MS after the pod was scheduled."""
+    the queue of a pod that names none stays open until LATE_MS after the pod was scheduled. The queue of a batch
+    system's job is never fixed, because the batch system itself reports it and may correct it."""
     begun = next((at for at in (fact.scheduled_ms, fact.started_ms) if at is not None), None)
     open_ = through_owners and not fact.queue_ref and begun is not None and fact.observed_ms <= begun + LATE_MS
     known = getattr(fact, "queue_ms", None)
-    if known is None and begun is not None and not open_:
+    if known is None and begun is not None and not open_ and not is_job_number(fact.uid):
         known = fact.observed_ms
     values = structs.asdict(fact) | {"seq": 0, "queue_ms": known}  # the number belongs to the outbox, not to the pod
     return ObservedPod(**values)
+
+
+def is_job_number(uid: str) -> bool:
+    """Return whether a batch system can have issued the identifier: it begins with a digit and is neither a UUID nor a
+    hash (of a static pod, or of a container). Examples: 4711, 4711_3, 1234.server."""
+    return uid[:1].isdigit() and _RANDOM.fullmatch(uid) is None
+
+
+_RANDOM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}|[0-9a-fA-F]{64}")
 
 
 def merge_observations(one: ObservedPod, other: ObservedPod) -> ObservedPod:

@@ -14,6 +14,7 @@ from accountant.history_import.import_run import Source, epoch, first_seq
 from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
+from accountant.wire.policy_models import Policy, QueuePolicy
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
@@ -25,6 +26,7 @@ HOUR_MS = START_MS // MS_PER_HOUR * MS_PER_HOUR
 SPAN = HOUR_MS, HOUR_MS + 2 * MS_PER_HOUR
 NOW_MS = HOUR_MS + 3 * MS_PER_HOUR
 SLURM = ImportSpan(cluster="c", source="slurm", start_ms=SPAN[0], end_ms=SPAN[1])
+QUEUES = Policy(queues=(QueuePolicy(name="vision", deserved=2, refs=("slurm:vision",)),))
 MINE = Holder(kind="slurm", uid="101", name="job 101")
 
 
@@ -82,6 +84,40 @@ def test_figures_capacity_and_accounts_are_those_without_it(opened: Opener, tmp_
     assert figures(ledger) == figures(plain)
     ledger.close()
     assert figures(opened(tmp_path / "ledger.duckdb")) == figures(plain)
+
+
+def named(ledger: DuckLedger) -> list[tuple[str, ...]]:
+    return [tuple(line.key.values()) for line in ledger.usage(*SPAN, ("namespace", "queue"))]
+
+
+def test_what_a_later_import_says_about_a_job_counts(opened: Opener, tmp_path: Path):
+    """A corrected account: the job began in the chunk of the first import and goes on in that of the second."""
+    ledger = opened(tmp_path / "ledger.duckdb")
+    ledger.put_policy(QUEUES, HOUR_MS - 1)
+    imports(ledger, quarters("g1", last=4), account("visoin"))
+    later = replace(account("vision"), observed_ms=SPAN[1])
+    name, first = epoch("slurm", HOUR_MS), first_seq(HOUR_MS + MS_PER_HOUR)
+    deliver(
+        ledger, NOW_MS, replace(batch(quarters("g1", first=4), [later], epoch=name, first_seq=first), oldest_seq=first)
+    )
+    assert named(ledger) == [("vision", "vision")]
+    ledger.close()
+    assert named(opened(tmp_path / "ledger.duckdb")) == [("vision", "vision")]
+
+
+def test_facts_of_a_job_whose_time_agents_metered_are_replaced_too(opened: Opener, tmp_path: Path):
+    archive = in_folder(tmp_path / "archive")
+    ledger = opened(tmp_path / "ledger.duckdb", archive=archive)
+    ledger.put_policy(QUEUES, HOUR_MS - 1)
+    deliver(ledger, NOW_MS, batch(quarters("g1", method="device"), epoch="0192-a"))
+    imports(ledger, [], account("zzz"))
+    ledger.archive(NOW_MS)
+    assert named(ledger) == [("zzz", "__unassigned__")]
+    assert ledger.withdraw_import(SLURM, NOW_MS, "ann", "wrong account") == 0
+    imports(ledger, [], account("vision"), generation=1)
+    assert named(ledger) == [("vision", "vision")]
+    ledger.archive(NOW_MS)
+    assert named(opened(tmp_path / "rebuilt.duckdb", archive=archive)) == [("vision", "vision")]
 
 
 def test_a_part_is_withdrawn_and_the_rest_stays(opened: Opener, tmp_path: Path):

@@ -21,7 +21,6 @@ containers are random, so the first node that names one has it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from msgspec import structs
 from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
 from accountant.history_import.slurm_records import node_names
+from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
@@ -411,15 +411,6 @@ class PodClaims:
 
     def _who(self, key: PodKey) -> PodNode | None:
         return self._named.get(key) or self._register.named.get(key)
-
-
-def is_job_number(uid: str) -> bool:
-    """Return whether a batch system can have issued the identifier: it begins with a digit and is neither a UUID nor a
-    hash (of a static pod, or of a container). Examples: 4711, 4711_3, 1234.server."""
-    return uid[:1].isdigit() and _RANDOM.fullmatch(uid) is None
-
-
-_RANDOM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-fA-F]{32}|[0-9a-fA-F]{64}")
 
 
 def _one_node(nodes: str) -> str:

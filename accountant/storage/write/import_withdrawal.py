@@ -39,8 +39,16 @@ def withdraw(cursor: Cursor, span: ImportSpan, days: DailySums, frozen: Collecti
     for part in statement("withdraw_import").split(";"):
         cursor.run(part, {name: value for name, value in given.items() if f"${name}" in part})
     rows, capacity_us = cursor.run("SELECT count(*), coalesce(sum(capacity_us) FILTER (booked), 0) FROM withdrawn")[0]
-    if not rows:
-        return Withdrawn(0, 0)
+    if rows:
+        _withdraw_rows(cursor, span, days, frozen)
+    jobs = {"jobs": span.source == "slurm", "start": span.start_ms, "end": span.end_ms, "cluster": span.cluster}
+    for part in statement("withdraw_facts").split(";"):
+        cursor.run(part, {name: value for name, value in jobs.items() if f"${name}" in part})
+    return Withdrawn(int(rows), int(capacity_us))
+
+
+def _withdraw_rows(cursor: Cursor, span: ImportSpan, days: DailySums, frozen: Collection[int]) -> None:
+    """Settle what overlapped the withdrawn rows, and drop the sums and tenures that contain them."""
     regions = [
         TouchedSpan(*found)
         for found in cursor.run("SELECT gpu, min(start_ms), max(end_ms) FROM withdrawn GROUP BY gpu ORDER BY gpu")
@@ -49,9 +57,6 @@ def withdraw(cursor: Cursor, span: ImportSpan, days: DailySums, frozen: Collecti
     hours = {hour for (hour,) in cursor.run("SELECT DISTINCT start_ms - start_ms % 3600000 FROM withdrawn")}
     resum(cursor, hours | hours_of(settled), days)
     _shorten_tenures(cursor, (span.start_ms, span.end_ms), frozen)
-    for part in statement("withdraw_facts").split(";"):
-        cursor.run(part, {"cluster": span.cluster} if "$cluster" in part else {})
-    return Withdrawn(int(rows), int(capacity_us))
 
 
 def resum(cursor: Cursor, hours: Collection[int], days: DailySums) -> None:
