@@ -34,7 +34,8 @@ from fairshare.cli.replay_command import replay
 from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault

@@ -23,7 +23,7 @@ import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import Books, Printed, Server, ZonedLedger, print_answer
-from gputally.base.command_output import refuse_ignored, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.errors import CannotStart
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -2,7 +2,7 @@
 answers and writes files.
 
 A command has one parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced`. The decorator `with_option_groups`
-(`gputally.base.command_output`) makes each field of that type an option of the command."""
+(`gputally.base.command_options`) makes each field of that type an option of the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import typer
 from typer import Option
 
 from gputally.base import atomic_file
-from gputally.base.command_output import Output, refuse_ignored, show
+from gputally.base.command_options import refuse_ignored
+from gputally.base.command_output import Output, show
 from gputally.base.errors import CannotStart
 
 if TYPE_CHECKING:

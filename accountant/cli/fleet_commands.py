@@ -16,7 +16,8 @@ from typer import Argument, Option
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
 from gputally.base.units import MS_PER_HOUR
 

@@ -14,7 +14,8 @@ from typer import Argument, Option
 
 from accountant.cli.connection_options import Printed, ZonedLedger
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 

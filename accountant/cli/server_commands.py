@@ -27,7 +27,8 @@ from accountant.cli.connection_options import (
     write_file,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import show
 
 if TYPE_CHECKING:
     from accountant.storage.backups import Backup

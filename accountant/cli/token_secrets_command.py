@@ -13,7 +13,8 @@ import typer
 from typer import Option
 
 from accountant.cli.connection_options import Printed
-from gputally.base.command_output import refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, ClusterError, Refused, Unavailable
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from accountant.cli.connection_options import (
 from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
 from accountant.wire.option_types import JobState
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import show, with_option_groups
+from gputally.base.command_options import with_option_groups
+from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
 from gputally.base.file_formats import format_of_file
 

@@ -24,6 +24,7 @@ from accountant.core.claim_overlap import Span, intersect, subtract, union
 from accountant.history_import.gpu_assignment import Demand, GpuLayout, Slot, SlotHold, place, runs
 from accountant.history_import.prometheus_series import (
     MIG_RESOURCE,
+    MOST_GPUS,
     Container,
     Device,
     Labels,
@@ -37,6 +38,7 @@ from accountant.history_import.prometheus_series import (
     of,
     pod_label_names,
     pod_of,
+    whole_number,
 )
 from accountant.inventory import pod_facts
 from agent.wire import Holder, Owner, PodFacts
@@ -163,7 +165,7 @@ def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen
 
 def _instants(series: Sequence[tuple[Labels, float]]) -> dict[tuple[PodName, str], int]:
     """Epoch ms by pod and uid."""
-    return {_key(labels): round(seconds * MS_PER_SECOND) for labels, seconds in series}
+    return {_key(labels): round(seconds * MS_PER_SECOND) for labels, seconds in series if seconds == seconds}  # not NaN
 
 
 def _instant_of(instants: Mapping[tuple[PodName, str], int], pod: PodName, uid: str) -> int | None:
@@ -275,7 +277,8 @@ def _node(
     if not own:
         # HAMi offers each GPU several times, so what the node offers says nothing about its GPUs.
         listed = labels.get("label_nvidia_com_gpu_count", "")
-        own_count = {WHOLE: int(listed)} if listed.isascii() and listed.isdigit() else {}
+        count = whole_number(listed)
+        own_count = {WHOLE: count} if count is not None and count <= MOST_GPUS else {}
         own = assumed_devices(node, own_count if limited else offered, [] if limited else containers, labels)
     parts, clear = 1, True
     if asked.deaf:
@@ -326,7 +329,7 @@ def _sizes(
     listed = labels.get("label_nvidia_com_gpu_memory", "")
     model = next((device.model for device in own if device.model), "")
     memory_gb = parse_gpu_model(model).memory_gb or usual_memory_gb(model)
-    memory_mib = int(listed) if listed.isascii() and listed.isdigit() else memory_gb and memory_gb * 1024
+    memory_mib = whole_number(listed) or (memory_gb and memory_gb * 1024)
     found: dict[tuple[str, str], int | None] = {}
     for one in containers:
         cores, size, percent = (one.limits.get(name, 0) for name in ("cores", "memory", "memory percent"))

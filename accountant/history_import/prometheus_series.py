@@ -133,8 +133,16 @@ def device_of(labels: Labels) -> tuple[str, int | None] | None:
     instance = labels.get("GPU_I_ID", "")
     if not uuid:
         return None
-    known = instance.isascii() and instance.isdigit() and len(instance) <= 4
-    return as_name(uuid), int(instance) if known else None
+    return as_name(uuid), whole_number(instance)
+
+
+MOST_GPUS: Final = 10_000
+"""Maximum number of GPUs, or of parts of them, that a node or a container is believed to have."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number in a label; None if there is none, or one of more digits than anything here has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
 def labelled_pod(labels: Labels, exporters: str | None = None) -> PodName | None:
@@ -256,7 +264,7 @@ def asked_for(seen: Observed) -> PodSeries:
     offered: dict[str, dict[str, int]] = {}
     for labels, value in seen.allocatable:
         name, node = resource(of(labels, "resource")), of(labels, "node")
-        if name and node and value > 0:
+        if name and node and 0 < value <= MOST_GPUS:
             held = offered.setdefault(node, {})
             held[name] = max(held.get(name, 0), int(value))
     unready = {node: frozenset(cells) for node, cells in _by_node(seen.unready, seen).items()}
@@ -313,7 +321,7 @@ def _containers(
         ended = over.get((pod, own_uid), set())
         key = (pod, own_uid or known.uid, own_uid, of(labels, "container"), node, resource(of(labels, "resource")))
         for cell, value in one.cells(seen.grid).items():
-            if value >= 1 and cell not in ended:
+            if 1 <= value <= MOST_GPUS and cell not in ended:
                 present.setdefault((*key, int(value)), set()).add(cell)
     made = []
     for (pod, uid, own_uid, name, node, kind, count), cells in sorted(present.items()):
@@ -414,7 +422,7 @@ def _device(
         uuid=uuid,
         model=model,
         node=node,
-        order=(int(index) if index.isascii() and index.isdigit() else 0, uuid),
+        order=(whole_number(index) or 0, uuid),
         slices=tuple(slices),
         sampled=frozenset(sampled),
         labelled={
@@ -496,7 +504,7 @@ def assumed_devices(
     node's."""
     model = as_name(labels.get("label_nvidia_com_gpu_product", ""))
     replicas = labels.get("label_nvidia_com_gpu_replicas", "")
-    each = int(replicas) if replicas.isascii() and replicas.isdigit() and int(replicas) > 0 else 1
+    each = whole_number(replicas) or 1
     needed = {one.resource: 0 for one in containers}
     for one in containers:
         needed[one.resource] = max(needed[one.resource], one.count)

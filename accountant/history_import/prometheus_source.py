@@ -111,12 +111,12 @@ class History:
                 [one for name in _UTIL if name in known for one in ask.mean(name, device_ms)],
                 [one for name in _ENGINE if name in known for one in ask.mean(name, device_ms)],
             ),
-            memory=tuple(one for name in _MEMORY if name in known for one in ask.mean(name, device_ms)),
-            power=tuple(one for name in _POWER if name in known for one in ask.mean(name, device_ms)),
+            memory=tuple(one for name in _MEMORY if name in known for one in ask.mean(name, device_ms, MOST_MIB)),
+            power=tuple(one for name in _POWER if name in known for one in ask.mean(name, device_ms, MOST_POWER_W)),
             devices=self._devices(chunk),
             allocatable=ask.once("kube_node_status_allocatable", whole, _GPU, "max"),
-            starts=ask.once("kube_pod_start_time", whole),
-            ends=ask.once("kube_pod_completion_time", whole),
+            starts=ask.once("kube_pod_start_time", whole, most=MOST_EPOCH_S),
+            ends=ask.once("kube_pod_completion_time", whole, most=MOST_EPOCH_S),
             pods=ask.names("kube_pod_info", whole),
             owners=ask.names("kube_pod_owner", whole),
             upper_owners=(*ask.names("kube_replicaset_owner", whole), *ask.names("kube_job_owner", whole)),
@@ -157,6 +157,13 @@ class History:
         return tuple(found)
 
 
+MOST: Final = 2.0**40
+MOST_MIB: Final = 2.0**24
+MOST_POWER_W: Final = 1e5
+MOST_EPOCH_S: Final = 253_402_300_799
+"""The end of the year 9999."""
+
+
 class _ChunkQueries:
     """The queries of one chunk."""
 
@@ -168,36 +175,42 @@ class _ChunkQueries:
     def last(self, name: str, window_ms: int, matchers: str = "", test: str = "") -> tuple[Series, ...]:
         return self._range(f"last_over_time({selector(name, matchers, self._match)}[{window_ms}ms]) {test}")
 
-    def mean(self, name: str, window_ms: int) -> list[Series]:
-        """The mean of ratios and gauges; a percentage becomes a ratio."""
-        found = self._range(f"avg_over_time({selector(name, '', self._match)}[{window_ms}ms])")
+    def mean(self, name: str, window_ms: int, most: float = MOST) -> list[Series]:
+        """The mean of ratios and gauges; a percentage becomes a ratio. most: as in `read_series`."""
+        found = self._range(f"avg_over_time({selector(name, '', self._match)}[{window_ms}ms])", most)
         if name not in (*_UTIL, *_ENGINE):
             return list(found)
         return [Series(one.labels, one.times, _ratios(one.values, percent=name == _UTIL[0])) for one in found]
 
-    def once(self, name: str, whole: str, matchers: str = "", kind: str = "last") -> tuple[tuple[Labels, float], ...]:
+    def once(
+        self, name: str, whole: str, matchers: str = "", kind: str = "last", most: float = MOST
+    ) -> tuple[tuple[Labels, float], ...]:
         text = f"{kind}_over_time({selector(name, matchers, self._match)}[{whole}])"
-        return tuple(read_values(self._server, text, self._chunk.end_ms))
+        return tuple(read_values(self._server, text, self._chunk.end_ms, most))
 
     def names(self, name: str, whole: str, matchers: str = "") -> tuple[Labels, ...]:
         return tuple(labels for labels, _ in self.once(name, whole, matchers))
 
-    def _range(self, query: str) -> tuple[Series, ...]:
+    def _range(self, query: str, most: float = MOST) -> tuple[Series, ...]:
         chunk = self._chunk
-        return tuple(read_series(self._server, query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS))
+        return tuple(read_series(self._server, query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS, most))
 
 
-def read_values(server: Prometheus, query: str, at_ms: int) -> list[tuple[Labels, float]]:
-    """The result of a query at an instant. Raises PrometheusFailed."""
-    return [(one.metric, number(one.value[1])) for one in server.instant(query, at_ms) if one.value is not None]
+def read_values(server: Prometheus, query: str, at_ms: int, most: float = MOST) -> list[tuple[Labels, float]]:
+    """The result of a query at an instant. A negative value, or one above `most`, is NaN. Raises PrometheusFailed."""
+    return [(one.metric, number(one.value[1], most)) for one in server.instant(query, at_ms) if one.value is not None]
 
 
-def read_series(server: Prometheus, query: str, start_ms: int, end_ms: int, step_ms: int) -> list[Series]:
-    """Values at start, start + step, … up to and including end. Raises PrometheusFailed."""
+def read_series(
+    server: Prometheus, query: str, start_ms: int, end_ms: int, step_ms: int, most: float = MOST
+) -> list[Series]:
+    """Values at start, start + step, … up to and including end. Values that are negative or above `most` are NaN.
+    Raises PrometheusFailed."""
     found = []
     for one in server.range(query, start_ms, end_ms, step_ms):
-        times = array("q", (round(at * MS_PER_SECOND) for at, _ in one.values))
-        found.append(Series(one.metric, times, array("d", (number(value) for _, value in one.values))))
+        values = [(at, text) for at, text in one.values if 0 <= at <= MOST_EPOCH_S]
+        times = array("q", (round(at * MS_PER_SECOND) for at, _ in values))
+        found.append(Series(one.metric, times, array("d", (number(text, most) for _, text in values))))
     return found
 
 

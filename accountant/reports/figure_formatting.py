@@ -15,7 +15,7 @@ from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
 from accountant.reports.report_breakdowns import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
-from accountant.reports.savings_hints import SLICES, Hint
+from accountant.reports.savings_hints import Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.money import HOUR_PLACES, Money, minor_places
@@ -124,7 +124,7 @@ def advice(hint: Hint) -> str:
         )
     return (
         f"Held a whole GPU; its busiest hour used {percent(hint.peak_busy, 0)} of it ({held}, {used}). "
-        f"A slice of {hint.needed}/{SLICES} would have been enough."
+        f"A slice of {hint.needed}/{hint.needed_of} would have been enough."
     )
 
 

@@ -17,6 +17,7 @@ from accountant.billing.statements import Entry, StatementLine
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.core.periods import days, hour_of_day
 from accountant.ledger.usage_columns import Hours, Place
+from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.money import exact_sum
@@ -94,13 +95,14 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One workload of one team in one cluster."""
+    """One workload of one team in one cluster. gpu_models: the models of the GPUs that it held."""
 
     team: str
     namespace: str
     job: str
     figures: TimeAndCost
     cluster: str = ""
+    gpu_models: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,15 @@ class DayRow:
 
 @dataclass(frozen=True, slots=True)
 class UnpricedRow:
-    """GPUs that match no row of the price book."""
+    """GPUs that match no row of the price book. near_row, near_model: the row that nearly matches; "" without one."""
 
     gpu_model: str
     pool: str
     region: str
     capacity_type: str
     gpu_us: int
+    near_row: str = ""
+    near_model: str = ""
 
 
 def share(part: int, whole: int) -> float | None:
@@ -283,9 +287,13 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
 
 def jobs(charges: Iterable[Charge]) -> list[JobRow]:
     """Workloads that held a GPU, in order of their names. charges: by BY_JOB."""
+    charges = list(charges)
+    models: dict[tuple[str, ...], set[str]] = {}
+    for charge in charges:
+        models.setdefault((*charge.key[:3], charge.key[4]), set()).add(charge.place.gpu_model)
     parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in charges)
     return [
-        JobRow(name, namespace, job, figures, cluster)
+        JobRow(name, namespace, job, figures, cluster, frozenset(models[name, namespace, job, cluster]))
         for (name, namespace, job, cluster), figures in group_by(part_entries(parts)).items()
         if figures.accounts.allocated and job
     ]
@@ -325,12 +333,17 @@ def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | N
     )
 
 
-def unpriced(charges: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
+def unpriced(charges: Iterable[Charge], team: str | None, book: PriceBook | None) -> tuple[UnpricedRow, ...]:
     sums: dict[Place, int] = {}
     for charge in charges:
         if charge.unpriced and team in (None, charge.key[0]):
             sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
-    return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
+    near = {model: book.near_row(model) if book is not None else None for model, *_ in sums}
+    return tuple(
+        UnpricedRow(*place, gpu_us=sums[place], near_row=row.id if row else "", near_model=row.model if row else "")
+        for place in sorted(sums)
+        for row in [near[place.gpu_model]]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -454,7 +454,7 @@ def made_of(
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),
         rhythm=report_breakdowns.hourly_use(found.hourly, team),
-        unpriced=report_breakdowns.unpriced(found.billed, team),
+        unpriced=report_breakdowns.unpriced(found.billed, team, book),
         imports=booked.imports,
         details=details,
         later=booked.later,

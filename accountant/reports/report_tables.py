@@ -184,10 +184,13 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "hints",
             "Right-sizing",
-            f"{_JOB} kind:text held_gpus:number peak_busy_gpus:number needed_gpus:number saving_at_most:money "
-            "advice:text",
+            f"{_JOB} kind:text held_gpus:number peak_busy_gpus:number needed_gpus:number needed_of:number "
+            "saving_at_most:money advice:text",
             (
-                (*_job_name(h.job), h.kind, h.held, h.peak_busy, h.needed, h.saving, figure_formatting.advice(h))
+                (
+                    *_job_name(h.job), h.kind, h.held, h.peak_busy, h.needed, h.needed_of, h.saving,
+                    figure_formatting.advice(h),
+                )
                 for h in report.hints
             ),
         ),
@@ -218,8 +221,11 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "unpriced",
             "Without a price",
-            "gpu_model:text pool:text region:text capacity_type:text gpu_hours:hours",
-            map(attrgetter("gpu_model", "pool", "region", "capacity_type", "gpu_us"), report.unpriced),
+            "gpu_model:text pool:text region:text capacity_type:text gpu_hours:hours near_row:text near_model:text",
+            map(
+                attrgetter("gpu_model", "pool", "region", "capacity_type", "gpu_us", "near_row", "near_model"),
+                report.unpriced,
+            ),
         ),
     )  # fmt: skip
 

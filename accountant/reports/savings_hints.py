@@ -23,6 +23,7 @@ from accountant.ledger.usage_columns import JobName, Peak, Place
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow
 from accountant.wire.usage_cost_and_job_models import Accounts
+from gputally.base.mig_profiles import COMPUTE_SLICES, compute_slices
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR
 
@@ -36,8 +37,6 @@ SLICE_AT = 0.5
 """Peak use of a single GPU up to which a slice of it is suggested."""
 WHOLE = 0.95
 """GPU-hours held in one hour from which it counts as a whole GPU; an instance has at most 6 of 7 slices."""
-SLICES = 7
-"""Compute slices of a MIG-capable GPU."""
 
 Kind = Literal["idle", "fewer", "slice"]
 
@@ -49,7 +48,8 @@ class Hint:
     kind: `idle` if the job hardly used its GPUs, `fewer` if it never needed so many, `slice` if a part of one would do.
 
     held, peak_busy: GPUs, the maximum of any hour.
-    needed: GPUs that would have been enough (sevenths of one for a slice).
+    needed: GPUs that would have been enough; for `slice` the compute slices of one GPU.
+    needed_of: the compute slices into which MIG divides the job's GPU, of several models the fewest; 1 for whole GPUs.
     saving: an upper bound: the cost of the GPUs held beyond `needed`, at most the cost of the idle time; None if some
         of the job's time has no price."""
 
@@ -59,6 +59,7 @@ class Hint:
     peak_busy: float
     needed: Decimal
     saving: Decimal | None
+    needed_of: int = 1
 
 
 def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
@@ -87,24 +88,26 @@ def _hint(job: JobRow, peak: Peak) -> Hint | None:
     ):
         return None
     kind: Kind
+    slices = 1
     if utilisation < HARDLY_USED:
         kind, needed = "idle", Decimal(0)
     elif held_gpus > 1 and (whole_gpus := max(1, math.ceil(busy_gpus))) <= held_gpus / 2:
         kind, needed = "fewer", Decimal(whole_gpus)
     elif WHOLE <= held_gpus <= 1 and max(busy_gpus, utilisation) <= SLICE_AT:
-        kind, needed = "slice", Decimal(max(1, math.ceil(busy_gpus * SLICES)))
+        slices = min(map(compute_slices, job.gpu_models), default=COMPUTE_SLICES)
+        kind, needed = "slice", Decimal(max(1, math.ceil(busy_gpus * slices)))
     else:
         return None
-    return Hint(kind, job, held_gpus, busy_gpus, needed, _saving(kind, job, held_gpus, needed))
+    held_units = slices if kind == "slice" else max(1, math.ceil(held_gpus))
+    return Hint(kind, job, held_gpus, busy_gpus, needed, _saving(kind, job, needed / held_units), slices)
 
 
-def _saving(kind: Kind, job: JobRow, held_gpus: float, needed: Decimal) -> Decimal | None:
+def _saving(kind: Kind, job: JobRow, needed_share: Decimal) -> Decimal | None:
     """An estimated part of the job's cost; not rounded, never booked."""
     if job.figures.unpriced_us:
         return None
     if kind == "idle":
         return job.figures.idle_cost
-    needed_share = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held_gpus)))
     beyond = exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(needed_share, 6))])
     return min(beyond, job.figures.idle_cost)
 

@@ -12,7 +12,8 @@ import typer
 
 from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, show, with_option_groups
+from gputally.base.command_options import with_option_groups
+from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantUnavailable, FairshareError
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairshare.cli.command_options import AccountantOptions, Printed
-from gputally.base.command_output import show, with_option_groups
+from gputally.base.command_options import with_option_groups
+from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.version import __version__

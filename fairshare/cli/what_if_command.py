@@ -13,7 +13,8 @@ import typer
 
 from fairshare.cli.command_options import AccountantOptions, seconds
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import Output, show
 from gputally.base.errors import FairshareError
 from gputally.base.file_formats import format_of_file
 from gputally.base.units import MS_PER_DAY

@@ -21,7 +21,8 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     spot_advice,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_output import Output, refuse_ignored, show, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 

@@ -1,4 +1,4 @@
-"""Holds what all commands share: output as a table, JSON or CSV, and groups of options.
+"""Holds what all commands share: output as a table, JSON or CSV.
 
 JSON holds all fields with exact figures: decimals are text and unknown values are null. CSV holds one record per line.
 It joins nested names with a dot and several values with a semicolon, leaves unknown values empty, and contains no cell
@@ -9,16 +9,11 @@ The module loads nothing that draws: `--help` and JSON need no terminal (`gputal
 from __future__ import annotations
 
 import csv
-import functools
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
 from decimal import Decimal
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TextIO, get_type_hints
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from gputally.base.untrusted_text import for_cell, for_json
 
@@ -96,60 +91,3 @@ def _part(value: object) -> str:
 
 def _plain(value: object) -> object:
     return format(value, "f") if isinstance(value, Decimal) else str(value)
-
-
-def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a typer command in which the fields of a dataclass are options of their own.
-
-    A command that takes a parameter with a dataclass as its type gets one option for each field of the dataclass. The
-    annotation of a field is that of a typer option, and every field has a default. Several commands can therefore share
-    a group of options that is defined once. `refuse_ignored` knows the options that the user gave to such a command."""
-    import typer
-
-    types = get_type_hints(command, include_extras=True)
-    groups = {name: types.pop(name) for name, kind in tuple(types.items()) if is_dataclass(kind)}
-    names = {name: tuple(field.name for field in fields(group)) for name, group in groups.items()}
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        context = values.pop(_CONTEXT)
-        grouped = {name: group(**{key: values.pop(key) for key in names[name]}) for name, group in groups.items()}
-        source = context.get_parameter_source
-        given = {each.name: each.opts[0] for each in context.command.params if source(each.name).name == "COMMANDLINE"}
-        token = _given.set(given)
-        try:
-            command(**values, **grouped)
-        finally:
-            _given.reset(token)
-
-    signature = inspect.signature(command)
-    own = [each.replace(annotation=types[name]) for name, each in signature.parameters.items() if name not in groups]
-    options = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for group in groups.values()
-        for hints in [get_type_hints(group, include_extras=True)]
-        for field in fields(group)
-    ]
-    context = inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = (*own, context, *options)
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    vars(run)["__signature__"] = signature.replace(parameters=parameters)
-    return run
-
-
-_CONTEXT = "typer_context"
-_given: ContextVar[Mapping[str, str]] = ContextVar("_given", default=MappingProxyType({}))
-"""The options that the user gave to the running command, by the names of its parameters."""
-
-
-def refuse_ignored(why: str, *names: str) -> None:
-    """Raise typer.BadParameter if the user gave one of these options to a command that would ignore it.
-
-    why: the reason that they would be ignored, such as `without --to`."""
-    import typer
-
-    given = _given.get()
-    if ignored := [given[name] for name in names if name in given]:
-        raise typer.BadParameter(f"{', '.join(ignored)} has no effect {why}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlencode
@@ -135,12 +136,14 @@ class Prometheus:
         return response.status_code, content
 
 
-def number(text: str) -> float:
-    """Parse a sample's value. Return NaN for text that is not a number."""
+def number(text: str, most: float = 2.0**53) -> float:
+    """Parse a sample's value. Return NaN for text that is not a number from 0 to `most`: nothing that is measured here
+    is negative or infinite."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return float("nan")
+        return nan
+    return value if 0 <= value <= most else nan
 
 
 def _seconds(at_ms: int) -> str:

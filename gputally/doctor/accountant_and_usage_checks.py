@@ -214,7 +214,7 @@ def _oversized(row: Row, currency: str | None) -> Finding:
     remedy = (
         f"set nvidia.com/gpu: {needed} in the pod template of {row['job']} ({row['namespace']})"
         if whole
-        else f"gputally advise sharing   # {needed}/7 of a GPU would be enough"
+        else f"gputally advise sharing   # {needed}/{row['needed_of']} of a GPU would be enough"
     )
     return Finding(
         "warning",
@@ -259,10 +259,11 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
     whole = sum((Decimal(str(row["gpu_hours"])) for row in rows), Decimal(0))
     places = sorted({" ".join(filter(None, (row["pool"], row["region"], row["capacity_type"]))) for row in rows} - {""})
     where = f" ({joined_names(places)})" if places else ""
+    near = rows[0]["near_row"], rows[0]["near_model"]
     return Finding(
         "warning",
         f"{model} has no price{where}: its time is unpriced, and budgets in money cannot be kept",
-        f"{whole:,.1f} GPU-hours held",
+        f"{whole:,.1f} GPU-hours held" + (f"; row {near[0]} of the price book is for {near[1]}" if near[0] else ""),
         f"add a row for it and run: gputally accountant reprice {month} --book FILE --apply --reason TEXT",
     )
 

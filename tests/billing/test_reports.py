@@ -226,6 +226,25 @@ def test_hints_give_their_evidence():
     )
 
 
+def test_a_slice_is_counted_in_those_of_the_gpu():
+    day = "2026-10-02T00:00", "2026-10-03T00:00"
+    models = {
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": 4,
+        "NVIDIA RTX PRO 5000 Blackwell": 2,
+        "NVIDIA A30": 4,
+        "H100": 7,
+    }
+    ledger = ledger_of(*(held(*day, gpus=1, busy=0.3, job=f"Job/{model}", gpu_model=model) for model in models))
+    rows = [f"id: r{number}, model: {model}, price: 1, valid_from: 2026-01-01" for number, model in enumerate(models)]
+    book = price_book("\n".join(rows))
+    hints = {hint.job.job.removeprefix("Job/"): hint for hint in build_month(ledger, book, OCTOBER).hints}
+    assert {model: (int(hint.needed), hint.needed_of) for model, hint in hints.items()} == {
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": (2, 4), "NVIDIA RTX PRO 5000 Blackwell": (1, 2),
+        "NVIDIA A30": (2, 4), "H100": (3, 7),
+    }  # fmt: skip
+    assert {hint.saving for model, hint in hints.items() if model != "H100"} == {Decimal(12)}
+
+
 @pytest.mark.parametrize(
     ("timezone", "month", "name"),
     [("Europe/Berlin", OCTOBER, "2026-10-25T02"), ("Atlantic/Azores", OCTOBER, "2026-10-25T00")],
@@ -304,6 +323,16 @@ def test_unpriced_is_listed_and_in_no_amount(report):
     text = html_and_pdf.render_html(report)
     assert "Without a price" in text
     assert "+ unpriced" in text
+
+
+def test_a_price_row_that_nearly_matches_is_named():
+    day = "2026-10-02", "2026-10-03"
+    ledger = ledger_of(held(*day, gpu_model="NVIDIA L40S"), held(*day, gpu_model="Tesla T4"))
+    found = build_month(ledger, price_book("id: small, model: L40, price: 1, valid_from: 2026-01-01"), OCTOBER)
+    assert [(row.gpu_model, row.near_row, row.near_model) for row in found.unpriced] == [
+        ("NVIDIA L40S", "small", "L40"), ("Tesla T4", "", ""),
+    ]  # fmt: skip
+    assert "row small is for L40" in html_and_pdf.render_html(found)
 
 
 def test_what_has_no_price_is_no_zero():

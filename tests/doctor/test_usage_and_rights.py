@@ -138,9 +138,33 @@ def test_idle_holders_held_their_gpus_all_the_time() -> None:
 def test_oversized_jobs() -> None:
     common = {"team": "vision", "namespace": "work", "saving_at_most": "120.5", "advice": ""}
     rows = [
-        {**common, "job": "Job/eight", "kind": "fewer", "held_gpus": 8.0, "peak_busy_gpus": 1.7, "needed_gpus": "2"},
-        {**common, "job": "Job/one", "kind": "slice", "held_gpus": 1.0, "peak_busy_gpus": 0.2, "needed_gpus": "2"},
-        {**common, "job": "Job/idle", "kind": "idle", "held_gpus": 1.0, "peak_busy_gpus": 0.0, "needed_gpus": "0"},
+        {
+            **common,
+            "job": "Job/eight",
+            "kind": "fewer",
+            "held_gpus": 8.0,
+            "peak_busy_gpus": 1.7,
+            "needed_gpus": "2",
+            "needed_of": 1,
+        },
+        {
+            **common,
+            "job": "Job/one",
+            "kind": "slice",
+            "held_gpus": 1.0,
+            "peak_busy_gpus": 0.2,
+            "needed_gpus": "2",
+            "needed_of": 7,
+        },
+        {
+            **common,
+            "job": "Job/idle",
+            "kind": "idle",
+            "held_gpus": 1.0,
+            "peak_busy_gpus": 0.0,
+            "needed_gpus": "0",
+            "needed_of": 1,
+        },
     ]
     fewer, part = oversized(rows, 7, "USD", 9).findings
     assert fewer.evidence == "held 8.0 GPUs, its busiest hour used 1.70; at most 120.50 USD"
@@ -149,10 +173,13 @@ def test_oversized_jobs() -> None:
 
 
 def test_models_without_a_price() -> None:
-    rows = [{"gpu_model": "NVIDIA L4", "pool": "", "region": "eu", "capacity_type": "", "gpu_hours": "12.5"}] * 2
+    row = {"gpu_model": "NVIDIA L4", "pool": "", "region": "eu", "capacity_type": "", "gpu_hours": "12.5"}
+    rows = [{**row, "near_row": "", "near_model": ""}] * 2
     (found,) = prices(rows, 7, "abc", "2026-11", 1).findings
     assert found.what.startswith("NVIDIA L4 has no price (eu)")
     assert (found.evidence, "reprice 2026-11" in found.remedy) == ("25.0 GPU-hours held", True)
+    (near,) = prices([{**row, "near_row": "l40", "near_model": "L40"}], 7, "abc", "2026-11", 1).findings
+    assert "row l40" in near.evidence
     (none,) = prices([], 7, None, "2026-11", 0).findings
     assert none.severity == "error"
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import parse_qs
 
+import httpx2
 import pytest
 
 from accountant.history_import.gpu_assignment import TimeGrid, rows
+from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import histories
 from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
-from accountant.history_import.prometheus_source import selector
+from accountant.history_import.prometheus_source import History, PrometheusFailed, selector
 from accountant.storage.write.batch_admission import fact_fault
+from gputally.base.prometheus_api import Prometheus
 from gputally.base.untrusted_text import is_name
 
 MINUTE = 60_000
@@ -54,6 +58,55 @@ def held(observed, **options):
                     key = (row.holder.name, one.uuid)
                     minutes[key] = minutes.get(key, 0) + row.allocated_us / 60_000_000
     return minutes, capacity / 60_000_000
+
+
+HOSTILE = ("+Inf", "-Inf", "NaN", "-1", "1e300", "1e12", "9" * 5_000, "what")
+NAMED = {
+    "UUID": "GPU-1", "gpu": "0", "GPU_I_ID": "", "GPU_I_PROFILE": "", "modelName": MODEL, "node": "n1", "pod": "a",
+    "namespace": "vision", "container": "main", "uid": "uid-a", "resource": "nvidia_com_gpu", "Hostname": "n1",
+    "label_nvidia_com_gpu_count": "2", "label_nvidia_com_gpu_memory": "81559", "label_nvidia_com_gpu_replicas": "1",
+    "label_nvidia_com_gpu_product": PRODUCT,
+}  # fmt: skip
+
+
+def answering(value, labels, odd=""):
+    """A Prometheus whose series have these labels and this value; those of metrics with `odd` in their query, and 1
+    otherwise, if it is given."""
+
+    def answer(request):
+        asked = {key: texts[0] for key, texts in parse_qs(request.content.decode()).items()}
+        names = ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE", "kube_node_info"]
+        series = [labels | {"__name__": name} for name in (names if "count by" in asked["query"] else names[:1])]
+        text = value if odd in asked["query"] else "1"
+        if "step" in asked:
+            times = [at * 60 for at in range(-(-START // 60_000), (START + 3_600_000) // 60_000 + 1)]
+            result = [{"metric": one, "values": [[at, text] for at in times]} for one in series]
+        else:
+            result = [{"metric": one, "value": [START / 1000, text]} for one in series]
+        return httpx2.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}})
+
+    return History(Prometheus("http://p", PrometheusFailed, transport=httpx2.MockTransport(answer)), team_labels=())
+
+
+@pytest.mark.parametrize("hidden", [(), ("UUID",)], ids=["exporter", "no exporter"])
+def test_no_number_of_a_history_is_too_large_for_the_books(hidden):
+    """Sums of infinite requests, negative or enormous samples, and labels of thousands of digits."""
+    plain = {key: text for key, text in NAMED.items() if key not in hidden}
+    cases = [(text, plain, "") for text in HOSTILE]
+    cases += [(text, plain, odd) for text in HOSTILE for odd in ("requests", "FB_USED", "POWER", "start_time", "alloc")]
+    cases += [("1", plain | {key: "9" * 5_000}, "") for key in plain]
+    chunk = Chunk("import:prometheus:1", *SPAN)
+    for value, labels, odd in cases:
+        history = answering(value, labels, odd)
+        try:
+            history.chunk_ms(SPAN[1])
+        except PrometheusFailed:
+            assert value != "1"
+        for node in history.read(chunk):
+            assert len(node.gpus) <= 2
+            made = [row for one in node.gpus for row in rows(one, node.holds.get(one.uuid, ()), SPAN, [SPAN])]
+            assert sum(row.capacity_us for row in made) <= 2 * 3_600_000_000
+            assert all((row.memory_mib_s or 0) < 2**40 and (row.energy_uj or 0) < 2**60 for row in made)
 
 
 def test_labels_of_every_generation():
