@@ -71,7 +71,8 @@ def one_line(error: BaseException) -> str:
 def _translated(error: duckdb.Error) -> AccountantError:
     if isinstance(error, duckdb.FatalException):
         return LedgerFailed(f"the database is no longer usable, restart the accountant: {one_line(error)}")
-    return LedgerUnavailable(one_line(error))
+    remedy = ": restore a backup with: gputally accountant restore" if "Corrupt database file" in str(error) else ""
+    return LedgerUnavailable(one_line(error) + remedy)
 
 
 def streamed(table: pa.Table) -> Any:

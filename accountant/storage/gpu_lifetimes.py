@@ -277,7 +277,8 @@ class Fleet:
 
     def node_history(self, key: NodeKey) -> Timeline[NodeFacts]:
         """Return the labels of a node over time, without its down times."""
-        return self.placed.get(key) or Timeline.always(self.nodes.get(key) or NodeFacts(*key))
+        known = self.nodes.get(key)
+        return self.placed.get(key) or Timeline.always(known if known is not None and known.listed else NodeFacts(*key))
 
     def namespace_history(self, key: NodeKey) -> Timeline[NamespaceFacts]:
         return self.charged.get(key) or Timeline.always(self.namespaces.get(key) or NamespaceFacts(*key))

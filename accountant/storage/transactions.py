@@ -86,10 +86,16 @@ class Transactions:
         self._windows = Windows(self._month_zone)
         self._writing = threading.RLock()
         self._swap = threading.Lock()
-        with self._database.cursor() as cursor:
-            self._state = load(cursor, self._month_zone)
-            self._owners = GpuOwners(gpu_move_after_ms)
-            self._owners.load(read_owners(cursor, self._state.fleet))
+        self._owners = GpuOwners(gpu_move_after_ms)
+        try:
+            with self._database.cursor() as cursor:
+                self._state = load(cursor, self._month_zone)
+                self._owners.load(read_owners(cursor, self._state.fleet))
+        except BaseException as error:
+            self._database.close()
+            if isinstance(error, LedgerUnavailable):
+                raise LedgerUnavailable(f"{path}: cannot be read: {error}") from error
+            raise
         self._pod_nodes = PodNodes(self._database.cursor)
         self._use = SenderUse(quotas or Quotas())
         # Opening writes the log into the file, so everything durable is checkpointed.

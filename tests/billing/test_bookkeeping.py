@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
@@ -68,6 +69,30 @@ def test_late_facts_are_corrected_in_the_open_month(closed):
     assert (now.due["late"], now.due_total, now.payable_total) == (Decimal("21.00"), Decimal("21.00"), 0)
     keeper_of_team = keeper.month(NOV, ["late"])
     assert (keeper_of_team.due_total, keeper_of_team.corrections) == (Decimal("21.00"), tuple(booked))
+
+
+@pytest.mark.parametrize("name", ["Europe/Berlin", "Atlantic/Azores", "Australia/Lord_Howe", "Africa/Casablanca"])
+def test_twenty_months_with_clock_changes_and_twelve_closings_are_exact(keep, name):
+    """A GPU at one price all the time: each month has its own length, and together they have the whole span's."""
+    months = [Month(2026 + number // 12, number % 12 + 1) for number in range(20)]
+    start, end = months[0].span(zone(name))[0], months[-1].span(zone(name))[1]
+    book = "id: h100, model: H100, price: '1.37', valid_from: 2025-12-01"
+    later = datetime.fromtimestamp(end / 1000 + 40 * 86_400, UTC).isoformat()
+    ledger, keeper = keep([held(start, end)], now=later, timezone=name, book=book)
+    closed = [keeper.close(month, "ada") for month in months[:12]]
+    ledger.add(held(start + HOUR // 1000, start + 3 * HOUR // 1000, team="late"))
+    assert [one.month for one in keeper.proposals()] == ["2026-01"]
+    stated = [keeper.month(month) for month in months]
+    lengths = [month.span(zone(name))[1] - month.span(zone(name))[0] for month in months]
+    of_team = [sum(line.gpu_us for line in one.lines if line.team == "vision") for one in stated]
+    assert of_team == [length * 1000 for length in lengths]
+    assert sum(of_team) == (end - start) * 1000
+    assert len({length % 86_400_000 for length in lengths}) > 1, "some months have a day of another length"
+    for one, hours in zip(stated, of_team, strict=True):
+        cost = sum(line.cost for line in one.lines if line.team == "vision")
+        assert cost == Decimal("1.37") * Decimal(hours) / HOUR
+    assert [statement_hash(keeper.month(month)) for month in months[:12]] == [one.hash for one in closed]
+    assert [one.content for one in closed] == [one.content for one in keeper.books().closed]
 
 
 def test_a_month_that_was_closed_long_ago_is_corrected_too(keep):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -169,6 +170,63 @@ def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed, clock, 
         killed.write_bytes(file)
         _log(killed).write_bytes(left)
         assert _durable(killed, clock) == whole_commits + (left == written)
+
+
+def faults(content: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
+    """The content with one flipped bit, with a cut, or with 64 bytes of zeros, at random places."""
+    for number in range(count):
+        at = chance.randrange(len(content))
+        if number % 7 == 5:
+            yield content[:at]
+        elif number % 7 == 6:
+            yield content[:at] + bytes(64) + content[at + 64 :]
+        else:
+            yield content[:at] + bytes([content[at] ^ 1 << chance.randrange(8)]) + content[at + 1 :]
+
+
+def _read(path: Path, clock: Any) -> list[dict[tuple[str, ...], int]] | None:
+    """The booked GPU time of each minute, by GPU and node; None if the ledger is refused or cannot be read."""
+    spans = [(START_MS + n * 60_000, START_MS + (n + 1) * 60_000) for n in range(1, 6)]
+    try:
+        with closing(open_ledger(path, clock)) as ledger:
+            minutes = [ledger.usage(*span, ("gpu", "node")) for span in spans]
+            return [{tuple(one.key.values()): one.accounts_gpu_us.unallocated for one in lines} for lines in minutes]
+    except (LedgerDamaged, LedgerUnavailable):
+        return None
+
+
+@pytest.mark.thorough
+def test_a_fault_of_the_log_is_named_or_leaves_a_beginning_of_the_commits(killed, clock):
+    log, file = _log(killed).read_bytes(), killed.read_bytes()
+    truth = _read(killed, clock)
+    assert truth is not None
+    outcomes: Counter[int | None] = Counter()
+    for bad in faults(log, random.Random(70), examples(7, 70)):
+        killed.write_bytes(file)
+        _log(killed).write_bytes(bad)
+        found = _read(killed, clock)
+        kept = None if found is None else sum(any(minute.values()) for minute in found)
+        if found is not None:
+            assert found[:kept] == truth[:kept]
+            assert not any(sum(minute.values()) for minute in found[kept:])
+        outcomes[kept] += 1
+    assert outcomes.keys() - {5}, "some faults cost something"
+
+
+@pytest.mark.thorough
+def test_a_fault_of_the_file_is_named_or_changes_no_figure(killed, clock):
+    truth = _read(killed, clock)
+    with closing(open_ledger(killed, clock)) as ledger:
+        ledger.checkpoint()
+    file = killed.read_bytes()
+    read = 0
+    for bad in faults(file, random.Random(71), examples(7, 70)):
+        _log(killed).unlink(missing_ok=True)
+        killed.write_bytes(bad)
+        found = _read(killed, clock)
+        read += found is not None
+        assert found in (None, truth)
+    assert read < examples(7, 70)
 
 
 def test_a_power_failure_while_a_ledger_is_made_leaves_none(path, clock, hand):
