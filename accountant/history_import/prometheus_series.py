@@ -86,9 +86,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Observed:
-    """The query results of one chunk. Series over the grid: `requests` (value: count), `over` (pods that have ended),
-    `nodes` (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). Others have one value per series:
-    `devices` seen recently, `allocatable`, `starts`, `ends` (epoch s), and names.
+    """The query results of one chunk. Series over the grid: `requests` and `init_requests` (value: count), `over` (pods
+    that have ended), `nodes` (listed), `unready`, `busy` (0 to 1), `memory` (MiB), `power` (W). Others have one value
+    per series: `devices` seen recently, `allocatable`, `starts`, `ends` (epoch s), and names.
 
     window_ms: how long before an instant a sample counts for it.
     scrape_ms: interval between samples of kube-state-metrics."""
@@ -97,6 +97,7 @@ class Observed:
     window_ms: int
     scrape_ms: int
     requests: tuple[Series, ...] = ()
+    init_requests: tuple[Series, ...] = ()
     over: tuple[Series, ...] = ()
     nodes: tuple[Series, ...] = ()
     unready: tuple[Series, ...] = ()
@@ -188,9 +189,12 @@ def resource(text: str) -> str:
 
 
 def unknown_resource(text: str) -> bool:
-    """Whether this is a resource of NVIDIA of which nothing says whether it is a GPU."""
+    """Whether this is a resource of NVIDIA of which nothing says whether it is a GPU, or a GPU of another vendor's
+    plugin."""
     match = _RESOURCE.fullmatch(text)
-    return match is not None and not resource(text) and not any(map(_OTHER_WORD.fullmatch, _WORDS.split(match[1])))
+    if match is None:
+        return any(map(_GPU_WORD.fullmatch, _WORDS.split(text.lower())))
+    return not resource(text) and not any(map(_OTHER_WORD.fullmatch, _WORDS.split(match[1])))
 
 
 def limit_of(text: str) -> str:
@@ -256,7 +260,7 @@ class PodSeries:
 def asked_for(seen: Observed) -> PodSeries:
     """Reads from the series of kube-state-metrics which pods requested GPUs, and what each node can allocate."""
     nodes = _by_node(seen.nodes, seen)
-    requests = [one for one in seen.requests if resource(of(one.labels, "resource"))]
+    requests = [one for one in (*seen.requests, *_of_init(seen)) if resource(of(one.labels, "resource"))]
     heard = {cell for cells in nodes.values() for cell in cells} | {
         cell for one in requests for cell in one.cells(seen.grid)
     }
@@ -278,6 +282,21 @@ def asked_for(seen: Observed) -> PodSeries:
         offered=offered,
         node_labels={of(labels, "node"): labels for labels in seen.node_labels},
     )
+
+
+def _of_init(seen: Observed) -> list[Series]:
+    """The requests of init containers, and so of sidecars, in pods none of whose other containers requests GPUs; of
+    each pod and resource the largest. The kubelet keeps the devices of such a container for its pod, and gives them to
+    the other containers, if those request any."""
+    requests = [one.labels for one in seen.requests if resource(of(one.labels, "resource"))]
+    others = {(pod_of(labels), of(labels, "uid")) for labels in requests}
+    largest: dict[tuple[PodName, str, str], tuple[float, Series]] = {}
+    for one in seen.init_requests:
+        key = (pod_of(one.labels), of(one.labels, "uid"), of(one.labels, "resource"))
+        most = max(one.cells(seen.grid).values(), default=0.0)
+        if key[:2] not in others and most > largest.get(key, (0.0, one))[0]:
+            largest[key] = (most, one)
+    return [one for _, one in largest.values()]
 
 
 def _by_node(table: Iterable[Series], seen: Observed) -> dict[str, set[int]]:

@@ -40,7 +40,8 @@ _POWER: Final = ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS")
 _DCGM: Final = (*_UTIL, *_ENGINE, *_MEMORY, *_POWER)
 _REQUESTS: Final = "kube_pod_container_resource_requests"
 _KSM: Final = (_REQUESTS, "kube_node_info", "kube_pod_info")
-_GPU: Final = 'resource=~"nvidia_com_.+|nvidia[.]com/.+"'
+_INIT_REQUESTS: Final = "kube_pod_init_container_resource_requests"
+_GPU: Final = 'resource=~"nvidia_com_.+|nvidia[.]com/.+|.*gpu.*"'
 _PERCENT, _OVERSHOOT = 100.0, 2.0
 _RATE_MS = 10 * MS_PER_MINUTE
 _CELLS = 1_000_000
@@ -104,6 +105,7 @@ class History:
             window_ms=window_ms,
             scrape_ms=scrape_ms,
             requests=ask.last(_REQUESTS, window_ms, _GPU),
+            init_requests=ask.last(_INIT_REQUESTS, window_ms, _GPU),
             over=ask.last("kube_pod_status_phase", window_ms, 'phase=~"Succeeded|Failed"', "== 1"),
             nodes=ask.last("kube_node_info", window_ms),
             unready=ask.last("kube_node_status_condition", window_ms, 'condition="Ready",status="true"', "== 0"),

@@ -359,10 +359,12 @@ SHARED: Final = ("shard", "mps")
 
 def allocated(parts: Iterable[str]) -> Allocated:
     """Reads `gres/gpu=4`, `gres/gpu:a100=4` and `gres/shard=2`. Often a total or the types are missing. Raises
-    ValueError."""
+    ValueError, also for a text that was cut to the width of a column, because the GPUs come last."""
     total, types, shares = 0, dict[str, int](), dict[str, int]()
     for part in parts:
         name, _, count = part.strip().partition("=")
+        if part.strip() and not count:
+            raise ValueError(f"AllocTRES is cut off at {as_name(part.strip(), 40)!r}: print it without a width")
         kind, colon, model = name.removeprefix("gres/").partition(":")
         if not name.startswith("gres/") or kind not in ("gpu", *SHARED):
             continue

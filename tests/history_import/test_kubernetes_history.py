@@ -11,7 +11,15 @@ import pytest
 from accountant.history_import.gpu_assignment import TimeGrid, rows
 from accountant.history_import.import_run import Chunk
 from accountant.history_import.kubernetes_history import histories
-from accountant.history_import.prometheus_series import Observed, Series, device_of, labelled_pod, pod_of, resource
+from accountant.history_import.prometheus_series import (
+    Observed,
+    Series,
+    device_of,
+    labelled_pod,
+    pod_of,
+    resource,
+    unknown_resource,
+)
 from accountant.history_import.prometheus_source import History, PrometheusFailed, selector
 from accountant.storage.write.batch_admission import fact_fault
 from gputally.base.prometheus_api import Prometheus
@@ -58,6 +66,28 @@ def held(observed, **options):
                     key = (row.holder.name, one.uuid)
                     minutes[key] = minutes.get(key, 0) + row.allocated_us / 60_000_000
     return minutes, capacity / 60_000_000
+
+
+def test_a_gpu_that_only_an_init_container_requests_is_held_by_its_pod():
+    """A sidecar is an init container. If another container requests GPUs, it gets those of the init container."""
+    observed = seen(
+        devices=tuple(gpu(index).labels for index in range(3)),
+        busy=tuple(gpu(index) for index in range(3)),
+        requests=(request("b"),),
+        init_requests=(request("a", container="one"), request("a", container="two", count=2), request("b")),
+        allocatable=(({"node": "n1", "resource": "nvidia_com_gpu"}, 3.0),),
+    )
+    minutes, capacity = held(observed)
+    assert capacity == 3 * 60
+    assert {pod: sum(m for (name, _), m in minutes.items() if name == pod) for pod in "ab"} == {"a": 120, "b": 60}
+
+
+def test_gpus_of_other_plugins_are_named_and_not_counted():
+    others = ("k8s_amazonaws_com_vgpu", "amd_com_gpu", "aliyun_com_gpu_mem")
+    assert [unknown_resource(name) for name in (*others, "cpu", "nvidia_com_gpu")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert held(seen(devices=(gpu().labels,), busy=(gpu(),), requests=(request("a", kind=others[0]),)))[0] == {}
 
 
 HOSTILE = ("+Inf", "-Inf", "NaN", "-1", "1e300", "1e12", "9" * 5_000, "what")

@@ -279,3 +279,11 @@ def _json(*records: dict[str, str]) -> bytes:
         for one in records
     ]  # fmt: skip
     return json.dumps({"jobs": jobs}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("cut", ["billing=10,cpu=2,gres/gp+", "cpu=2,mem=512M,node=", "cpu=2,mem=512M,no"])
+def test_what_was_allocated_and_is_cut_off_is_a_fault_and_not_nothing(cut):
+    """A column of a fixed width, as in squeue's formats: the GPUs come last."""
+    found = imported(sacct(record(1, "vision", cut), record(2, "language", 1)))
+    assert found.hours == {"language": 10.0}
+    assert [fault.place for fault in found.faults]
