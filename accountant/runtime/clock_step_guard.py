@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from gputally.base import kept_file
+from gputally.base import atomic_file
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
@@ -169,7 +169,7 @@ class GuardedClock:
             self._current_ms()
             kept = _Anchor(self._boot_id, self._line_ms)
         try:
-            kept_file.save(self._kept, [msgspec.json.encode(kept)])
+            atomic_file.save_entries(self._kept, [msgspec.json.encode(kept)])
         except OSError as error:
             self._log.warning("clock_not_kept", reason=str(error))
 
@@ -229,7 +229,7 @@ class GuardedClock:
         """The difference that an earlier process of this boot saved, or else the present one."""
         assert self._kept is not None
         try:
-            entries, damage = kept_file.load(self._kept)
+            entries, damage = atomic_file.load_entries(self._kept)
             anchors = [_anchor.decode(entry) for entry in entries]
         except (OSError, *UNDECODABLE) as error:
             anchors, damage = [], str(error)

@@ -38,7 +38,7 @@ from agent.core.settings import SettingsError
 from agent.holders import kubernetes_api_objects
 from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
 from agent.wire import PodFacts
-from gputally.base import kept_file
+from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
@@ -73,7 +73,7 @@ class BoundPods:
         self._refused: set[str] = set()
         if file is not None:
             try:
-                kept = kept_file.load(file)
+                kept = atomic_file.load_entries(file)
                 self._declared = dict(map(_decoder.decode, kept.entries))
                 damage = kept.damage
             except (OSError, *UNDECODABLE) as error:
@@ -142,7 +142,7 @@ class BoundPods:
         if self._file is None:
             return
         try:
-            kept_file.save(self._file, map(msgspec.json.encode, self._declared.items()), 0o600)
+            atomic_file.save_entries(self._file, map(msgspec.json.encode, self._declared.items()), 0o600)
         except OSError as error:
             log.warning(
                 "the parts that pods declared when they were bound cannot be stored: a restart forgets them",

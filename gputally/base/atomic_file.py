@@ -4,16 +4,22 @@ The module writes a temporary file, makes it durable, renames it, and makes the 
 writing fails, it removes the temporary file, and the old content stays. It replaces a symbolic link instead of
 following it, and creates no folders.
 
-A reader that polls the file detects new content by the file's stamp."""
+A reader that polls the file detects new content by the file's stamp.
+
+`save_entries` keeps a few short entries over a restart of the program, each with a checksum. A damaged byte costs the
+entries that contain it; all others are read. The damaged file stays beside it as `NAME.damaged` (the newest one only),
+and the intact entries are written anew. The caller says what a missing entry costs. The first line is the number of
+entries, every other line is one entry. Each line begins with the CRC-32 of the rest."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
+from zlib import crc32
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Inode, size and modification time of a file. A different stamp means another file or other content."""
@@ -81,3 +87,51 @@ def _permissions(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     return None if stat.S_ISLNK(mode) else stat.S_IMODE(mode)
+
+
+class Kept(NamedTuple):
+    """What a file contains.
+
+    entries: the intact ones, in the order in which they were saved.
+    damage: what is damaged and where the damaged file is; "" if nothing is."""
+
+    entries: list[bytes]
+    damage: str = ""
+
+
+def save_entries(path: Path, entries: Iterable[bytes], mode: int | None = None) -> None:
+    """Replace the file's entries, none of which contains a line end. mode: as in `write`. Raises
+    OSError."""
+    write(path, _content(list(entries)), mode)
+
+
+def load_entries(path: Path) -> Kept:
+    """Return the file's entries; none if there is no file. Raises OSError if it cannot be read."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Kept([])
+    _, *rest = content.split(b"\n")
+    entries = [line[9:] for line in rest if _is_intact(line)]
+    if content == _content(entries):
+        return Kept(entries)
+    aside = path.with_name(f"{path.name}.damaged")
+    damage = f"{path} is damaged: {len(entries)} of its entries are intact"
+    with suppress(OSError):
+        mode = path.stat().st_mode & 0o777
+        path.replace(aside)
+        damage += f"; the damaged file is {aside}"
+        save_entries(path, entries, mode)
+    return Kept(entries, damage)
+
+
+def _content(entries: list[bytes]) -> bytes:
+    return b"".join(map(_sealed, [b"%d" % len(entries), *entries]))
+
+
+def _sealed(line: bytes) -> bytes:
+    return b"%08x %s\n" % (crc32(line), line)
+
+
+def _is_intact(line: bytes) -> bool:
+    return line[:9] == b"%08x " % crc32(line[9:])

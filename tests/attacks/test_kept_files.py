@@ -17,7 +17,7 @@ from accountant.storage import backups
 from accountant.storage.crash_recovery import BLOCK, HEADERS, block_copy_path, restore_blocks, save_blocks
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.storage.record_archive import MANIFEST, Archive, ArchivePart
-from gputally.base import kept_file
+from gputally.base import atomic_file
 from gputally.base.clock import VirtualClock
 
 ENTRIES = [b'["uid-1",["0.5","",["g1"],"kai:vision"]]', b"", b'["uid-2",["","16384",[],"kai:speech"]]']
@@ -32,20 +32,20 @@ def damaged(content: bytes, step: int = 1) -> Iterator[bytes]:
 
 def test_entries_that_are_intact_are_read_and_damage_is_named_and_kept_aside(tmp_path: Path) -> None:
     file, aside = tmp_path / "kept", tmp_path / "kept.damaged"
-    kept_file.save(file, ENTRIES, 0o600)
+    atomic_file.save_entries(file, ENTRIES, 0o600)
     content = file.read_bytes()
-    assert kept_file.load(file) == (ENTRIES, "")
+    assert atomic_file.load_entries(file) == (ENTRIES, "")
     for bad in damaged(content):
         file.write_bytes(bad)
-        entries, damage = kept_file.load(file)
+        entries, damage = atomic_file.load_entries(file)
         assert [entry for entry in ENTRIES if entry in entries] == entries
         assert str(aside) in damage
         assert aside.read_bytes() == bad
-        assert kept_file.load(file) == (entries, ""), "the intact entries are written anew"
+        assert atomic_file.load_entries(file) == (entries, ""), "the intact entries are written anew"
         assert file.stat().st_mode & 0o777 == 0o600
     file.write_bytes(content.replace(b"0.5", b"0.7"))
-    assert kept_file.load(file).entries == ENTRIES[1:], "one entry is lost, not all"
-    assert kept_file.load(tmp_path / "absent") == ([], "")
+    assert atomic_file.load_entries(file).entries == ENTRIES[1:], "one entry is lost, not all"
+    assert atomic_file.load_entries(tmp_path / "absent") == ([], "")
 
 
 def test_a_damaged_anchor_of_the_clock_moves_no_time(tmp_path: Path) -> None:
