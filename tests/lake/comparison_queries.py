@@ -53,7 +53,9 @@ QUESTIONS: dict[str, Reading] = {
     "usage of a job": lambda one: one.usage(*SPAN, ("hour", "gpu"), {"namespace": ("ns-1",), "job": ("Job/j1",)}),
     "usage of one hour": lambda one: one.usage(*SPAN, ("team",), {"hour": ("2026-10-01T01",)}),
     "usage in another zone": lambda one: one.usage(*SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo"),
-    "usage of hour after hour": lambda one: one.usage_between([START_MS, START_MS + HOUR, SPAN[1]], ("team",)),
+    "usage of hour after hour": lambda one: [
+        list(lines) for lines in one.usage_between([START_MS, START_MS + HOUR, SPAN[1]], ("team",))
+    ],
     "usage of an empty span": lambda one: one.usage(SPAN[0], SPAN[0], ("team",)),
     "what a name with quotes held": lambda one: one.usage(*SPAN, ("team",), {"job": ("Job/j'1\\' OR 1=1 --",)}),
     "start-up time": lambda one: one.idle_phases(*SPAN, ("team", "job")),
