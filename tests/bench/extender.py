@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from accountant.wire.policy_models import Policy
@@ -59,7 +60,7 @@ def serve() -> None:
         {"queues": [{"name": f"q{i}", "deserved": 20, "refs": [f"policy:q{i}"]} for i in range(QUEUES)]}
     )
     conditions = [{"type": "Ready", "status": "True"}]
-    nodes = [
+    nodes: list[Mapping[str, Any]] = [
         {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: "16"}, "conditions": conditions}}
         for i in range(NODES)
     ]
