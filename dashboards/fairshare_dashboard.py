@@ -259,7 +259,7 @@ def _calm() -> list[TimeSeries | BarGauge]:
         bars(
             "Turns of weights, in the shown time",
             "Number of times that a queue's weight changed its direction. Many turns with few moves between them show "
-            "that the law oscillates: set a longer window, a smaller k or a wider deadband.",
+            "that weights oscillate: set a longer half-life, a smaller k or a longer interval.",
             Query(promql.total(turned, "queue", "target"), "{{queue}} ({{target}})"),
             "suffix: turns",
             decimals=0,

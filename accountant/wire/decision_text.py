@@ -91,8 +91,7 @@ _STEPS: Final = (
     ("lower", "Lower bound", "the smallest weight that the policy allows"),
     ("upper", "Upper bound", "the largest weight that the policy allows"),
     ("previous", "Previous weight", "the weight that the scheduler used before"),
-    ("stepped", "After the step bound", "with at most the change that one cycle may make"),
-    ("value", "New weight", "after hold-down and deadband"),
+    ("value", "New weight", "the law's answer, or the weight that stays for the interval, or that of a turn"),
 )
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
@@ -248,7 +247,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     for name, title, meaning in _STEPS:
         value = number(parts.get(name))
         if value is not None:
-            words = _of_kai(parts) or meaning if name == "p" else meaning
+            words = _formula(parts) or meaning if name == "p" else meaning
             rows.append((title, words, percent(value, 2) if name in _RATIOS else four_digits(value)))
     if usage is not None and capacity is not None and rows:
         rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
@@ -264,7 +263,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     trace = tuple((str(name), four_digits(figure)) for name, each in mapping(parts.get("trace")).items()
                   if (figure := number(each)) is not None)  # fmt: skip
     if trace:
-        grids.append(TextTable(f"The law {parts.get('law', '')}, step by step", "Its intermediate results, in order.",
+        grids.append(TextTable("Step by step", "The intermediate results, in order.",
                           ("Name", "Figure"), trace))  # fmt: skip
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
     grids += _queues(record, subject)
@@ -277,10 +276,10 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
     )
 
 
-def _of_kai(parts: Mapping[str, Any]) -> str:
-    """KAI's own formula with its numbers; "" for another law."""
+def _formula(parts: Mapping[str, Any]) -> str:
+    """The formula with its numbers; "" if one is missing."""
     n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
-    if parts.get("law", "kai") != "kai" or n is None or u is None or k is None:
+    if n is None or u is None or k is None:
         return ""
     return (
         f"max(0, n + k (n − U)) = max(0, {four_digits(n)} + {four_digits(k)} × ({four_digits(n)} − {four_digits(u)}))"

@@ -1,4 +1,4 @@
-"""Defines the policy file (queues, targets, laws, budgets and preemption rules), the usage over a window
+"""Defines the policy file (queues, targets, history, budgets and preemption rules), the usage over a window
 (`UsageWindow`) and the controller's decisions (`Decision`).
 
 These are frozen pydantic models. Times in UTC milliseconds end in `_ms`, and money is a decimal string with a currency.
@@ -40,9 +40,9 @@ Apply = Literal["dry-run", "enforce"]
 class KaiTarget(Model):
     """How shares reach KAI.
 
-    mode: with `weight`, the controller publishes `overQuotaWeight`, and the shard's kValue must be 0, since history
-        would count twice otherwise. With `usage`, KAI reads its history from the accountant, and weights are not
-        changed. With `off`, nothing is changed.
+    mode: with `usage`, KAI counts history by the same rule itself and reads exact usage from the accountant; weights
+        are changed only during a turn. With `weight`, the controller publishes `overQuotaWeight`, and the shard's
+        kValue must be 0, since history would count twice otherwise. With `off`, nothing is changed.
     endpoint: URL at which KAI should query usage. In mode `usage` it is compared with the `connectionString` of KAI's
         shards."""
 
@@ -280,6 +280,17 @@ def known_cron(expression: str) -> str:
     return expression
 
 
+HALF_LIFE_S = 86_400
+"""The half-life of usage in a sliding window of a policy that states none."""
+
+
+def _with_half_life(window: object) -> object:
+    """Return the `window` of a policy file with the default half-life, if it is sliding and states none."""
+    if isinstance(window, dict) and window.get("kind", "sliding") == "sliding" and "half_life" not in window:
+        return {**window, "half_life": HALF_LIFE_S}
+    return window
+
+
 ClusterName = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -307,52 +318,24 @@ class Bounds(Model):
     """Limits how far and how fast published weights move away from the configured ones.
 
     min_multiplier, max_multiplier: the smallest and the largest weight, as multiples of the configured one.
-    max_step: largest relative change per cycle.
-    deadband: smaller relative changes are not published.
-    hold_down: seconds for which a published weight must stay before it may reverse direction."""
+    interval: how long weights stay after they were set. A change of the policy, a used-up budget and a turn apply at
+        once."""
 
     min_multiplier: float = Field(default=0.1, gt=0, le=1)
     max_multiplier: float = Field(default=4.0, ge=1)
-    max_step: float = Field(default=0.5, gt=0)
-    deadband: float = Field(default=0.02, ge=0, lt=1)
-    hold_down: Duration = 0
-
-
-class DeficitPolicy(Model):
-    """How the `deficit` law repays what queues are owed.
-
-    repay: time constant of repayment.
-    rate: bounds the catch-up. A queue of average size moves at most rate × pool × √(mean target share of the siblings)
-        GPUs off its fair share (`fairshare.laws.deficit_law`).
-    horizon: how far ahead pending work counts as demand.
-    gain: how strongly the weight reacts to the difference between the GPUs that a queue should hold and those that it
-        holds.
-    smoothing: time constant over which this difference is averaged.
-    reclaim_price: largest log-weight taken from queues that cause preemptions.
-    price_knee: evictions per GPU-hour used at which half of reclaim_price is taken.
-    quiet: as a share of the pool. The weight of a queue of average size stays while the change would move its part of
-        the pool by less than this."""
-
-    repay: Duration = Field(default=72_000, gt=0)
-    rate: float = Field(default=0.1, ge=0, le=1)
-    horizon: Duration = Field(default=129_600, ge=0)
-    gain: float = Field(default=6.5, ge=0)
-    smoothing: Duration = Field(default=108_000, gt=0)
-    reclaim_price: float = Field(default=2.75, ge=0)
-    price_knee: float = Field(default=0.03, gt=0)
-    quiet: float = Field(default=0.017, ge=0)
+    interval: Duration = Field(default=10_800, ge=0, le=2_592_000)
 
 
 class TurnPolicy(Model):
-    """Turns: a temporary boost of one queue's weight, so that a gang that is larger than every queue's share can start.
+    """Turns: a temporary boost of one queue's weight, so that a gang that no weight admits can start.
 
-    min_turn: minimum length of a turn.
-    ratio: maximum weight of the queue whose turn it is, relative to the others; 0 disables turns.
-    lump: a gang gets a turn only if it needs more than this share of the pool."""
+    min_turn: length of a turn.
+    ratio: maximum weight of the queue whose turn it is, relative to the others.
+    most_queues: turns are given only among at most this many siblings; 0: never."""
 
     min_turn: Duration = Field(default=14_400, gt=0)
-    ratio: float = Field(default=1000.0, ge=0)
-    lump: float = Field(default=0.04, ge=0, le=1)
+    ratio: float = Field(default=1000.0, ge=1)
+    most_queues: int = Field(default=50, ge=0)
 
 
 Quota = Annotated[float, Field(ge=-1, le=MOST)]
@@ -379,6 +362,8 @@ class QueuePolicy(Model):
     gpu_models: its quotas, weights and limits by GPU model, named as in a price book. The deserved quota is then their
         sum, and may be left out.
     priority: higher values come first.
+    turn: which gangs may need a turn. gang: those that are larger than any share of the queue. burst: those that do not
+        fit beside what the queue holds, for a queue with constant work and bursts.
     refs: the schedulers' names of the queue: `kai:vision`, `kueue:team` (a ClusterQueue), `kueue-cohort:dept`,
         `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`, `runai-department:dept`."""
 
@@ -388,6 +373,7 @@ class QueuePolicy(Model):
     weight: float = Field(default=1.0, ge=0, le=MOST)
     limit: Quota = UNLIMITED_QUOTA
     priority: int = 100
+    turn: Literal["gang", "burst"] = "gang"
     team: str | None = None
     refs: tuple[str, ...] = ()
     gpu_models: dict[GpuName, ModelQuota] = Field(default={}, max_length=100, exclude_if=is_empty)
@@ -446,16 +432,17 @@ class Budget(Model):
 
 
 class Policy(Model):
-    """A policy: queue tree, feedback and targets. It is one file of the controller, and the accountant stores each
-    version with its date."""
+    """A policy: queue tree, history and targets. It is one file of the controller, and the accountant stores each
+    version with its date.
+
+    window: without `half_life`, usage in a sliding window counts half after a day; `half_life: null` switches that off.
+    k: the strength of history (`fairshare.laws.feedback_law`); 0: weights stay as configured."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
-    window: WindowSpec = WindowSpec()
+    window: Annotated[WindowSpec, BeforeValidator(_with_half_life)] = WindowSpec(half_life=HALF_LIFE_S)
     measure: Measure = "allocated"
     usage: UsagePolicy = Field(default=UsagePolicy(), exclude_if=_counts_one_cluster)
-    law: Literal["kai", "fairtree", "multifactor", "deficit"] = "kai"
     k: float = Field(default=1.0, ge=0, le=MOST)
-    deficit: DeficitPolicy = DeficitPolicy()
     turns: TurnPolicy = TurnPolicy()
     min_coverage: float = Field(default=0.98, ge=0, le=1)
     max_staleness: Duration = 900
@@ -537,7 +524,7 @@ class Policy(Model):
 
     def counting(self) -> str:
         """A digest, like `version`, of the parts on which the accountant's answers to a controller depend: names,
-        parents, teams and refs of queues, and budgets. Policies that differ only in laws, shares or targets have the
+        parents, teams and refs of queues, and budgets. Policies that differ only in history, shares or targets have the
         same digest."""
         queues = [queue.model_dump(mode="json", include={"name", "parent", "team", "refs"}) for queue in self.queues]
         budgets = [budget.model_dump(mode="json") for budget in self.budgets]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
     from fairshare.controller.cycle_report import CycleReport
     from fairshare.core.queues_and_weights import Pod
-    from fairshare.laws.feedback_laws import Memory
+    from fairshare.laws.feedback_law import Memory
     from fairshare.targets.status_config_map import StatusObject
     from fairshare.usage.accountant_client import AccountantApi
     from fairshare.usage.multi_cluster_windows import OtherClusters

@@ -129,17 +129,17 @@ def _models(models: Sequence[ModelFigures]) -> Iterator[Table]:
 
 
 def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
-    figures = ("share n", "used U", "law's answer", "bounds", "in force", "after step", "new weight")
+    figures = ("share n", "used U", "law's answer", "bounds", "in force", "new weight")
     table = titled_table("\nHistory into weight", ("queue",), figures, folded="why")
     for depth, level in enumerate(levels):
         if level.weight is None:
-            table.add_row(indented(depth, level.queue.name), *[""] * 7, "the target has no object for it")
+            table.add_row(indented(depth, level.queue.name), *[""] * 6, "the target has no object for it")
             continue
         steps = level.weight.explanation
         table.add_row(
             indented(depth, level.queue.name), f"{steps.n:.2%}", f"{steps.u:.2%}", number(steps.proportional, 4),
             f"{number(steps.lower, 3)} … {number(steps.upper, 3)}", number(steps.previous, 4),
-            number(steps.stepped, 4), number(steps.value, 4), level.weight.why,
+            number(steps.value, 4), level.weight.why,
         )  # fmt: skip
     return table
 
@@ -152,8 +152,7 @@ def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
         for level in levels
         if level.weight is not None and level.weight.explanation.trace
     ]
-    weight = levels[-1].weight
-    yield from _heading(f"Law {weight.explanation.law if weight is not None else ''}, step by step", lines)
+    yield from _heading("Step by step", lines)
 
 
 def _publication(account: QueueAccount) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 A cycle needs only the policy, the accountant and the cluster, because annotations hold the state of the weights. The
 last report (which prevents repeated messages) and the decisions that the accountant has not accepted yet are only in
-memory, so a restart loses them. If the stored state of a feedback law (smoothed errors, credit for turns) is lost, the
-law starts again from the usage in the ledger.
+memory, so a restart loses them. If the stored state of
+the weights (their last change, turns) is lost, they are set anew from the usage in the ledger.
 
 The report shows a target that cannot be written as degraded, and the other targets continue. Unusable usage changes no
 weight (see `stale_usage_hold`). The loop never overwrites a field that another field manager owns. In dry-run it sends
@@ -35,11 +35,11 @@ from fairshare.controller.weight_writer import (
 from fairshare.core.gpu_models import ModelMap, waiting_models
 from fairshare.core.queues_and_weights import Condition, Pod, SchedulerHistory, Value, own_window
 from fairshare.core.scheduler_queue_objects import has_ref, join_texts
-from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.feedback_law import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption import preemption_cycle
 from fairshare.preemption.claims_and_placement import free_by_node
-from fairshare.preemption.preemption_controller import Calls, PreemptionCounts, Preemptions, no_calls
+from fairshare.preemption.preemption_controller import Calls, Preemptions, no_calls
 from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import ADAPTERS, status_config_map
@@ -109,7 +109,7 @@ class Controller:
         observe: called with every report, in the controller's thread.
         silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
         term: returns the term in which this instance leads; None for a standby, which only reads and decides.
-        memory: the laws' initial memory by target, used without a status object.
+        memory: the initial memory by target, used without a status object.
         calls: returns the requests for room of violated latency objectives.
         acts: by target, a function that returns the condition `Effective` from what this process knows (for example
             from the extender's requests). It replaces the condition that follows from the target's objects.
@@ -139,7 +139,6 @@ class Controller:
         self._memory: dict[str, Memory] = dict(memory or {})
         self._usage = UsageReader(accountant, clock, others)
         self._recorder = CycleRecorder(cluster, accountant, status_object)
-        self._preemption_counts = PreemptionCounts()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._finisher = PreemptionFinisher()
         self._acts = dict(acts or {})
@@ -257,7 +256,7 @@ class Controller:
         if not silent:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
             state = status_config_map.remember(memory, version)
-            state |= self._preemptions.state() | self._preemption_counts.state(self._policy)
+            state |= self._preemptions.state()
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
             self._recorder.publish(report, state if leading() else None)
         if not self._silent:
@@ -272,7 +271,7 @@ class Controller:
         return report
 
     def _take_over(self) -> bool:
-        """Load the state of the last leader (or the last run): the state of its laws, its reported conditions, and the
+        """Load the state of the last leader (or the last run): that of its weights, its reported conditions, and the
         recent preemptions.
 
         Returns False if the state may exist and cannot be read now. The cycle then decides nothing."""
@@ -288,7 +287,6 @@ class Controller:
         self._memory |= status_config_map.memories(status)
         self._recorder.resume(status)
         self._preemptions.restore(status)
-        self._preemption_counts.restore(status)
         return True
 
     def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
@@ -343,10 +341,7 @@ class Controller:
         if adapter.name in self._acts:
             others = [condition for condition in observation.conditions if condition.type != "Effective"]
             observation = replace(observation, conditions=(self._acts[adapter.name](), *others))
-        standings = self._preemption_counts.add_to(
-            observation.standings, self._policy, adapter.name, observation.evictions
-        )
-        observation = replace(observation, standings=standings)
+        standings = observation.standings
         report = replace(report, standings=standings, gangs=observation.gangs, quotas=observation.quotas)
         result = WeightResult((), ())
         values: Mapping[str, Value] = {}
@@ -359,7 +354,8 @@ class Controller:
             except NothingToDivide as error:
                 return _degraded(report, "NoCapacity", str(error)), []
             gpus = capacity.gpus
-            report = replace(report, pools=capacity.pools, devices=capacity.devices)
+            scheduler_k = observation.history.k if observation.history is not None else 0.0
+            report = replace(report, pools=capacity.pools)
             try:
                 policy, window, by_model = self._counted_by(observation.history, window, usage.by_model)
             except AccountantUnavailable as error:
@@ -368,8 +364,7 @@ class Controller:
             waiting = waiting_models(policy, serving.nodes, observation)
             report = replace(report, window=window, history=observation.history, models=models, waiting_models=waiting)
             inputs = WeightInputs(
-                policy, window, standings, gpus, now_ms, memory, usage.exhausted, capacity.devices, capacity.pools,
-                models,
+                policy, window, standings, gpus, now_ms, memory, usage.exhausted, capacity.pools, models, scheduler_k,
             )  # fmt: skip
             result = calculate_weights(inputs)
             self._memory[adapter.name] = result.memory
@@ -377,9 +372,12 @@ class Controller:
         if adapter.publishes(self._policy):
             actions = plan(adapter, result.weights, values, observation, version, now_ms, self._name)
         else:
-            # Weights of an earlier mode would count history twice.
-            result = replace(result, weights=())
-            actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
+            # The scheduler counts history itself: only a turn changes its weights, which are restored afterwards.
+            result = replace(result, weights=tuple(each for each in result.weights if each.explanation.turn))
+            in_turn = {weight.queue for weight in result.weights}
+            not_in_turn = {name: queue for name, queue in observation.queues.items() if name not in in_turn}
+            restored = release(adapter, replace(observation, queues=not_in_turn))
+            actions = (*restored, *plan(adapter, result.weights, values, observation, version, now_ms, self._name))
         rivals = rival_controllers(observation, self._name)
         applies = [action for action in actions if isinstance(action, Apply) and action.queue not in rivals]
         outcomes: tuple[Outcome, ...] = ()
@@ -449,7 +447,6 @@ class Controller:
                 report, conditions=conditions, degraded={**report.degraded, "PreemptionFailed": str(error)}
             ), ()
         if preemption is not None:
-            self._preemption_counts.record(preemption)
             report = replace(report, conditions=(*report.conditions, preemption_cycle.condition(preemption)))
         return replace(report, preemption=preemption), decisions
 

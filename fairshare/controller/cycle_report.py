@@ -20,7 +20,7 @@ from fairshare.core.queues_and_weights import (
     Standing,
     Weight,
 )
-from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.feedback_law import Memory
 from fairshare.laws.weight_calculation import ModelPart, Pool, WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
@@ -48,11 +48,10 @@ class TargetReport:
     """One target in one cycle.
 
     degraded: message by reason, empty if the target works.
-    memory: the law's state before the cycle.
+    memory: what was kept before the cycle.
     gangs: unfinished workloads, waiting or running.
     exhausted: queues without over-quota weight because their budget is used up.
     lost: GPUs by node that the ledger records as lost and that are not in `gpus`.
-    devices: physical GPUs behind `gpus`; None if the number is the same.
     preemption: None while it is off.
     quotas: the target's own quotas, if it admits work by quota.
     pools: parts that are divided separately; empty if `gpus` are divided as one.
@@ -76,7 +75,6 @@ class TargetReport:
     exhausted: frozenset[str] = frozenset()
     preemption: PreemptionReport | None = None
     lost: Mapping[str, float] = field(default_factory=dict)
-    devices: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pools: tuple[Pool, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
@@ -149,7 +147,6 @@ def weight_decisions(
         **({"history": _history_to_json(target.history)} if target.history is not None else {}),
         **({"pools": [plain(pool) for pool in target.pools]} if target.pools else {}),
         **({"models": [_part_to_json(part) for part in target.models]} if target.models else {}),
-        **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
         "exhausted": sorted(target.exhausted),
@@ -204,7 +201,6 @@ def _part_to_json(part: ModelPart) -> dict[str, Any]:
         "standings": {queue: plain(standing) for queue, standing in sorted(part.standings.items())},
         "gpus": part.gpus,
         "exhausted": sorted(part.exhausted),
-        "devices": part.devices,
         "pools": [plain(pool) for pool in part.pools],
     }
 
@@ -212,7 +208,7 @@ def _part_to_json(part: ModelPart) -> dict[str, Any]:
 def _part_from_json(plain_part: Mapping[str, Any]) -> ModelPart:
     return ModelPart(
         plain_part["model"], _window(plain_part["window"]), _standings(plain_part["standings"]), plain_part["gpus"],
-        frozenset(plain_part["exhausted"]), plain_part["devices"], _pools(plain_part["pools"]),
+        frozenset(plain_part["exhausted"]), _pools(plain_part["pools"]),
     )  # fmt: skip
 
 
@@ -261,9 +257,9 @@ def recorded_inputs(policy: Policy, cycle: Decision) -> WeightInputs:
         now_ms=cycle.at_ms,
         memory=inputs["memory"],
         exhausted=frozenset(inputs["exhausted"]),
-        devices=inputs.get("devices"),
         pools=_pools(inputs.get("pools", ())),
         models=tuple(map(_part_from_json, inputs.get("models", ()))),
+        scheduler_k=history["k"] if history is not None else 0.0,
     )
 
 

@@ -555,6 +555,6 @@ class _Shares(Mapping[str, QueueShare]):
         return calculate_weights(
             WeightInputs(
                 self._policy, report.window, raised(target.standings, None), target.gpus, report.at_ms, target.memory,
-                target.exhausted, target.devices, target.pools, models,
+                target.exhausted, target.pools, models,
             )
         )  # fmt: skip

@@ -23,7 +23,7 @@ _LONGEST: Final = 300
 """Characters of a line."""
 _DURATIONS: Final = frozenset(
     {
-        "bounds.hold_down", "deficit.horizon", "deficit.repay", "deficit.smoothing", "max_staleness",
+        "bounds.interval", "max_staleness",
         "preemption.cool_down", "preemption.min_runtime", "preemption.wait", "turns.min_turn", "window.calc_period",
         "window.half_life", "window.size",
     }

@@ -108,10 +108,10 @@ def advice(
     """Return warnings about settings that are allowed and rarely intended.
 
     capacity: GPUs of the cluster, if known.
-    largest: the largest gang of some queues. With the capacity known, a gang that the law can never admit is a
+    largest: the largest gang of some queues. With the capacity known, a gang that can never be admitted is a
         warning."""
     children = PolicyTree(policy).children
-    warnings = [*_law_advice(policy), *_kai_advice(policy)]
+    warnings = [*_history_advice(policy), *_kai_advice(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
         text = f"deserved quotas add up to {deserved:g} GPUs, and the cluster has {capacity:g}"
@@ -145,13 +145,11 @@ def _model_advice(policy: Policy) -> Iterator[Advice]:
                 yield Advice(place, text)
 
 
-def _law_advice(policy: Policy) -> Iterator[Advice]:
+def _history_advice(policy: Policy) -> Iterator[Advice]:
     if policy.measure == "busy":
         yield Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage")
     if policy.measure == "cost":
         yield Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price")
-    if policy.bounds.max_step <= policy.bounds.deadband:
-        yield Advice(("bounds", "max_step"), "`max_step` is no larger than `deadband`: no weight will ever move")
     if policy.k == 0:
         yield Advice(("k",), "`k: 0` switches history off: weights stay as configured")
 
@@ -195,8 +193,11 @@ def _kai_advice(policy: Policy) -> Iterator[Advice]:
     if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
         return
     if kai.mode == "usage":
-        if policy.law != "kai":
-            text = f"KAI divides by its own formula here: law `{policy.law}`, bounds and turns do not reach it"
+        if policy.measure != "allocated" or policy.window.gpu_weights:
+            text = "KAI's own history counts GPU time as it was held: for this measure set `targets.kai.mode: weight`"
+            yield Advice(("measure",), text)
+        if any(budget.exhausted == "no-over-quota" for budget in policy.budgets):
+            text = "in mode `usage` a used-up budget changes no weight: set `mode: weight`"
             yield Advice(("targets", "kai", "mode"), text)
         if policy.window.kind != "sliding":
             yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")

@@ -166,7 +166,6 @@ def standings_of_part(
             requested=requested.get(name, 0.0),
             allocated=allocated.get(name, 0.0),
             weight=None,
-            changed_ms=None,
             direction=0,
             gang=smallest.get(name, 0.0),
             most=UNLIMITED_QUOTA,

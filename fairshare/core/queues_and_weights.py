@@ -124,19 +124,14 @@ class Standing:
     most: the limit that the scheduler's own quotas set.
     least: the GPUs that the scheduler reserves for the queue, whatever it requests.
     weight: the over-quota weight in force, None if unset.
-    changed_ms, direction: when the controller last changed the weight, and whether it went up (1) or down (-1); None
-        and 0 if never.
-    gang: GPUs of its smallest pending gang, 0 if it has none.
-    reclaims: workloads of other queues that were stopped for it since the last cycle, by its scheduler or by the
-        controller (`fairshare.preemption.preemption_controller`)."""
+    direction: whether the controller's last change of the weight was up (1) or down (-1); 0 if it never changed it.
+    gang: GPUs of its smallest pending gang, 0 if it has none."""
 
     requested: float
     allocated: float
     weight: float | None = None
-    changed_ms: int | None = None
     direction: int = 0
     gang: float = 0.0
-    reclaims: float = 0.0
     most: float = UNLIMITED
     least: float = 0.0
 
@@ -317,14 +312,13 @@ class Explanation:
     u: usage / capacity.
     competes: whether the queue requests more than its quota.
     n: the configured weight, normalised among the competing queues; for a queue that does not compete, among all.
-    p: max(0, n + k (n - u)) with the law KAI, the weight that the law returned with any other.
+    p: max(0, n + k (n - u)).
     proportional: p rescaled within bounds so that the competitors' weights add up to their configured total.
     lower, upper: the bounds.
     previous: the weight in force.
-    stepped: the weight after the step bound.
-    value: the published weight, after hold-down and deadband.
-    law: the policy's law.
-    trace: the law's own numbers, in the order of computation."""
+    value: the weight to publish: `proportional`, or an earlier one within the interval, or that of a turn.
+    trace: the law's own numbers, in the order of computation.
+    turn: whether one of the siblings has its turn."""
 
     usage: int
     capacity: float
@@ -338,11 +332,10 @@ class Explanation:
     lower: float
     upper: float
     previous: float | None
-    stepped: float
     value: float
     notes: tuple[str, ...]
-    law: str = "kai"
     trace: Mapping[str, float] = field(default_factory=dict)
+    turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,18 +445,6 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
-    """One eviction by a target's own scheduler in favor of a queue of the policy, read from the cluster.
-
-    queue: the queue that got the GPUs.
-    victim: the stopped workload, the same for all of its pods."""
-
-    id: str
-    queue: str
-    victim: str
-
-
-@dataclass(frozen=True, slots=True)
 class Shard:
     """A part of a cluster that its scheduler divides separately.
 
@@ -486,7 +467,7 @@ class SchedulerHistory:
 
     def applied_to(self, policy: Policy) -> Policy:
         """Return the policy by which this scheduler divides."""
-        return policy.model_copy(update={"k": self.k, "window": self.window, "law": "kai"})
+        return policy.model_copy(update={"k": self.k, "window": self.window})
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +478,6 @@ class Observation:
     issues: objects that cannot be used.
     conditions: conditions about the target's own settings.
     gangs: every unfinished workload of those queues, in the order of (queue, namespace, name).
-    evictions: evictions that took GPUs from another queue, of any age.
     left_behind: objects with a published weight to which no queue of the policy refers any more, by name.
     quotas: the target's own quotas by name, if it admits work by quota; empty if it counts only nodes.
     capacity: GPUs that the target can give to these queues by its quotas; None for no limit.
@@ -512,7 +492,6 @@ class Observation:
     issues: tuple[Issue, ...] = ()
     conditions: tuple[Condition, ...] = ()
     gangs: tuple[Gang, ...] = ()
-    evictions: tuple[Eviction, ...] = ()
     left_behind: Mapping[str, TargetQueue] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None

@@ -114,8 +114,8 @@ def waiting_reasons(
 
 
 def _history_remedies(policy: Policy, level: QueueLevel) -> Iterator[str]:
-    """Yield a sentence for each change that time brings to a queue's share: its usage ages, GPU-hours that it is owed
-    are repaid, its weight moves."""
+    """Yield a sentence for each change that time brings to a queue's share: its usage ages, its turn comes, its
+    weight changes."""
     cost = level.entitlement.without_history - level.entitlement.gpus
     if cost > _ROUNDING:
         yield (
@@ -125,10 +125,10 @@ def _history_remedies(policy: Policy, level: QueueLevel) -> Iterator[str]:
     if level.weight is None:
         return
     numbers = level.weight.explanation
-    if numbers.trace.get("owed_gpu_h", 0.0) > 0:
-        yield f"it is owed {numbers.trace['owed_gpu_h']:,.0f} GPU-hours: its share rises until they are repaid"
-    if numbers.stepped < numbers.proportional:
-        yield f"its weight is on the way up from {numbers.stepped:g} to {numbers.proportional:g}, a step a cycle"
+    if numbers.trace.get("owed_gpu_h", 0.0) >= 1:
+        yield f"it is owed {numbers.trace['owed_gpu_h']:,.0f} GPU-hours, which count for its next turn"
+    if numbers.value < numbers.proportional:
+        yield f"its weight rises from {numbers.value:g} to {numbers.proportional:g} at the next change"
 
 
 def _window_words(policy: Policy) -> str:

@@ -3,8 +3,8 @@ usage, demand, ...), from the recorded inputs of both decisions.
 
 The module replaces the inputs of the previous decision by the present ones, one after the other in a fixed order, and
 computes the law's result after each replacement. The part of a cause is the change of the result when its input is
-replaced. The rest of the change is the part of pacing: of the step bound, the hold-down and the deadband. That takes
-seven computations of all weights, so it is done for an explanation or a page, and never in a cycle."""
+replaced. The rest of the change is the part of pace: weights stay for an interval, and a turn interrupts them. That
+takes six computations of all weights, so it is done for an explanation or a page, and never in a cycle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ CAUSES = (
     ("usage", "its own usage"),
     ("demand", "its own demand"),
     ("others", "usage and demand of others"),
-    ("memory", "what the law remembers"),
-    ("pace", "pace (step bound, hold-down, deadband)"),
+    ("pace", "pace (the interval between changes, turns)"),
 )
 """Causes and their names for people, in the order in which inputs are replaced."""
 _SHOWN_DIGITS = 4
@@ -84,11 +83,10 @@ def _split(before: WeightInputs, now: WeightInputs, queue: str, decided: float, 
         before, policy=now.policy, exhausted=now.exhausted, standings=_standings(before.standings, now.standings, ())
     )
     window = now.window.model_copy(update={"usage": before.window.usage})
-    capacity = replace(policy, window=window, gpus=now.gpus, devices=now.devices, pools=now.pools)
+    capacity = replace(policy, window=window, gpus=now.gpus, pools=now.pools)
     usage = replace(capacity, window=_with_usage(window, now.window, queue))
     demand = replace(usage, standings=_standings(before.standings, now.standings, (queue,)))
-    others = replace(now, memory=before.memory, now_ms=before.now_ms)
-    values = [_law_weight(inputs, queue) for inputs in (before, policy, capacity, usage, demand, others, now)]
+    values = [_law_weight(inputs, queue) for inputs in (before, policy, capacity, usage, demand, now)]
     parts = {cause: after - value for (cause, _), value, after in zip(CAUSES, values, values[1:], strict=False)}
     return WeightChange(decided, parts | {"pace": value - decided - fsum(parts.values())})
 
@@ -150,7 +148,7 @@ def _apportioned(parts: Mapping[str, float], total: int, scale: float) -> dict[s
 
 
 def _law_weight(inputs: WeightInputs, queue: str) -> float:
-    """Return the law's weight for the queue, before pace. Raises KeyError if it has none."""
+    """Return the law's weight for the queue as of now, whenever it is published. Raises KeyError if it has none."""
     weights = {weight.queue: weight.explanation.proportional for weight in calculate_weights(inputs).weights}
     return weights[queue]
 

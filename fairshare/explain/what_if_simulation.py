@@ -15,7 +15,6 @@ from statistics import fmean, median
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
-from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
@@ -86,14 +85,13 @@ def replay_under(
     progress: called with the finished part, 0..1."""
     one_level = leaves_only(policy)
     workload = _sorted_into(workload, [queue.name for queue in one_level.queues])
-    targets = static_parts(one_level, float(gpus))
     pool = Pool(
         gpus,
         [gpus if q.deserved == UNLIMITED else q.deserved for q in one_level.queues],
         [q.weight for q in one_level.queues],
         [None if q.limit == UNLIMITED else int(q.limit) for q in one_level.queues],
     )
-    return replay(workload.fitting(gpus), pool, end_s, steering=Feedback(one_level, targets), progress=progress)
+    return replay(workload.fitting(gpus), pool, end_s, steering=Feedback(one_level), progress=progress)
 
 
 def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:

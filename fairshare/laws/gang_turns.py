@@ -1,147 +1,201 @@
-"""Gives turns to gangs larger than any share, and computes when a gang can be admitted.
+"""Gives turns to gangs that no weight admits, and computes when a gang can be admitted.
 
 A fair share can have any size, but a gang needs all its GPUs at once. If a gang is larger than its queue's share, even
-a strong reaction of the law to history does not start it. The scheduler lets a queue reclaim GPUs only while it stays
-within its share, so the gang that happens to run first keeps its GPUs.
+a strong reaction to history does not start it: the scheduler lets a queue reclaim GPUs only while it stays within its
+share, so the gang that happens to run first keeps its GPUs.
 
-A turn raises the share of one queue for at least `min_turn`. The weights of its siblings shrink only as far as the gang
-needs, and stay at or above 1 / `ratio` of the largest weight. The next turn goes to the queue that is owed the most
-GPU-hours. Deserved quotas of the other queues are not weights and do not change.
+A turn raises the share of one queue for `min_turn`. The weights of its siblings shrink only as far as the gang needs,
+and stay at or above 1 / `ratio` of the largest weight. Deserved quotas of the other queues are not weights and do not
+change. There is one turn at a time among siblings.
 
-The scheduler's own division in whole GPUs (`division.py`) shows whether a turn admits the gang.
+A queue may have a turn if its smallest pending gang exceeds the share that it would have at twice its configured weight
+(which is as far as history goes with k = 1), or if it is stuck: for six `min_turn` it held at least one GPU less than
+its share, and no waiting gang fitted beside what it held. With `turn: burst` the GPUs that the queue holds count as
+part of the gang.
+
+Owed is the sum over time of (share by configured weights and present requests - held GPUs), in GPU-hours, which fades
+with the half-life of the policy's window. The queue that is owed the most gets the next turn, if it is owed a quarter
+of the GPU-hours of its gang in one turn more than the holder that is owed the least.
+
+Example: on 16 GPUs, three queues with the weights 1 : 2 : 3 always have a gang of 16 waiting. Without turns one of them
+holds all GPUs for ever. With turns they hold about 3, 5 and 8 on average.
 
 History alone can raise a share only by a limited amount. Take a queue with the normalised weight n that used nothing
-while the others used everything. With the law KAI and its strength of history k, the queue's over-quota share is about
-n (1 + k) of the pool C. A gang of g GPUs therefore needs about k = g / (n C) - 1. The exact figure, with rounding,
-comes from the division itself.
+while the others used everything. With the strength of history k, its over-quota share is about n (1 + k) of the pool C.
+A gang of g GPUs therefore needs about k = g / (n C) - 1. The exact figure, with rounding, comes from the division.
 
 Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import exp2, inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, PolicyTree
 from fairshare.laws.division import divide, fair_shares
-from fairshare.laws.feedback_laws import LawQueue, LawQueues, Memory
+from fairshare.laws.feedback_law import LawQueue, LawQueues, Memory
 
-Shares = Callable[[LawQueues, Mapping[str, float]], dict[str, float]]
+Shares = Callable[[LawQueues, Sequence[float]], Sequence[float]]
 _TURN_HALVINGS = 12
 _LEAD = 0.25
 """Minimum lead for a turn, as a part of the GPU-hours that the gang uses in one turn: the queue must be owed this much
 more than the queue that makes room."""
+_STUCK_TURNS = 6
+_LONGEST_H = 1.0
+"""An outage of the controller counts as at most this many hours, so that it makes no debts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangTurn:
     """The queue that has its turn, and until when.
 
-    weights: weights of all siblings.
-    shares: the resulting GPUs by queue.
-    kept: the state of the turn, by queue, as a part of the law's `Memory`."""
+    weights, shares: of all siblings, in their order; shares in GPUs.
+    others: the part of their configured weights that the others keep."""
 
     queue: str
     until_ms: int
-    weights: Mapping[str, float]
-    shares: Mapping[str, float]
-    notes: Mapping[str, str]
-    kept: Mapping[str, Mapping[str, float]]
+    weights: Sequence[float]
+    shares: Sequence[float]
+    others: float
+
+    def note(self, name: str, now_ms: int) -> str:
+        """Describe the turn for one of the siblings."""
+        left_min = max(0, self.until_ms - now_ms) // 60_000
+        return f"{'its' if name == self.queue else f'{self.queue} has its'} turn for {left_min} more min"
 
 
-def turn_now(
-    siblings: LawQueues,
-    weights: Mapping[str, float],
-    owed: Mapping[str, float],
-    memory: Memory,
-    policy: TurnPolicy,
-    name: str | None,
-) -> GangTurn | None:
-    """Return the present turn, or a turn that begins now; None if no turn applies, so that `weights` stay as they are.
+@dataclass(frozen=True, slots=True)
+class TurnState:
+    """Who has a turn now, and what is kept for the next cycle.
 
-    owed: GPU-hours that each queue is owed. The queue that is owed most gets the next turn.
-    name: the queue whose turn is in progress according to `memory`."""
-    if name is not None and name in weights:
-        before = memory[name]
-        return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
-    waiting = queues_with_large_gangs(siblings, policy)
-    if not waiting:
+    owed: GPU-hours by sibling, in their order."""
+
+    turn: GangTurn | None
+    owed: Sequence[float]
+    memory: Memory
+
+
+def turns_now(siblings: LawQueues, memory: Memory, policy: Policy) -> TurnState | None:
+    """Return the state of the siblings' turns; None if there are none among so many siblings."""
+    names, rules = siblings.columns.names, policy.turns
+    if len(names) > rules.most_queues:
         return None
-    shares = shares_in_whole_gpus(siblings, weights)
-    for member in sorted(waiting, key=lambda m: (-owed[m.name], m.name)):
-        wanted = member.allocated + member.gang
-        if wanted <= shares[member.name]:
-            continue
-        owed_to_holders = [owed[m.name] for m in siblings.members if m.name != member.name and m.allocated > 0]
-        lead = _LEAD * member.gang * policy.min_turn / 3600
-        if owed[member.name] <= 0 or (owed_to_holders and owed[member.name] <= min(owed_to_holders) + lead):
-            return None  # a queue that is owed less has no better claim
-        others = _boost(siblings, weights, member.name, wanted, policy.ratio)
-        if others is not None:
-            until_ms = siblings.now_ms + policy.min_turn * 1000
-            return _turn(siblings, weights, member.name, others, until_ms, policy.ratio)
+    owed, stuck_ms = _owed(siblings, memory, float(policy.window.half_life or policy.window.size))
+    states: dict[str, dict[str, float]] = {
+        name: {"owed": amount, "at_ms": float(siblings.now_ms)} for name, amount in zip(names, owed, strict=True)
+    }
+    for name, since in zip(names, stuck_ms, strict=True):
+        if since is not None:
+            states[name]["stuck_ms"] = since
+    turn = _turn_in_progress(siblings, memory, rules) or _next_turn(siblings, owed, stuck_ms, rules)
+    if turn is not None:
+        states[turn.queue] |= {"turn_until_ms": float(turn.until_ms), "others": turn.others}
+    return TurnState(turn, owed, states)
+
+
+def _owed(siblings: LawQueues, memory: Memory, half_life_s: float) -> tuple[list[float], list[float | None]]:
+    """Return for each sibling the GPU-hours that it is owed, and the time since which it is stuck."""
+    columns, now_ms = siblings.columns, float(siblings.now_ms)
+    shares = unrounded_shares(siblings, columns.weights)
+    owed: list[float] = []
+    stuck: list[float | None] = []
+    for name, share, held, gang in zip(columns.names, shares, columns.allocated, columns.gangs, strict=True):
+        kept = memory.get(name, {})
+        passed_h = max(0.0, now_ms - kept.get("at_ms", now_ms)) / 3_600_000
+        faded = kept.get("owed", 0.0) * exp2(-passed_h * 3600 / half_life_s)
+        owed.append(faded + (share - held) * min(passed_h, _LONGEST_H))
+        stuck.append(kept.get("stuck_ms", now_ms) if share - held >= 1 and held + gang > share else None)
+    return owed, stuck
+
+
+def _turn_in_progress(siblings: LawQueues, memory: Memory, rules: TurnPolicy) -> GangTurn | None:
+    for name in siblings.columns.names:
+        kept = memory.get(name, {})
+        if kept.get("turn_until_ms", 0.0) > siblings.now_ms:
+            return _turn(siblings, name, kept["others"], int(kept["turn_until_ms"]), rules.ratio)
     return None
 
 
-def queues_with_large_gangs(siblings: LawQueues, policy: TurnPolicy) -> list[LawQueue]:
-    """Return the queues whose smallest pending gang may need a turn because of its size."""
-    threshold = policy.lump * siblings.pool
-    if max(siblings.columns.gangs) <= threshold or policy.ratio <= 0:
-        return []
-    return [m for m in siblings.members if m.gang > threshold and _may_take_turns(m, siblings.pool)]
+def _next_turn(
+    siblings: LawQueues, owed: Sequence[float], stuck_ms: Sequence[float | None], rules: TurnPolicy
+) -> GangTurn | None:
+    """Return a turn that begins now, or None."""
+    if max(siblings.columns.gangs) <= 0:
+        return None
+    members, now_ms = siblings.members, siblings.now_ms
+    waiting = [i for i, member in enumerate(members) if _may_take_turns(member, siblings.pool)]
+    for i in sorted(waiting, key=lambda i: (-owed[i], members[i].name)):
+        member, since = members[i], stuck_ms[i]
+        lead = _LEAD * member.gang * rules.min_turn / 3600
+        holders = [owed[j] for j, other in enumerate(members) if j != i and other.allocated > 0]
+        if owed[i] <= 0 or (holders and owed[i] <= min(holders) + lead):
+            return None  # a queue that is owed less has no better claim
+        stuck = since is not None and now_ms - since >= _STUCK_TURNS * rules.min_turn * 1000
+        if not stuck and not _exceeds_twice_its_share(siblings, i):
+            continue
+        others = _boost(siblings, i, member.allocated + member.gang, rules.ratio)
+        if others is not None:
+            return _turn(siblings, member.name, others, now_ms + rules.min_turn * 1000, rules.ratio)
+    return None
 
 
-def queue_in_turn(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
-    """Return the sibling that has its turn, or None.
+def _exceeds_twice_its_share(siblings: LawQueues, index: int) -> bool:
+    """Return whether the queue's smallest pending gang exceeds its share at twice its configured weight."""
+    weights, member = list(siblings.columns.weights), siblings.members[index]
+    weights[index] *= 2
+    needed = member.gang + (member.allocated if member.burst else 0.0)
+    return all(needed > shares(siblings, weights)[index] for shares in (unrounded_shares, shares_in_whole_gpus))
 
-    memory: the law's state for the whole tree, in which other siblings may have turns of their own."""
-    turning = [name for name, state in memory.items() if state.get("turn_until_ms", 0.0) > now_ms]
-    return min([name for name in turning if name in siblings], default=None)
 
-
-def shares_in_whole_gpus(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
+def shares_in_whole_gpus(siblings: LawQueues, weights: Sequence[float]) -> Sequence[float]:
     """Return the shares in whole GPUs that the scheduler's division gives with these weights."""
-    claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
-    return dict(divide(DivisionProblem("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
+    claims = tuple(
+        Claim(m.name, m.requested, m.deserved, m.limit, weight, m.usage)
+        for m, weight in zip(siblings.members, weights, strict=True)
+    )
+    shares = divide(DivisionProblem("turn", siblings.pool, siblings.scheduler_k, claims), kai_compat=True).shares
+    return [shares[name] for name in siblings.columns.names]
 
 
-def unrounded_shares(siblings: LawQueues, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the shares without rounding. A gang that fits into them also fits after rounding."""
-    members = siblings.members
-    requested = [m.requested if m.limit < 0 else min(m.requested, m.limit) for m in members]
-    quotas = [inf if m.deserved < 0 else m.deserved for m in members]
-    shares = fair_shares(siblings.pool, requested, quotas, [weights[m.name] for m in members])
-    return {m.name: share for m, share in zip(members, shares, strict=True)}
+def unrounded_shares(siblings: LawQueues, weights: Sequence[float]) -> Sequence[float]:
+    """Return the shares by weight alone, without rounding. A gang that fits into them also fits after rounding."""
+    columns = siblings.columns
+    requested = [
+        ask if limit < 0 else min(ask, limit) for ask, limit in zip(columns.requested, columns.limits, strict=True)
+    ]
+    quotas = [inf if quota < 0 else quota for quota in columns.deserved]
+    return fair_shares(siblings.pool, requested, quotas, weights)
 
 
-def turn_weights(weights: Mapping[str, float], queue: str, others: float, ratio: float) -> dict[str, float]:
-    """Return the weights of a turn: `queue` gets the largest weight, each other queue the part `others` of its own.
+def turn_weights(weights: Sequence[float], index: int, others: float, ratio: float) -> list[float]:
+    """Return the weights of a turn: one queue gets the largest weight, each other queue the part `others` of its own.
 
     No positive weight is below 1 / ratio of the largest."""
-    top = max(weights.values())
-    return {
-        name: top if name == queue else max(weight * others, top / ratio) if weight > 0 else 0.0
-        for name, weight in weights.items()
-    }
+    top = max(weights)
+    boosted = [max(weight * others, top / ratio) if weight > 0 else 0.0 for weight in weights]
+    boosted[index] = top
+    return boosted
 
 
 def _may_take_turns(member: LawQueue, pool: float) -> bool:
-    """Return whether the queue's smallest pending gang fits into the pool and the queue's limit at all."""
+    """Return whether the queue waits with a gang that fits into the pool and the queue's limit at all."""
     most = pool if member.limit < 0 else min(pool, member.limit)
-    return member.weight > 0 and member.allocated + member.gang <= most
+    return member.gang > 0 and member.weight > 0 and member.allocated + member.gang <= most
 
 
-def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:
-    """Return the largest part of their weights that the others may keep so that `queue` gets `wanted` GPUs.
+def _boost(siblings: LawQueues, index: int, wanted: float, ratio: float) -> float | None:
+    """Return the largest part of their weights that the others may keep so that the queue gets `wanted` GPUs.
 
     It uses the shares before rounding if they can reach `wanted`, otherwise those in whole GPUs. Returns None if even
     the full ratio is not enough."""
-    for shares in (unrounded_shares, shares_in_whole_gpus):
+    weights = siblings.columns.weights
+    kinds: tuple[Shares, ...] = (unrounded_shares, shares_in_whole_gpus)
+    for shares in kinds[1:] if siblings.scheduler_k else kinds:
 
         def admits(others: float, shares: Shares = shares) -> bool:
-            return shares(siblings, turn_weights(weights, queue, others, ratio))[queue] >= wanted
+            return shares(siblings, turn_weights(weights, index, others, ratio))[index] >= wanted
 
         if admits(0.0):
             low, high = 0.0, 1.0
@@ -152,18 +206,12 @@ def _boost(siblings: LawQueues, weights: Mapping[str, float], queue: str, wanted
     return None
 
 
-def _turn(
-    siblings: LawQueues, weights: Mapping[str, float], queue: str, others: float, until_ms: int, ratio: float
-) -> GangTurn:
-    """Return the turn of `queue`; the others keep the part `others` of their weights."""
-    boosted = turn_weights(weights, queue, others, ratio)
-    left_min = max(0, until_ms - siblings.now_ms) // 60_000
-    notes = {
-        name: f"its turn for {left_min} more min" if name == queue else f"{queue} has its turn for {left_min} more min"
-        for name in boosted
-    }
-    state = {queue: {"turn_until_ms": float(until_ms), "others": others}}
-    return GangTurn(queue, until_ms, boosted, shares_in_whole_gpus(siblings, boosted), notes, state)
+def _turn(siblings: LawQueues, name: str, others: float, until_ms: int, ratio: float) -> GangTurn:
+    """Return the turn of a queue, in which the others keep the part `others` of their weights."""
+    columns = siblings.columns
+    weights = turn_weights(columns.weights, list(columns.names).index(name), others, ratio)
+    shares = shares_in_whole_gpus(siblings, weights) if siblings.explain else ()
+    return GangTurn(name, until_ms, weights, shares, others)
 
 
 MOST_K = 1000.0
@@ -175,15 +223,14 @@ class GangReach:
     """The largest share that a queue can reach for one gang, in GPUs.
 
     static: its share without history.
-    best: the largest share that the configured law can give.
-    needed_k: the smallest k with which the law KAI admits the gang, None if no k does."""
+    best: the largest share that history or a turn can give.
+    needed_k: the smallest k with which history admits the gang, None if no k does."""
 
     queue: str
     gang: float
     static: float
     best: float
     needed_k: float | None
-    law: str
 
     @property
     def admitted(self) -> bool:
@@ -197,27 +244,24 @@ class GangReach:
         if self.static >= self.gang:
             return f"{head} fits its share of {self.static:g}"
         if self.admitted:
-            return f"{head} is larger than its share of {self.static:g}; history can lift it to {self.best:g}"
+            return f"{head} is larger than its share of {self.static:g}; history or a turn can lift it to {self.best:g}"
         if self.needed_k is None:
             return f"{head} can never be admitted: no history lifts its share of {self.static:g} above {self.best:g}"
-        remedy = f"k >= {self.needed_k:.3f} would do"
-        if self.law != "kai":
-            remedy = f"law `deficit` gives turns within its ratio, law `kai` would need k >= {self.needed_k:.3f}"
-        return f"{head} is never admitted by the configured law: its share reaches at most {self.best:g}; {remedy}"
+        return (
+            f"{head} is never admitted by this policy: its share reaches at most {self.best:g};"
+            f" k >= {self.needed_k:.3f} or a turn would do"
+        )
 
 
 def gang_reach(policy: Policy, gpus: float, queue: str, gang: float) -> GangReach:
-    """Compute how far the policy's law can raise `queue` in a cluster of `gpus`.
+    """Compute how far history and turns can raise `queue` in a cluster of `gpus`.
 
     It assumes that all other queues request everything and used everything. Raises KeyError for an unknown queue."""
     queues = {each.name: each for each in policy.queues}
     own = queues[queue]
     static = _share(policy, gpus, own, gang, 0.0)
-    best = {
-        "kai": lambda: _share(policy, gpus, own, gang, policy.k),
-        "deficit": lambda: max(static, _in_turn(policy, gpus, own, gang)),
-    }.get(policy.law, lambda: static)()
-    return GangReach(queue, gang, static, best, _least_k(policy, gpus, own, gang), policy.law)
+    best = max(_share(policy, gpus, own, gang, policy.k), _in_turn(policy, gpus, own, gang))
+    return GangReach(queue, gang, static, best, _least_k(policy, gpus, own, gang))
 
 
 def _least_k(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float | None:
@@ -258,6 +302,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:
     """Return the queue's share in a turn that reduces its siblings' weights as far as the ratio allows."""
-    if policy.turns.ratio <= 0 or gang <= policy.turns.lump * gpus or UNLIMITED < own.limit < gang:
+    siblings = sum(each.parent == own.parent for each in policy.queues)
+    if siblings > policy.turns.most_queues or UNLIMITED < own.limit < gang:
         return 0.0
     return _share(policy, gpus, own, gang, 0.0, policy.turns.ratio)

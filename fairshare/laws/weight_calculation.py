@@ -1,9 +1,9 @@
 """Computes entitlements and weights for the whole queue tree, with weight 0 for queues whose budget is used up.
 
-The policy's law returns the weights for every set of siblings. The policy's bounds then limit them: multipliers of the
-configured weight, largest step, hold-down and deadband. Only a turn (`gang_turns`: a time in which the weights admit
-one large gang) may exceed the bounds. `Explanation` holds every intermediate value. The weights do not depend on the
-order of the queues in the inputs.
+The law (`feedback_law`) returns the weights for every set of siblings, and the policy's multipliers limit them. The
+weights of siblings are set together and then stay for the policy's `interval`, unless a queue is new or a setting
+changed from which they follow. Only a turn (`gang_turns`: a time in which the weights admit one large gang) interrupts
+them. `Explanation` holds every intermediate value. The weights do not depend on the order of the queues in the inputs.
 
 U is a queue's usage as a part of a capacity, and P is the factor by which KAI divides (`division`). This module
 computes U differently from KAI in two ways:
@@ -23,12 +23,13 @@ part of the cluster's capacity."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from math import exp2, fsum, inf, log
+from functools import lru_cache
+from math import fsum, inf
+from zlib import crc32
 
-from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import (
@@ -37,28 +38,15 @@ from fairshare.core.queues_and_weights import (
     DivisionProblem,
     Entitlement,
     Explanation,
-    FleetWindow,
     Shard,
     Standing,
     Weight,
     scale_capacity,
 )
-from fairshare.laws.deficit_law import Deficit
 from fairshare.laws.division import divide, divide_above
-from fairshare.laws.feedback_laws import (
-    FairTree,
-    Kai,
-    Law,
-    LawColumns,
-    LawQueue,
-    LawQueues,
-    LawResult,
-    Memory,
-    Multifactor,
-    normalised_weights,
-)
-from fairshare.laws.weight_pacing import PacedWeight, pace, rescale, rounded_to_configured
-from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from fairshare.laws.feedback_law import LawColumns, LawQueue, LawQueues, Memory, history_weights, normalised_weights
+from fairshare.laws.gang_turns import GangTurn, turns_now
+from fairshare.laws.weight_bounds import rescale, rounded_to_configured
 from gputally.kubernetes.objects import Object, gpus_of_nodes
 
 _THOUSANDTHS = 1000.0
@@ -72,14 +60,6 @@ class UsageRatio:
     usage: int
     capacity: float
     u: float
-
-
-def effective_length_s(length_s: float, half_life_s: float | None) -> float:
-    """Return the seconds of full use that a window of this length represents: its length, or the integral of
-    2^(-age / half-life) over it."""
-    if half_life_s is None:
-        return float(length_s)
-    return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
 def usage_ratios(policy: Policy, window: UsageWindow, parts: Mapping[str, float]) -> dict[str, UsageRatio]:
@@ -139,7 +119,7 @@ class WeightResult:
 
     entitlements: of every queue of the policy.
     weights: of the queues that exist in the target.
-    memory: the law's state for the next cycle.
+    memory: what is kept for the next cycle.
     by_model: the entitlements to the GPUs of each part, if the policy has quotas by GPU model; those of `entitlements`
         are then their sums."""
 
@@ -147,24 +127,6 @@ class WeightResult:
     weights: tuple[Weight, ...]
     memory: Memory = field(default_factory=dict)
     by_model: Mapping[str, tuple[Entitlement, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class WantedWeight:
-    """The weight that the law wants for one queue, before it is paced.
-
-    p, n: see `Explanation`.
-    competes: whether the queue requests more than its quota.
-    trace, note: the law's own numbers and its clause for people.
-    turn: whether one of the siblings has its turn."""
-
-    weight: float
-    p: float
-    n: float
-    competes: bool
-    trace: Mapping[str, float]
-    note: str
-    turn: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +167,6 @@ class ModelPart:
     standings: Mapping[str, Standing]
     gpus: float
     exhausted: frozenset[str] = frozenset()
-    devices: float | None = None
     pools: tuple[Pool, ...] = ()
 
 
@@ -216,12 +177,11 @@ class WeightInputs:
     window: the usage of a queue in it includes that of its descendants.
     standings: by policy queue, of queues that have an object in the target.
     gpus: the GPUs to divide, > 0.
-    memory: the law's state from the previous cycle; empty at first.
+    memory: what the previous cycle kept; empty at first.
     exhausted: queues whose budget is used up; they get their quota only.
-    devices: physical GPUs behind `gpus`. It differs from `gpus` if shared GPUs are listed once per replica. None means
-        equal.
     pools: the parts of the cluster that are divided separately; empty if `gpus` are divided as one.
-    models: the inputs by GPU model, if the policy has quotas by model."""
+    models: the inputs by GPU model, if the policy has quotas by model.
+    scheduler_k: the strength with which the target's scheduler counts the same history by itself, 0 if it does not."""
 
     policy: Policy
     window: UsageWindow
@@ -230,9 +190,9 @@ class WeightInputs:
     now_ms: int
     memory: Memory = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()
-    devices: float | None = None
     pools: tuple[Pool, ...] = ()
     models: tuple[ModelPart, ...] = ()
+    scheduler_k: float = 0.0
 
 
 def calculate_weights(inputs: WeightInputs) -> WeightResult:
@@ -252,7 +212,7 @@ def calculate_weights(inputs: WeightInputs) -> WeightResult:
             of_part = _by_pool(
                 replace(
                     inputs, policy=policy, window=part.window, standings=part.standings, gpus=part.gpus, memory=before,
-                    exhausted=inputs.exhausted | part.exhausted, devices=part.devices, pools=part.pools, models=(),
+                    exhausted=inputs.exhausted | part.exhausted, pools=part.pools, models=(),
                 )
             )  # fmt: skip
         by_model[part.model] = of_part.entitlements
@@ -304,7 +264,6 @@ def _by_pool(inputs: WeightInputs) -> WeightResult:
                 window=scale_capacity(inputs.window, pool.part),
                 standings={name: standing for name, standing in standings.items() if name in pool.queues},
                 gpus=pool.gpus,
-                devices=None if inputs.devices is None else inputs.devices * pool.gpus / inputs.gpus,
             )
         )
         entitlements |= {each.queue: each for each in result.entitlements}
@@ -360,25 +319,22 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
     parts = static_parts(policy, gpus)
     ratios = usage_ratios(policy, inputs.window, parts)
     requested = requests(queues, standings)
-    law = law_of(policy)
-    replicas = gpus / inputs.devices if inputs.devices else 1.0
     weights: list[Weight] = []
     memory: dict[str, Mapping[str, float]] = {}
     for (parent, _), group in _sibling_sets(queues, standings).items():
         parent_part = parts[parent] if parent is not None else 1.0
         members = [
             LawQueue(
-                queue.name, queue.weight, parts[queue.name] / parent_part if parent_part > 0 else 0.0,
-                ratios[queue.name].u, requested[queue.name], standings[queue.name].allocated, queue.deserved,
-                queue.limit, standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
+                queue.name, queue.weight, ratios[queue.name].u, requested[queue.name],
+                standings[queue.name].allocated, queue.deserved, queue.limit, standings[queue.name].gang,
+                queue.turn == "burst",
             )
             for queue in group
         ]  # fmt: skip
-        span_s = _span_s(policy.window, inputs.window, ratios[members[0].name], gpus * parent_part / replicas)
-        siblings = LawQueues(LawColumns.of(members), gpus * parent_part, span_s, inputs.now_ms)
-        wanted, siblings_memory = wanted_weights(law, siblings, policy, inputs.memory)
-        memory |= siblings_memory
-        weights += [_pace_weight(queue, inputs, ratios[queue.name], wanted[queue.name]) for queue in group]
+        siblings = LawQueues(LawColumns.of(members), gpus * parent_part, inputs.now_ms, inputs.scheduler_k)
+        result = sibling_weights(siblings, policy, inputs.memory)
+        memory |= result.memory
+        weights += [_explained(queue, inputs, ratios[queue.name], result, at) for at, queue in enumerate(group)]
     weights.sort(key=lambda weight: weight.queue)
     claims = tuple(
         Claim(
@@ -388,7 +344,11 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
         for name, queue in queues.items()
     )  # fmt: skip
     least = {name: standing.least for name, standing in standings.items() if standing.least > 0 and name in queues}
-    with_history = _with_history(law, claims, gpus, weights, least)
+    in_turn = {weight.queue: weight.value for weight in weights if weight.explanation.turn}
+    entitled = tuple(
+        replace(claim, weight=in_turn[claim.name], usage=0.0) if claim.name in in_turn else claim for claim in claims
+    )
+    with_history = divide_above(DivisionProblem("entitled", gpus, policy.k, entitled), least)
     without_history = divide_above(DivisionProblem("static", gpus, 0.0, claims), least)
     entitlements = tuple(
         Entitlement(
@@ -412,78 +372,84 @@ def _with_limits(queue: QueuePolicy, standing: Standing | None, exhausted: froze
     return queue.model_copy(update=update) if update else queue
 
 
-def law_of(policy: Policy) -> Law:
-    """Return the law that the policy names, with its parameters."""
-    if policy.law == "deficit":
-        return Deficit(policy.deficit, policy.turns)
-    if policy.law == "fairtree":
-        return FairTree()
-    if policy.law == "multifactor":
-        return Multifactor()
-    return Kai(policy.k)
+@dataclass(frozen=True, slots=True)
+class SiblingWeights:
+    """The weights of siblings, in their order.
+
+    values: the weights to publish.
+    lawful: the weights that the law returns now, within the multipliers; empty if `values` stay and no explanation is
+        wanted.
+    p, n, competes: see `Explanation`, as for `lawful`.
+    left_ms: for how long the weights stay at least; 0 if they are set now.
+    turn: the turn that interrupts them.
+    owed: the GPU-hours that each is owed; empty without turns.
+    memory: what is kept for the next cycle."""
+
+    values: Sequence[float]
+    lawful: Sequence[float]
+    p: Sequence[float]
+    n: Sequence[float]
+    competes: Sequence[bool]
+    left_ms: int
+    turn: GangTurn | None
+    owed: Sequence[float]
+    memory: Memory
 
 
-def _span_s(spec: WindowSpec, window: UsageWindow, ratio: UsageRatio, gpus: float) -> float:
-    """Return the seconds of the window, so that U times `gpus` times these seconds is the used GPU time.
+def sibling_weights(siblings: LawQueues, policy: Policy, memory: Memory) -> SiblingWeights:
+    """Return the weights of siblings.
 
-    The window's capacity determines them, because a window reaches back only to the first record, and the cluster may
-    have had another size. For a window that is not in GPU time, the present size and the full window are assumed.
-
-    A window may contain the usage of several clusters. This cluster then repays its part of a debt, which is its part
-    of their capacity. Together the clusters repay the debt once."""
-    if window.unit != "gpu_us" or gpus <= 0:
-        return effective_length_s(spec.size, spec.half_life)
-    part = window.own.capacity / window.capacity if isinstance(window, FleetWindow) else 1.0
-    return ratio.capacity * part / (gpus * US_PER_MS * MS_PER_SECOND)
-
-
-def wanted_weights(
-    law: Law, siblings: LawQueues, policy: Policy, memory: Memory
-) -> tuple[dict[str, WantedWeight], Memory]:
-    """Return the weight that the law wants for every sibling, within the policy's multipliers and before pace, and the
-    law's state for the next cycle.
-
-    With a relative law, a queue that does not compete gets the weight that it would have if all competed. The scheduler
-    may need this weight before the next cycle."""
-    competes = dict(zip(siblings.columns.names, competing(siblings), strict=True))
-    wanted: dict[str, WantedWeight] = {}
-    new_memory: dict[str, Mapping[str, float]] = {}
-    for compared, result, names, values in law_results(law, siblings, policy, memory):
-        new_memory |= result.memory
-        weights, n = result.weights, dict(zip(compared.columns.names, normalised_weights(compared), strict=True))
-        for name, value in zip(names, values, strict=True):
-            wanted[name] = WantedWeight(
-                value, weights[name], n[name], competes[name], result.traces.get(name, {}),
-                result.notes.get(name, ""), result.turn is not None,
-            )  # fmt: skip
-    return wanted, new_memory
+    A queue that does not compete gets the weight that it would have if all competed. The scheduler may need this weight
+    before the next cycle."""
+    columns, bounds, now_ms = siblings.columns, policy.bounds, siblings.now_ms
+    marks = _marks(tuple(columns.weights), policy.k, bounds.min_multiplier, bounds.max_multiplier)
+    kept = [memory.get(name, {}) for name in columns.names]
+    set_ms = min(each.get("set_ms", -inf) for each in kept)
+    same = all(each.get("settings") == mark for each, mark in zip(kept, marks, strict=True))
+    stays = same and 0 <= now_ms - set_ms < bounds.interval * 1000
+    lawful, p, n = _lawful(siblings, policy.k, bounds) if siblings.explain or not stays else ([], [], [])
+    values = [each["weight"] for each in kept] if stays else lawful
+    at_ms = set_ms if stays else float(now_ms)
+    turns = turns_now(siblings, memory, policy)
+    new_memory = {
+        name: {"weight": value, "set_ms": at_ms, "settings": mark, **(turns.memory[name] if turns else {})}
+        for name, value, mark in zip(columns.names, values, marks, strict=True)
+    }
+    turn = turns.turn if turns else None
+    return SiblingWeights(
+        turn.weights if turn else values, lawful, p, n, competing(siblings) if siblings.explain else (),
+        int(set_ms) + bounds.interval * 1000 - now_ms if stays else 0, turn, turns.owed if turns else (), new_memory,
+    )  # fmt: skip
 
 
-BoundedResult = tuple[LawQueues, LawResult, Sequence[str], Sequence[float]]
-"""One call of a law: the siblings that it compared, its result, and the names and weights of the queues for which the
-result counts. The weights are within the multipliers."""
+@lru_cache(256)
+def _marks(weights: tuple[float, ...], *settings: float) -> list[float]:
+    """Return a checksum of the settings from which each weight follows. A weight set under others does not stay."""
+    return [float(crc32(repr((weight, *settings)).encode())) for weight in weights]
 
 
-def law_results(law: Law, siblings: LawQueues, policy: Policy, memory: Memory) -> Iterator[BoundedResult]:
-    """Yield each call of the law with its result. The weight of each sibling is in exactly one of the results."""
-    bounds, columns = policy.bounds, siblings.columns
-    if not law.relative:
-        result = law(siblings, memory)
-        yield siblings, result, columns.names, _clamped(result, columns.weights, bounds)
-        return
-    competes = competing(siblings)
-    if any(competes):
-        competitors = siblings if all(competes) else siblings.only(competes)
-        result = law(competitors, memory)
-        weights = competitors.columns.weights
-        values = rescale(weights, result.wanted, bounds)
-        yield competitors, result, competitors.columns.names, list(map(rounded_to_configured, values, weights))
-    if not all(competes):
-        result = law(siblings, memory)
-        others = [not each for each in competes]
-        values = rescale(columns.weights, result.wanted, bounds)
-        rounded = map(rounded_to_configured, compress(values, others), compress(columns.weights, others))
-        yield siblings, result, list(compress(columns.names, others)), list(rounded)
+def _lawful(siblings: LawQueues, k: float, bounds: Bounds) -> tuple[list[float], list[float], list[float]]:
+    """Return the law's weights within the multipliers, with p and n of each."""
+    columns, competes = siblings.columns, competing(siblings)
+    whole = _compared(siblings, k, bounds) if not all(competes) else []
+    some = _compared(siblings if all(competes) else siblings.only(competes), k, bounds) if any(competes) else []
+    of_competitors, of_all = iter(some), iter(whole)
+    rows = []
+    for competitor in competes:
+        row = next(of_all) if whole else None
+        rows.append(next(of_competitors) if competitor else row)
+    lawful, p, n = zip(*filter(None, rows), strict=True)
+    return (
+        [rounded_to_configured(value, weight) for value, weight in zip(lawful, columns.weights, strict=True)],
+        list(p),
+        list(n),
+    )
+
+
+def _compared(siblings: LawQueues, k: float, bounds: Bounds) -> list[tuple[float, float, float]]:
+    """Return (weight, p, n) of each sibling, as compared with all the others."""
+    p = history_weights(siblings, k)
+    return list(zip(rescale(siblings.columns.weights, p, bounds), p, normalised_weights(siblings), strict=True))
 
 
 def competing(siblings: LawQueues) -> list[bool]:
@@ -494,17 +460,6 @@ def competing(siblings: LawQueues) -> list[bool]:
         for weight, deserved, requested, limit in zip(
             columns.weights, columns.deserved, columns.requested, columns.limits, strict=True
         )
-    ]
-
-
-def _clamped(result: LawResult, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
-    """Return the law's weights within the multipliers of the configured weights; those of a turn are not limited."""
-    if result.turn is not None:
-        return result.wanted
-    least, most = bounds.min_multiplier, bounds.max_multiplier
-    return [
-        rounded_to_configured(min(max(wanted, weight * least), weight * most), weight)
-        for wanted, weight in zip(result.wanted, configured, strict=True)
     ]
 
 
@@ -519,65 +474,54 @@ def _sibling_sets(
     return sets
 
 
-def _with_history(
-    law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight], least: Mapping[str, float]
-) -> Mapping[str, float]:
-    """Return the entitlements with history.
-
-    With the law KAI the division counts history itself, with the law's k. With any other law it divides by the new
-    weights, with k = 0."""
-    if isinstance(law, Kai):
-        return divide_above(DivisionProblem("entitled", gpus, law.k, claims), least)
-    published = {weight.queue: weight.value for weight in weights}
-    claims = tuple(replace(claim, weight=published.get(claim.name, claim.weight)) for claim in claims)
-    return divide_above(DivisionProblem("entitled", gpus, 0.0, claims), least)
-
-
-def _pace_weight(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, wanted: WantedWeight) -> Weight:
-    """Return the weight after pacing, with every reason for it."""
-    policy, standing = inputs.policy, inputs.standings[queue.name]
-    bounds = policy.bounds
+def _explained(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, result: SiblingWeights, at: int) -> Weight:
+    """Return the weight of the sibling at this position, with every reason for it."""
+    policy, standing, turn = inputs.policy, inputs.standings[queue.name], result.turn
+    bounds, lawful, n = policy.bounds, result.lawful[at], result.n[at]
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
-    zero = "weight 0 in the policy stays 0"
-    if queue.name in inputs.exhausted:
-        zero = "its budget is exhausted: nothing over its quota"
-    move = PacedWeight(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = PacedWeight(wanted.weight, wanted.weight)  # a turn applies at once: half of it would not admit the gang
-        if not wanted.turn:
-            move = pace(wanted.weight, standing, bounds, inputs.now_ms)
-        if wanted.n == 1:
+        if n == 1:
             notes.append("alone among its siblings of this priority: there is no history to compare it with")
-        elif not wanted.competes:
+        elif not result.competes[at]:
             notes.append("asks for no more than its quota: weight as if every sibling competed")
-        if not wanted.turn and wanted.weight < queue.weight and wanted.weight <= lower * (1 + 1e-6):
+        if lawful < queue.weight and lawful <= lower * (1 + 1e-6):
             notes.append(f"at the lower bound, {bounds.min_multiplier:g} x configured")
-        if not wanted.turn and wanted.weight > queue.weight and wanted.weight >= upper * (1 - 1e-6):
+        if lawful > queue.weight and lawful >= upper * (1 - 1e-6):
             notes.append(f"at the upper bound, {bounds.max_multiplier:g} x configured")
-    if wanted.note:
-        notes.append(wanted.note)
-    notes.extend(move.notes)
+        if turn is not None:
+            notes.append(turn.note(queue.name, inputs.now_ms))
+        elif result.values[at] != lawful:
+            notes.append(f"stays for {-(-result.left_ms // 60_000)} more min")
+    elif queue.name in inputs.exhausted:
+        notes.append("its budget is exhausted: nothing over its quota")
+    else:
+        notes.append("weight 0 in the policy stays 0")
+    trace = {"n": n, "U": ratio.u, "k": policy.k, "P": result.p[at]}
+    if result.owed:
+        trace["owed_gpu_h"] = result.owed[at]
+    if turn is not None:
+        trace |= {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[at]}
     explanation = Explanation(
         usage=ratio.usage,
         capacity=ratio.capacity,
         u=ratio.u,
-        n=wanted.n,
+        n=n,
         k=policy.k,
-        p=wanted.p,
-        competes=wanted.competes,
+        p=result.p[at],
+        competes=result.competes[at],
         configured=queue.weight,
-        proportional=wanted.weight,
+        proportional=lawful,
         lower=lower,
         upper=upper,
         previous=standing.weight,
-        stepped=move.stepped,
-        value=move.value,
+        value=result.values[at],
         notes=tuple(notes),
-        law=policy.law,
-        trace=wanted.trace,
+        trace=trace,
+        turn=turn is not None,
     )
-    return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
+    value = result.values[at]
+    return Weight(queue.name, value, standing.weight, queue.weight, _why(ratio.u, n, notes), explanation)
 
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:

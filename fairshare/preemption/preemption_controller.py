@@ -1,4 +1,4 @@
-"""Runs preemption for a target in a cycle or for a workload by hand, keeps its state, and counts evictions by queue.
+"""Runs preemption for a target in a cycle or for a workload by hand, and keeps its state.
 
 The state contains:
 
@@ -10,19 +10,11 @@ The state contains:
 The first three are also in the status ConfigMap and survive a restart. Without them the limits would allow too much,
 grace periods would begin again, and the accountant would get the same outcomes again.
 
-`PreemptionCounts` counts, for each queue, the workloads (not pods) of other queues that were stopped for it since the
-last cycle, by the target's scheduler (`Observation.evictions`) or by the controller. Its state is in the status
-ConfigMap as well: after a restart, an eviction that was counted before does not count again, and those that the
-scheduler made meanwhile count. Without that state the first cycle counts no evictions by the scheduler, because their
-age is unknown. Volcano's scheduler does not state for which queue it evicts, so with Volcano only the controller's own
-evictions are counted.
-
 A preemption by hand follows the controller's rules and limits, for a single workload. The workload's priority class and
 waiting time do not matter. It is refused while usage is old, its coverage is low, or too many nodes have no agent."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Literal
@@ -30,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.core.queues_and_weights import Entitlement, Eviction, Gang, Pod, PolicyTree, Quota, Standing
+from fairshare.core.queues_and_weights import Entitlement, Gang, Pod, Quota
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption import preemption_cycle
@@ -41,7 +33,7 @@ from fairshare.preemption.claims_and_placement import (
     named_by,
     preemption_inputs,
 )
-from fairshare.preemption.eviction import STOPPED, EvictionVeto
+from fairshare.preemption.eviction import EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
 from fairshare.preemption.preemption_types import PreemptionCall
@@ -63,17 +55,13 @@ KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """The controller's entries in the ConfigMap."""
 OUTCOMES_KEY = "recorded-outcomes"
-COUNTED_KEY = "counted-evictions"
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 """The ConfigMap's entry of preemptions by hand, and its field manager. The controller changes neither."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
 _PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
 """Decodes an entry: the fields of each `PastPreemption`."""
-MOST_COUNTED = 10_000
-"""Largest number of evictions of a target in its entry. Of a target with more, a restart knows none."""
 _OUTCOMES = msgspec.json.Decoder(dict[str, dict[str, str]])
-_COUNTED = msgspec.json.Decoder(dict[str, tuple[list[str], list[tuple[str, str]]]])
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
@@ -230,61 +218,6 @@ def _read(text: str) -> tuple[PastPreemption, ...]:
     return tuple(PastPreemption(*row) for row in decoded(text, _PAST) or ())
 
 
-class PreemptionCounts:
-    """Counts the evictions for each queue since the last cycle. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, frozenset[str]] = {}
-        """By target, digests of the evictions that the cluster showed in the last cycle."""
-        self._own: dict[str, frozenset[tuple[str, str]]] = {}
-        """By target, pairs of the queue that got the GPUs and the stopped workload."""
-
-    def restore(self, config_map: Object) -> None:
-        """Continue from the state in the ConfigMap."""
-        state = decoded((config_map.get("data") or {}).get(COUNTED_KEY, ""), _COUNTED) or {}
-        self._seen = {target: frozenset(seen) for target, (seen, _) in state.items()}
-        self._own = {target: frozenset(own) for target, (_, own) in state.items()}
-
-    def state(self, policy: Policy) -> dict[str, str]:
-        """Return the state for the ConfigMap; none under a law to which evictions mean nothing."""
-        if policy.law != "deficit":
-            return {}
-        state = {
-            target: (sorted(seen), sorted(self._own.get(target, ())))
-            for target, seen in sorted(self._seen.items())
-            if len(seen) <= MOST_COUNTED
-        }
-        return {COUNTED_KEY: msgspec.json.encode(state).decode()} if state else {}
-
-    def record(self, report: PreemptionReport) -> None:
-        """Record what the controller stopped in this cycle, for the next one."""
-        queues = {verdict.claimant: verdict.queue for verdict in report.verdicts if verdict.trigger != "idle"}
-        self._own[report.target] = frozenset(
-            (queues[stop.claimant], stop.victim.gang.key)
-            for stop in report.stops
-            if stop.effect.result in STOPPED
-            and queues.get(stop.claimant, stop.victim.gang.queue) != stop.victim.gang.queue
-        )
-
-    def add_to(
-        self, standings: Mapping[str, Standing], policy: Policy, target: str, evictions: Sequence[Eviction]
-    ) -> dict[str, Standing]:
-        """Return the standings with the numbers of new evictions, those for descendants included.
-
-        evictions: those of the target's scheduler that the cluster shows now."""
-        before = self._seen.get(target)
-        by_digest = {hashlib.sha256(each.id.encode()).hexdigest()[:12]: each for each in evictions}
-        self._seen[target] = frozenset(by_digest)
-        new = self._own.pop(target, frozenset())
-        if before is not None:
-            new |= {(each.queue, each.victim) for digest, each in by_digest.items() if digest not in before}
-        counts: dict[str, float] = {}
-        for queue, _ in new:
-            counts[queue] = counts.get(queue, 0.0) + 1.0
-        counts = PolicyTree(policy).sum_up(counts)
-        return {queue: replace(standing, reclaims=counts.get(queue, 0.0)) for queue, standing in standings.items()}
-
-
 _DEFAULT_STATUS_OBJECT = StatusObject()
 
 
@@ -359,8 +292,8 @@ def by_hand(
         )
         result = calculate_weights(
             WeightInputs(
-                policy, window, observation.standings, capacity.gpus, now_ms, devices=capacity.devices,
-                pools=capacity.pools, models=model_parts(policy, serving, observation, by_model, {}),
+                policy, window, observation.standings, capacity.gpus, now_ms, pools=capacity.pools,
+                models=model_parts(policy, serving, observation, by_model, {}),
             )
         )  # fmt: skip
         inputs = preemption_inputs(

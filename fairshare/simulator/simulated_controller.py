@@ -6,14 +6,13 @@ with those of `calculate_weights` on real answers of the accountant (`tests/demo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp2
 from operator import add, sub
 
 from accountant.wire.policy_models import Policy
-from fairshare.laws.feedback_laws import LawColumns, LawQueues, Memory
-from fairshare.laws.weight_calculation import law_of, law_results
-from fairshare.laws.weight_pacing import paced_values, unpaced
+from fairshare.laws.feedback_law import LawColumns, LawQueues, Memory
+from fairshare.laws.weight_calculation import sibling_weights
 from fairshare.simulator.simulation_model import ControllerView
 
 
@@ -49,61 +48,30 @@ class Usage:
 
 
 class Feedback:
-    """Applies a policy's law to flat queues in every control period. Lists are in the order of the policy's queues.
+    """Computes the weights of flat queues by a policy in every control period. Lists are in the order of its queues.
 
-    targets: each queue's part of the pool by quota and weight (`weight_calculation.static_parts`)."""
+    scheduler_k: the strength with which the scheduler counts the same history by itself.
+    turns_only: whether the configured weights stay except in a turn, as for such a scheduler."""
 
-    def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
-        self._policy, self._law = policy, law_of(policy)
+    def __init__(self, policy: Policy, *, scheduler_k: float = 0.0, turns_only: bool = False) -> None:
         queues = policy.queues
+        self._policy, self._scheduler_k, self._turns_only = policy, scheduler_k, turns_only
         self._names = tuple(queue.name for queue in queues)
-        self._indices = {name: q for q, name in enumerate(self._names)}
         self._weights = tuple(queue.weight for queue in queues)
-        self._targets = tuple(targets[name] for name in self._names)
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
-        self._unpaced = unpaced(policy.bounds)
+        self._bursts = [queue.turn == "burst" for queue in queues]
         self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
         self._memory: Memory = {}
-        self._in_force = list(self._weights)
-        self._changed_ms: list[int | None] = [None] * len(queues)
-        self._direction = [0] * len(queues)
-        self._reclaims = [0] * len(queues)
 
     def __call__(self, view: ControllerView) -> Sequence[float]:
-        now_ms = view.now_s * 1000
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
         usage = [mine / whole for mine in used] if whole > 0 else [0.0] * len(used)
-        reclaims = list(map(sub, view.reclaims, self._reclaims))
-        self._reclaims = list(view.reclaims)
         columns = LawColumns(
-            self._names, self._weights, self._targets, usage, view.asked,
-            list(map(float, view.held)), self._deserved, self._limits, view.gang, self._in_force, reclaims,
+            self._names, self._weights, usage, view.asked, list(map(float, view.held)), self._deserved, self._limits,
+            view.gang, self._bursts,
         )  # fmt: skip
-        siblings = LawQueues(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
-        results = list(law_results(self._law, siblings, self._policy, self._memory))
-        in_force = list(self._in_force)
-        for _, result, names, values in results:
-            self._pace(in_force, names, values, now_ms, at_once=self._unpaced or result.turn is not None)
-        # Only a law that is called once, for all queues, keeps a memory: the first result has it.
-        self._memory = results[0][1].memory
-        self._in_force = in_force
-        return in_force
-
-    def _pace(
-        self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, at_once: bool
-    ) -> None:
-        """Change the weights in `in_force` to `values`, or towards them as far as the bounds allow in one cycle.
-
-        at_once: True: change the weights to `values` whatever the bounds."""
-        indices, changed_ms, direction, bounds = self._indices, self._changed_ms, self._direction, self._policy.bounds
-        for name, wanted in zip(names, values, strict=True):
-            q = indices[name]
-            weight = in_force[q]
-            # A weight of 0 stays 0.
-            if wanted != weight and weight:
-                value = (
-                    wanted if at_once else paced_values(wanted, weight, changed_ms[q], direction[q], bounds, now_ms)[1]
-                )
-                if value != weight:
-                    in_force[q], changed_ms[q], direction[q] = value, now_ms, 1 if value > weight else -1
+        siblings = LawQueues(columns, float(view.capacity), view.now_s * 1000, self._scheduler_k, explain=False)
+        result = sibling_weights(siblings, self._policy, self._memory)
+        self._memory = result.memory
+        return self._weights if self._turns_only and result.turn is None else result.values

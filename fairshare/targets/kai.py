@@ -1,10 +1,10 @@
 """Reads KAI-Scheduler's objects, writes weights to its Queues, and reports when KAI's configuration gives them no
 effect.
 
-In mode `weight` the controller writes one field, `spec.resources.gpu.overQuotaWeight`, and annotations. KAI's own
-history (kValue with a usage database) must then be off, because otherwise the same usage counts twice. In mode `usage`
-the controller writes nothing: KAI reads usage from the accountant, and weights stay as the operator set them. The
-condition `Effective` reports a wrong configuration of KAI.
+In mode `usage` KAI reads usage from the accountant and counts history itself. Weights stay as the operator set them,
+except in a turn for a gang that no weight admits. In mode `weight` the controller writes one field,
+`spec.resources.gpu.overQuotaWeight`, and annotations. KAI's own history (kValue with a usage database) must then be
+off, because otherwise the same usage counts twice. The condition `Effective` reports a wrong configuration of KAI.
 
 Source: kai-scheduler/KAI-Scheduler, scheduling.run.ai/v2 Queue, scheduling.run.ai/v2alpha2 PodGroup and
 kai.scheduler/v1 SchedulingShard, commit d5bc503a."""
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
 from typing import Any
@@ -30,7 +30,6 @@ from fairshare.core.gpu_demand import (
 )
 from fairshare.core.queues_and_weights import (
     Condition,
-    Eviction,
     Gang,
     Issue,
     Observation,
@@ -56,7 +55,6 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.objects import (
-    EVENT,
     GPU,
     NODE,
     PRIORITY_CLASS,
@@ -86,8 +84,6 @@ _HIERARCHY = "full-hierarchy-fairness"
 CLAIMED = "gpu.nvidia.com"
 """The DeviceClass of NVIDIA's driver for whole GPUs; KAI counts the GPUs of ResourceClaims under this name."""
 _FIRST_NOT_PREEMPTIBLE = 100
-_RECLAIMED = re.compile(r"was preempted by workload ([^/\s]+)/(\S+)\.(?=\s|$)")
-"""The text of KAI's Event for a reclaim. For a preemption within a queue the text has *higher priority* workload."""
 _DEFAULT_PRIORITY = 50
 """KAI's priority if the PodGroup's class does not exist and no class is the global default."""
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
@@ -116,8 +112,7 @@ class KaiAdapter(Adapter):
     name = "kai"
     prefixes = (PREFIX,)
 
-    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
-        evictions = (ObjectQuery((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
+    def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (
             ObjectQuery((QUEUE,), required=True),
             ObjectQuery((SHARD,)),
@@ -125,7 +120,6 @@ class KaiAdapter(Adapter):
             ObjectQuery((PRIORITY_CLASS,)),
             ObjectQuery((NODE,)),
             ObjectQuery((CONFIG,), name=CONFIG_NAME),
-            *evictions,
         )
 
     def publishes(self, policy: Policy) -> bool:
@@ -154,7 +148,6 @@ class KaiAdapter(Adapter):
         protections = _protections(seen.get(QUEUE, ()), shards, label)
         gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections)
         gangs = tuple(gang for gang in gangs if gang.queue not in dropped)
-        evictions = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         issues = (*observation.issues, *unscheduled, *(Issue(name, text) for name, text in sorted(dropped.items())))
         conditions = (history, in_sync(differing))
         return replace(
@@ -164,7 +157,6 @@ class KaiAdapter(Adapter):
             issues=issues,
             conditions=conditions,
             gangs=gangs,
-            evictions=evictions,
             shards=divided,
             history=None if self.publishes(policy) else _history(shards),
             unreadable=unreadable,
@@ -190,7 +182,7 @@ def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
     requested, allocated = max(amounts), amounts[1]
     value = None if weight is None else float(weight)
     queue = target_queue(obj, QUEUE, value)
-    return queue, Standing(requested, allocated, value, queue.changed_ms, queue.direction)
+    return queue, Standing(requested, allocated, value, queue.direction)
 
 
 def _gpus(amounts: object) -> float:
@@ -829,28 +821,6 @@ def _required_level(spec: Mapping[str, Any]) -> str:
         *(each.get("topologyConstraint") for each in spec.get("subGroups") or ()),
     ]
     return next((str(level) for each in constraints if (level := (each or {}).get("requiredTopologyLevel"))), "")
-
-
-def _evictions(
-    owner: Mapping[str, QueuePolicy], groups: Sequence[Object], events: Sequence[Object]
-) -> Iterator[Eviction]:
-    """Yield one eviction per pod from KAI's Events on the PodGroups of its victims.
-
-    The Event names the PodGroup that gets the victim's GPUs."""
-    queues = {
-        (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): str(value_at(obj, ("spec", "queue")) or "")
-        for obj in groups
-    }
-    for event in events:
-        note = _RECLAIMED.search(event.get("note") or "")
-        if note is None:
-            continue
-        claimant_queue = queues.get((note[1], note[2]))
-        queue = owner.get(f"{PREFIX}:{claimant_queue}")
-        regarding = event.get("regarding") or {}
-        victim = (regarding.get("namespace", ""), regarding.get("name", ""))
-        if queue is not None and queues.get(victim) != claimant_queue:
-            yield Eviction(event["metadata"].get("uid", ""), queue.name, "/".join(victim))
 
 
 def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolicy]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads demand and evictions of the policy's queues from pods and Events of the default kube-scheduler.
+"""Reads demand of the policy's queues from pods of the default kube-scheduler.
 
 The label `gputally.dev/queue` names a pod's queue, and the ref `policy:NAME` refers to that label. The controller
 writes no weight here. Shares take effect through the extender (`kube_scheduler_extender`), which the scheduler's own
@@ -6,14 +6,14 @@ configuration must name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from accountant.wire.policy_models import Policy
-from fairshare.core.gpu_demand import LABELLED, gangs_by_label, queue_lookup, standings_of
-from fairshare.core.queues_and_weights import Condition, Eviction, Observation, Pod, Standing, TargetQueue, Value
+from fairshare.core.gpu_demand import LABELLED, gangs_by_label, standings_of
+from fairshare.core.queues_and_weights import Condition, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import owners
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
-from gputally.kubernetes.objects import EVENT, Object
+from gputally.kubernetes.objects import Object
 
 NAME = "kube-scheduler"
 
@@ -24,8 +24,8 @@ class KubeSchedulerAdapter(Adapter):
     name = NAME
     prefixes = (LABELLED,)
 
-    def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
-        return (ObjectQuery((EVENT,), fields="reason=Preempted"),) if policy.law == "deficit" else ()
+    def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
+        return ()
 
     def mode(self, policy: Policy) -> Mode:
         return "off" if policy.targets.kube_scheduler.mode == "off" else "enforce"
@@ -33,7 +33,7 @@ class KubeSchedulerAdapter(Adapter):
     def publishes(self, _policy: Policy) -> bool:
         return False
 
-    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(self, policy: Policy, _seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         gangs = gangs_by_label(policy, pods)
         demand = standings_of(policy, gangs)
         names = {queue.name for queue in owners(policy, LABELLED).values()}
@@ -41,26 +41,11 @@ class KubeSchedulerAdapter(Adapter):
         text = (
             "shares take effect if the scheduler's configuration names gputally's extender; a metric counts its calls"
         )
-        evictions = tuple(_evictions(policy, seen.get(EVENT, ()), pods))
         conditions = [Condition("Effective", "Unknown", "AsksTheExtender", text)]
         if policy.gpu_models:
             text = "the extender's verdicts on preemptions and the controller's victims follow the quotas by model"
             conditions.append(Condition("ByModel", "True", "ByNode", text))
-        return Observation({}, standings, (), tuple(conditions), gangs, evictions)
+        return Observation({}, standings, (), tuple(conditions), gangs)
 
     def spec(self, queue: TargetQueue, value: Value) -> Object:
         raise AssertionError(f"the controller writes no object for kube-scheduler, and got {queue.name}: {value}")
-
-
-def _evictions(policy: Policy, events: Sequence[Object], pods: Sequence[Pod]) -> Iterator[Eviction]:
-    """Yield evictions from the scheduler's Events on its victims, which name the pod that gets the GPUs.
-
-    Events of gputally have the same reason, but name no such pod."""
-    queue_of, by_uid = queue_lookup(policy), {pod.uid: pod for pod in pods}
-    for event in events:
-        related, regarding = event.get("related") or {}, event.get("regarding") or {}
-        claimant, victim = by_uid.get(related.get("uid", "")), by_uid.get(regarding.get("uid", ""))
-        queue = queue_of(claimant) if claimant is not None else None
-        if queue is not None and (victim is None or queue_of(victim) != queue):
-            key = victim.gang if victim is not None and victim.gang else regarding.get("uid", "")
-            yield Eviction(event["metadata"].get("uid", ""), queue, key)

@@ -57,7 +57,6 @@ from fairshare.core.gpu_models import OWN_DECISIONS, model_of_labels
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
     Condition,
-    Eviction,
     Gang,
     Issue,
     Observation,
@@ -192,10 +191,6 @@ UNSET = 1.0
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """The annotation of an elastic job's new Workload with the namespace/name of the Workload that it will replace."""
 _AFS = "UsageBasedAdmissionFairSharing"
-_WITHIN = "due to prioritization in the ClusterQueue"
-"""Part of the message of a preemption within the ClusterQueue."""
-_FOR_WORKLOAD = re.compile(r"\(UID: ([^,)\s]+)")
-_FOR_QUEUE = re.compile(r"preemptor path: \S*/([^/;\s]+)")
 
 
 class KueueAdapter(Adapter):
@@ -280,7 +275,6 @@ class KueueAdapter(Adapter):
                 demand.requested,
                 demand.allocated,
                 UNSET if number is None else number,
-                queue.changed_ms,
                 queue.direction,
                 most=UNLIMITED if most == inf else most,
             )
@@ -292,15 +286,13 @@ class KueueAdapter(Adapter):
             _in_sync(policy, owner, weighted, nodes, quotas, pools_of, stopped, pool_models),
             *_by_model(policy, pool_models),
         )
-        evictions, of_evictions = read_each(workloads, _eviction_reader(gangs, owner))
         return replace(
             known,
             conditions=conditions,
             gangs=gangs,
-            evictions=tuple(evictions),
             quotas=nodes,
             capacity=_capacity(quotas, [pools_of(obj) for obj in weighted.values()]),
-            unreadable=tuple(dict.fromkeys((*unreadable, *left_out, *of_evictions))),
+            unreadable=tuple(dict.fromkeys((*unreadable, *left_out))),
             pools={name: tuple(pools_of(obj)) for name, obj in weighted.items()},
             pool_models=pool_models,
         )
@@ -323,41 +315,6 @@ class KueueAdapter(Adapter):
 
     def spec(self, _queue: TargetQueue, value: Value) -> Object:
         return {"fairSharing": {"weight": fixed_point(float(value))}}
-
-
-def _eviction_reader(gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy]) -> Callable[[Object], Eviction | None]:
-    """Return a function that returns the latest eviction of a victim, read from its condition `Preempted`.
-
-    The condition's message names the Workload that gets the GPUs, by uid and by the path of its queue. After the victim
-    is admitted again, the condition is False and keeps its message. The status counts preemptions, so the count reveals
-    a preemption between two cycles; of several, only the latest is visible."""
-    queues = {gang.uid: gang.queue for gang in gangs}
-
-    def read(obj: Object) -> Eviction | None:
-        metadata = obj["metadata"]
-        condition = condition_of(obj, "Preempted")
-        text = condition.get("message") or ""
-        count = _preemptions(obj)
-        within = condition.get("reason") == "InClusterQueue" or _WITHIN in text
-        if not text or within or (count == 0 and condition.get("status") != "True"):
-            return None
-        uid, path = _FOR_WORKLOAD.search(text), _FOR_QUEUE.search(text)
-        queue = queues.get(uid[1]) if uid else None
-        queue_of_path = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
-        if queue is None and queue_of_path is not None:
-            queue = queue_of_path.name
-        if queue is None or queue == queues.get(metadata.get("uid", "")):
-            return None
-        occurrence = count or condition.get("lastTransitionTime", "")
-        return Eviction(f"{metadata.get('uid', '')}/{occurrence}", queue, _full_name(obj))
-
-    return read
-
-
-def _preemptions(workload: Object) -> int:
-    """Return how often Kueue has preempted a Workload; 0 if this release of Kueue does not count."""
-    counts = value_at(workload, ("status", "schedulingStats", "evictions")) or ()
-    return sum(int(each.get("count") or 0) for each in counts if each.get("reason") == "Preempted")
 
 
 def _objects(seen: Seen, kinds: Sequence[Kind]) -> Sequence[Object]:

@@ -272,7 +272,7 @@ class RunaiAdapter(Adapter):
             queue = target_queue(obj, _kind(obj), weight)
             allocated = quantity(value_at(obj, ("status", "allocated"))) or 0.0
             requested = max(allocated, quantity(value_at(obj, ("status", "requested"))) or 0.0)
-            return queue, Standing(requested, allocated, weight, queue.changed_ms, queue.direction)
+            return queue, Standing(requested, allocated, weight, queue.direction)
 
         observation = read_queues(found, read)
         pools = {str(value_at(obj, ("spec", "nodePool"))) for obj in found.found.values()}

@@ -1,4 +1,4 @@
-"""Renders and parses the ConfigMap with the controller's conditions and the state of each target's law.
+"""Renders and parses the ConfigMap with the controller's conditions and the state of each target's weights.
 
 `lastTransitionTime` changes only with the status. The controller reads this time back from the cluster, so that it
 survives a restart. A changed condition also gives an Event. The controller writes no statuses of schedulers'
@@ -14,7 +14,7 @@ import msgspec
 
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import instant
-from fairshare.laws.feedback_laws import Memory
+from fairshare.laws.feedback_law import Memory
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Object
 
@@ -103,8 +103,8 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
 def memories(standing: Object) -> dict[str, Memory]:
     """Return the valid entries that `remember` wrote, by target.
 
-    A state counts under every policy version: a new policy continues with its numbers, and a law reads only the numbers
-    of its queues."""
+    A state counts under every policy version: a new policy continues with its numbers, and only those of its queues are
+    read."""
     by_target: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         prefix, _, target = key.partition(".")

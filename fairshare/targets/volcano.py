@@ -122,9 +122,7 @@ class VolcanoAdapter(Adapter):
             demand = demand_of.get(name, Standing(in_status, in_status))
             requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
             least, most = _bounds(obj["metadata"]["name"], by_name, parents)
-            return queue, Standing(
-                requested, allocated, weight, queue.changed_ms, queue.direction, least=least, most=most
-            )
+            return queue, Standing(requested, allocated, weight, queue.direction, least=least, most=most)
 
         observation = read_queues(found, read)
         config = policy.targets.volcano.config

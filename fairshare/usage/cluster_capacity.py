@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import fsum, inf
+from math import exp2, fsum, inf, log
 from typing import Final
 
 from accountant.wire.policy_models import Policy, UsageWindow
@@ -32,7 +32,7 @@ from fairshare.core.gpu_demand import millis
 from fairshare.core.gpu_models import ModelMap, parts_of, shard_of_nodes, standings_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Observation, Shard, own_window
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.laws.weight_calculation import ModelPart, Pool, effective_length_s, pools
+from fairshare.laws.weight_calculation import ModelPart, Pool, pools
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
@@ -120,10 +120,13 @@ class ServingNodes:
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
 
-    @property
-    def devices(self) -> float | None:
-        """The physical GPUs behind the capacity; None if the nodes list none."""
-        return fsum(map(devices, self.nodes)) or None
+
+def _effective_length_s(length_s: float, half_life_s: float | None) -> float:
+    """Return the seconds of full use that a window of this length represents: its length, or the integral of
+    2^(-age / half-life) over it."""
+    if half_life_s is None:
+        return float(length_s)
+    return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
 def gpus_of_window(window: UsageWindow) -> float | None:
@@ -133,7 +136,7 @@ def gpus_of_window(window: UsageWindow) -> float | None:
     if window.unit != "gpu_us":
         return None
     since_ms = window.start_ms if window.since_ms is None else max(window.start_ms, window.since_ms)
-    span_s = effective_length_s((window.end_ms - since_ms) / MS_PER_SECOND, window.half_life_s)
+    span_s = _effective_length_s((window.end_ms - since_ms) / MS_PER_SECOND, window.half_life_s)
     return window.capacity / (span_s * MS_PER_SECOND * US_PER_MS) if span_s > 0 else None
 
 
@@ -164,11 +167,9 @@ class NothingToDivide(FairshareError):
 class TargetCapacity:
     """The GPUs that the queues of one target divide.
 
-    devices: physical GPUs behind `gpus`; None if the nodes list none.
     pools: by shard; empty if the cluster is divided as one."""
 
     gpus: float
-    devices: float | None
     pools: tuple[Pool, ...]
 
 
@@ -192,8 +193,7 @@ def target_capacity(
         raise NothingToDivide(
             "the nodes of its shards have no GPU, or pods of other schedulers hold them all: nothing to divide"
         )
-    physical = serving.devices
-    return TargetCapacity(divided, None if physical is None else physical * (divided / available), parts)
+    return TargetCapacity(divided, parts)
 
 
 def model_parts(
@@ -230,7 +230,6 @@ def model_parts(
                 },
                 fsum(pool.gpus for pool in divided) if divided else total,
                 exhausted.get(model, frozenset()),
-                (fsum(map(devices, nodes)) or None) if available == total else None,
                 divided,
             )
         )

@@ -473,11 +473,9 @@ _DECAYS = (
     ("exact", "exact: the integral of the half-life"),
     ("slurm", "slurm: period by period, as Slurm does"),
 )
-_LAWS = (
-    ("kai", "kai: KAI's own formula, n + k (n − U)"),
-    ("deficit", "deficit: what is owed is repaid"),
-    ("fairtree", "fairtree: Slurm's fair tree"),
-    ("multifactor", "multifactor: Slurm's classic factor"),
+_TURNS = (
+    ("gang", "gang: larger than any share"),
+    ("burst", "burst: beside what it holds"),
 )
 
 GROUPS = (
@@ -489,7 +487,7 @@ GROUPS = (
             Field(("window", "size"), "Length", "duration", "for example 7d, 12h, 1h30m"),
             Field(
                 ("window", "half_life"), "Half-life", "duration",
-                "age at which usage counts half; empty: all usage counts in full",
+                "age at which usage counts half; empty: 24h for a sliding window",
             ),
             Field(("window", "start"), "Boundaries from", "instant", "for a tumbling window: 2026-10-01T00:00:00Z"),
             Field(("window", "cron"), "Cron", "text", "for a cron window: minute hour day month weekday"),
@@ -501,8 +499,7 @@ GROUPS = (
                 ("usage", "clusters"), "Clusters", "list",
                 "clusters whose usage counts together; empty: only this cluster",
             ),
-            Field(("law",), "Law", "choice", "", _LAWS),
-            Field(("k",), "k", "number", "how strongly history counts in the law kai; 0: not at all"),
+            Field(("k",), "k", "number", "how strongly history counts: n + k (n − U); 0: not at all"),
         ),
     ),
     Group(
@@ -511,9 +508,7 @@ GROUPS = (
         (
             Field(("bounds", "min_multiplier"), "At least", "number", "times the configured weight"),
             Field(("bounds", "max_multiplier"), "At most", "number", "times the configured weight"),
-            Field(("bounds", "max_step"), "Step", "number", "largest relative change in one cycle"),
-            Field(("bounds", "deadband"), "Deadband", "number", "smaller relative changes are not published"),
-            Field(("bounds", "hold_down"), "Hold-down", "duration", "time before a weight may change its direction"),
+            Field(("bounds", "interval"), "Interval", "duration", "time for which weights stay after a change"),
             Field(("max_staleness",), "Staleness", "duration", "if the usage is older, the last weights stay"),
             Field(
                 ("min_coverage",), "Coverage", "number",
@@ -522,29 +517,12 @@ GROUPS = (
         ),
     ),
     Group(
-        "The deficit law",
-        "These values apply only to the law deficit.",
+        "Turns",
+        "A gang that no weight admits gets the largest weight for a time.",
         (
-            Field(("deficit", "repay"), "Repay over", "duration", "a debt is repaid at its GPU-hours over this time"),
-            Field(("deficit", "rate"), "Rate", "number", "largest move off a share, as a part of the pool"),
-            Field(("deficit", "horizon"), "Horizon", "duration", "how far ahead pending work counts as demand"),
-            Field(
-                ("deficit", "gain"), "Gain", "number",
-                "how strongly the weight reacts to the difference between due and held GPUs",
-            ),
-            Field(("deficit", "smoothing"), "Smoothing", "duration", "time over which due and held GPUs are averaged"),
-            Field(("deficit", "reclaim_price"), "Reclaim price", "number", "largest log-weight that preempting costs"),
-            Field(("deficit", "price_knee"), "Price knee", "number", "evictions per GPU-hour that cost half the price"),
-            Field(("deficit", "quiet"), "Quiet below", "number", "smaller differences of share move no weight"),
-            Field(
-                ("turns", "min_turn"), "Shortest turn", "duration",
-                "shortest time for which a gang larger than its queue's share gets a turn",
-            ),
-            Field(
-                ("turns", "ratio"), "Turn's weight", "number",
-                "largest weight in a turn, as a ratio to the other queues'; 0: no turns",
-            ),
-            Field(("turns", "lump"), "Turns from", "number", "smallest gang that gets a turn, as a part of the pool"),
+            Field(("turns", "min_turn"), "Length", "duration", "time for which a turn lasts"),
+            Field(("turns", "ratio"), "Weight", "number", "largest weight in a turn, as a ratio to the other queues'"),
+            Field(("turns", "most_queues"), "Queues", "number", "turns only among at most so many siblings; 0: never"),
         ),
         folded=True,
     ),
@@ -561,6 +539,7 @@ QUEUE = (
     Field(("limit",), "Limit", "number", "GPUs it may hold at most; −1: none"),
     Field(("gpu_models",), "By GPU model", "yaml", "H100: {deserved: 4, limit: 8}"),
     Field(("priority",), "Priority", "number", "higher is served first"),
+    Field(("turn",), "Turns for", "choice", "", _TURNS),
     Field(("team",), "Team", "text", "the team that pays for its usage"),
     Field(("refs",), "Refs", "list", "its queues at the schedulers: kai:NAME, kueue:NAMESPACE/NAME …"),
 )  # fmt: skip

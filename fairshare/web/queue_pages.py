@@ -31,7 +31,7 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
-"""The state of a queue's weight: written, unchanged within its deadband, only planned (dry-run), held with all weights,
+"""The state of a queue's weight: written, unchanged in its interval, only planned (dry-run), held with all weights,
 refused by the cluster, or without an object."""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
 _WORDS: Mapping[State, str] = {
@@ -51,8 +51,7 @@ class QueueRow:
     entitled: its part of the cluster (0..1) by quotas and weights if all queues request GPUs.
     used: the part of the window's capacity that it and the queues below it used; None without a window.
     due, held, asked: the GPUs that it is due, holds and requests now; None if the target does not show them.
-    owed_gpu_h, repaid_ms: the GPU-hours that the deficit law owes it, and the time when they are repaid at the present
-        rate; None if it is owed nothing.
+    owed_gpu_h: the GPU-hours that it is owed, which count for its next turn; None if it is owed nothing.
     exhausted: its budget is used up.
     state, why: the state of its weight, and the reason."""
 
@@ -66,7 +65,6 @@ class QueueRow:
     asked: float | None
     weight: float | None
     owed_gpu_h: float | None
-    repaid_ms: int | None
     exhausted: bool
     state: State
     why: str
@@ -111,7 +109,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
     for depth, queue in PolicyTree(policy).downwards():
         name = queue.name
         due, weight, standing = dues.get(name), weights.get(name), target.standings.get(name)
-        owed, until = _owed(weight, report.at_ms)
+        owed = weight.explanation.trace.get("owed_gpu_h", 0.0) if weight is not None else 0.0
         state, why = _state(report, target, weight, outcomes.get(name), standing)
         rows.append(
             QueueRow(
@@ -120,7 +118,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
                 due.allocated if due is not None else standing.allocated if standing is not None else None,
                 due.requested if due is not None else standing.requested if standing is not None else None,
                 weight.value if weight is not None else standing.weight if standing is not None else None,
-                owed, until, name in target.exhausted, state, why,
+                owed if owed > 0 else None, name in target.exhausted, state, why,
             )
         )  # fmt: skip
     window = report.window
@@ -128,15 +126,6 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
     return TargetView(
         target.target, target.mode, target.gpus, tuple(rows), target.conditions, target.degraded, unassigned
     )
-
-
-def _owed(weight: Weight | None, at_ms: int) -> tuple[float | None, int | None]:
-    """Return the owed GPU-hours, and the time when they are repaid at the present rate; None if nothing is owed."""
-    trace = weight.explanation.trace if weight is not None else {}  # from `fairshare.laws.deficit_law`
-    owed, rate = trace.get("owed_gpu_h"), trace.get("rate_gpus", 0.0)
-    if owed is None or owed <= 0:
-        return None, None
-    return owed, at_ms + round(owed / rate * MS_PER_HOUR) if rate > 0 else None
 
 
 def _state(

@@ -52,7 +52,7 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
         measure="allocated",
         k=K,
         min_coverage=0.98,
-        bounds=Bounds(min_multiplier=0.2, max_multiplier=4.0, max_step=0.5, deadband=0.02),
+        bounds=Bounds(min_multiplier=0.2, max_multiplier=4.0),
         targets=Targets(kai=KaiTarget(mode="weight", apply="enforce")),
         queues=tuple(
             QueuePolicy(name=name, deserved=deserved, weight=weight, team=name, refs=(f"kai:{name}",))

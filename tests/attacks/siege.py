@@ -63,8 +63,8 @@ ENOUGH = 500
 """A percentile of fewer batches would be one batch."""
 PROGRESS_S = 15.0
 POLICY = """schema: 1
-targets: {kai: {apply: enforce}}
-bounds: {deadband: 0, hold_down: 0}
+targets: {kai: {mode: weight, apply: enforce}}
+bounds: {interval: 0}
 queues: [{name: vision, team: vision, refs: ['kai:vision']}, {name: language, team: nlp, refs: ['kai:language']}]
 """
 

@@ -17,7 +17,7 @@ from tests.evaluation.scheduling_policies import Setup
 from tests.shared_files import shared
 
 DAYS, START_S, GPUS = 42, 3_544_380, 1_432
-SIDE_BY_SIDE = ("fifo", "kai-0.5", "kai-1", "kai-2", "kai-1-24h", "multifactor", "fairtree", "deficit")
+SIDE_BY_SIDE = ("fifo", "kai-0.5", "kai-1", "kai-2", "kai-1-24h", "no-turns", "default")
 
 
 def measure() -> list[Figure]:
@@ -29,7 +29,7 @@ def measure() -> list[Figure]:
     whole = sum(share.values())
     setup = Setup(GPUS, [share[name] / whole for name in names])
     figures = []
-    for name in ("static", "kai-1", "deficit"):
+    for name in ("static", "kai-1", "default"):
         begin = time.process_time()
         scheduling_policies.run(name, workload, setup, length)
         figures.append(Figure(f"Philly, six weeks, {name}", time.process_time() - begin, "s CPU", "goal", 2.0))

@@ -183,7 +183,7 @@ def test_fifty_faults_of_an_api_server(
     accountants_way = server.kubeconfig_for(ADMIN_TOKEN, tmp_path / "admin", proxy.url)
     policy = tmp_path / "policy.yaml"
     policy.write_text(
-        "schema: 1\ntargets: {kai: {apply: enforce}}\nbounds: {deadband: 0, hold_down: 0}\n"
+        "schema: 1\ntargets: {kai: {mode: weight, apply: enforce}}\nbounds: {interval: 0}\n"
         "queues: [{name: a, refs: ['kai:a']}, {name: b, refs: ['kai:b']}]\n"
     )
     version = policies.load(policy)[0].version()

@@ -15,7 +15,6 @@ import pytest
 from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
 from agent.simulation.simulated_node import H100
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.laws.weight_calculation import static_parts
 from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import ControllerView, Event, GpuSpec, Job, NodeSpec, Started, Stopped
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
@@ -30,10 +29,9 @@ NEVER = FaultPlan(frozenset(), frozenset(), "", START_MS - 2, START_MS - 1)
 
 def _policy() -> Policy:
     return Policy(
-        law="deficit",
         window=WindowSpec(size=8 * 3600),
-        bounds=Bounds(max_step=0.5, deadband=0.01),
-        targets=Targets(kai=KaiTarget(apply="enforce")),
+        bounds=Bounds(interval=1800),
+        targets=Targets(kai=KaiTarget(mode="weight", apply="enforce")),
         queues=tuple(
             QueuePolicy(name=team, weight=weight, deserved=2.0, team=team, refs=(f"kai:{team}",))
             for team, weight in zip(TEAMS, (1.0, 2.0, 3.0), strict=True)
@@ -98,7 +96,7 @@ class _Held:
 def _in_process(scenario: Scenario) -> list[Mapping[str, float]]:
     """The replay's loop over the demo's engine at the demo's pace: weights apply an hour after they are known."""
     engine, held, gpus = scenario.engine(), _Held(), 16
-    feedback = Feedback(scenario.policy, static_parts(scenario.policy, float(gpus)))
+    feedback = Feedback(scenario.policy)
     held.see(engine.events_until(START_MS))
     held.see(engine.events_until(START_MS + MS_PER_HOUR))
     published: list[Mapping[str, float]] = []

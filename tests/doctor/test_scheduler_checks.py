@@ -197,7 +197,7 @@ def test_gangs_that_never_start() -> None:
 
 
 def test_a_gang_beyond_any_share_of_its_queue() -> None:
-    even = policy({"name": "a"}, {"name": "b"}, law="kai", k=0)
+    even = policy({"name": "a"}, {"name": "b"}, k=0, turns={"most_queues": 0})
     (found,) = guarantees(even, 16, 16, [], [gang("a", 12)]).findings
     assert found.severity == "warning"
     assert found.remedy == "gputally fairshare check POLICY.yaml --capacity 16 --gang a=12"

@@ -53,7 +53,7 @@ Results = Annotated[Path | None, typer.Option(help="CSV file to which the result
 @app.command()
 def replay(
     trace: Trace,
-    law: Annotated[str, typer.Option(help="Policies to replay, separated by commas.")] = "kai-1-24h",
+    law: Annotated[str, typer.Option(help="Policies to replay, separated by commas.")] = "default,static",
     share: Share = None,
     team_column: TeamColumn = "team",
     start: Start = "0s",
@@ -132,6 +132,7 @@ def compare(
 def play(
     kai_config: Annotated[Path, typer.Option(help="Scenario file of KAI's time-based simulator.")],
     law: Annotated[str, typer.Option(help=f"One of {', '.join(kai_scenarios.LAWS)}.")] = "kai",
+    turns: Annotated[bool, typer.Option("--turns", help="Give turns to gangs that no weight admits.")] = False,
     output: Results = None,
 ) -> None:
     """Play a scenario of KAI's own simulator, print the GPUs of each queue, and write the CSV of that simulator."""
@@ -144,10 +145,11 @@ def play(
         scenario = kai_scenarios.parse(read(kai_config))
     except DivisionError as error:
         raise DivisionError(f"{kai_config}: {error}") from error
-    record = kai_scenarios.run(scenario, law)
+    record = kai_scenarios.run(scenario, law, turns=turns)
     due, held = kai_scenarios.entitled(scenario), kai_scenarios.second_half(record)
     say = Terminal().print
-    say(f"{law}, {scenario.capacity} GPUs, {scenario.cycles} cycles; second half, GPUs held and due")
+    rule = f"{law} with turns" if turns else law
+    say(f"{rule}, {scenario.capacity} GPUs, {scenario.cycles} cycles; second half, GPUs held and due")
     for queue, mean in zip(scenario.queues, held, strict=True):
         off = f"{mean / due[queue.name] - 1:+.1%}" if due[queue.name] > 0 else ""
         say(f"  {queue.name:20} {mean:8.2f} {due[queue.name]:8.2f} {off:>8}")

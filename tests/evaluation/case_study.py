@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import Pool, Record, Rules, Workload
@@ -57,22 +57,20 @@ def workload() -> Workload:
 
 
 def play(half_life_s: int | None) -> Study:
-    """Simulate a day with the deficit law, with a window of two hours and turns of an hour. half_life_s: None for no
-    decay."""
+    """Simulate a day with a window of two hours and turns of an hour. The LLM team's queue has `turn: burst`.
+    half_life_s: None for no decay."""
     work, deserved, weights = workload(), [float(GUARANTEED)] * 3, [3.0, 1.0, 1.0]
     policy = Policy(
-        law="deficit",
         window=WindowSpec(size=WINDOW_S, half_life=half_life_s),
-        bounds=Bounds(max_step=0.5, deadband=0.0),
-        deficit=DeficitPolicy(repay=HOUR, smoothing=HOUR, horizon=2 * HOUR),
+        bounds=Bounds(interval=SLOT_S // 2),
         turns=TurnPolicy(min_turn=SLOT_S),
         queues=tuple(
-            QueuePolicy(name=team, deserved=GUARANTEED, weight=w) for team, w in zip(TEAMS, weights, strict=True)
+            QueuePolicy(name=team, deserved=GUARANTEED, weight=w, turn="burst" if team == "llm" else "gang")
+            for team, w in zip(TEAMS, weights, strict=True)
         ),
     )
     pool = Pool(GPUS, deserved, weights, rules=Rules(checkpoint_ms=600_000, restart_ms=60_000, min_runtime_ms=0))
-    feedback = Feedback(policy, dict(zip(TEAMS, (0.44, 0.28, 0.28), strict=True)))
-    record = replay(work, pool, HOURS * HOUR, steering=feedback, dividing=whole_gpus(TEAMS, deserved))
+    record = replay(work, pool, HOURS * HOUR, steering=Feedback(policy), dividing=whole_gpus(TEAMS, deserved))
     fixed = Pool(GPUS, deserved, weights, limits=[44, 28, 28], rules=Rules(reclaim=False))
     bursts = [i for i, gpus in enumerate(work.gpus) if gpus == BURST]
     waits = tuple(

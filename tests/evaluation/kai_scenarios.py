@@ -5,9 +5,9 @@ Parent, Priority, DeservedGPUs, Weight}]`, `Jobs: {queue: {GPUs (per pod), NumPo
 `Time,QueueID,Allocation,FairShare`.
 
 A cycle takes one second. As in KAI's simulator, jobs never end and every pod is scheduled separately. Under the law
-`kai` the scheduler counts history itself (with the file's k, in whole GPUs). Under the other laws k is 0. The weights
-are those of the file (`static`) or those that the controller publishes. All nodes form one pool: they determine only
-the number of GPUs and the largest pod."""
+`kai` the scheduler counts history itself (with the file's k, in whole GPUs), under `static` k is 0. The weights are
+those of the file, except in the controller's turns. A turn lasts a fortieth of the scenario's window, where a cluster
+has four hours and a week. All nodes form one pool: they determine only the number of GPUs and the largest pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from accountant.wire.policy_models import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
+from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
@@ -52,7 +52,7 @@ def whole_gpus(names: Sequence[str], deserved: Sequence[float], priorities: Sequ
     return dividing
 
 
-LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
+LAWS = ("static", "kai")
 _FOREVER_S = 10**9
 _MOST_CYCLES = 1_000_000
 _MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
@@ -181,16 +181,14 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
     return FileFault([f"{document.place(tuple(where.split('.', 1)))}: {where}: {message}"])
 
 
-def run(scenario: Scenario, law: str) -> Record:
-    """Run a scenario under a law of `LAWS`. Only `static` and `kai` divide leaves of several departments.
+def run(scenario: Scenario, law: str, *, turns: bool = False) -> Record:
+    """Run a scenario under a law of `LAWS`. Turns need leaves of one parent.
 
-    Raises ValueError for an unknown law, DivisionError for a law that cannot divide several departments."""
+    Raises ValueError for an unknown law, DivisionError for turns among several departments."""
     if law not in LAWS:
         raise ValueError(f"no law {law!r}; one of {', '.join(LAWS)}")
-    if scenario.divided and law not in ("static", "kai"):
-        raise DivisionError(
-            f"Queues: leaf queues with different parents can run only under the laws static and kai, not under {law}"
-        )
+    if scenario.divided and turns:
+        raise DivisionError("Queues: leaf queues with different parents can run only without turns")
     queues = scenario.queues
     names = [queue.name for queue in queues]
     rows = [
@@ -200,14 +198,11 @@ def run(scenario: Scenario, law: str) -> Record:
         if gpus <= max(scenario.gpus)
     ]
     pods = workload_of_rows(names, rows, left_out=sum(map(len, scenario.pods.values())) - len(rows))
-    deserved, priorities = _quotas(scenario), [queue.priority for queue in queues]
     rules = Rules(checkpoint_ms=MS_PER_SECOND, restart_ms=0, min_runtime_ms=0)
-    pool = Pool(scenario.capacity, deserved, [queue.weight for queue in queues], rules=rules)
-    if law == "kai" or scenario.divided:
-        dividing = _level_by_level(scenario, scenario.k if law == "kai" else 0.0)
-    else:
-        dividing = whole_gpus(names, deserved, priorities)
-    steering = None if law in ("static", "kai") else Feedback(_policy(scenario, law), _targets(scenario))
+    pool = Pool(scenario.capacity, _quotas(scenario), [queue.weight for queue in queues], rules=rules)
+    k = scenario.k if law == "kai" else 0.0
+    steering = Feedback(_policy(scenario), scheduler_k=k, turns_only=True) if turns else None
+    dividing = _level_by_level(scenario, k)
     return replay(pods, pool, scenario.cycles, steering=steering, dividing=dividing, control_s=1, tick_s=1)
 
 
@@ -228,7 +223,8 @@ def entitled(scenario: Scenario) -> dict[str, float]:
     request."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
     if scenario.divided:
-        shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0)
+        weights = [queue.weight for queue in scenario.queues]
+        shares = _level_shares(scenario, float(scenario.capacity), asked, [0.0] * len(asked), 0.0, weights)
     else:
         weights = [q.weight for q in scenario.queues]
         shares = fair_shares(float(scenario.capacity), asked, _quotas(scenario), weights)
@@ -246,21 +242,29 @@ def _level_by_level(scenario: Scenario, k: float) -> Dividing:
     time in the window."""
     usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
-    def dividing(view: ControllerView, _weights: Sequence[float]) -> list[float]:
+    def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         used, possible = usage.at(view)
         parts = [each / possible if possible > 0 else 0.0 for each in used]
-        return _level_shares(scenario, view.capacity, view.asked, parts, k)
+        return _level_shares(scenario, view.capacity, view.asked, parts, k, weights)
 
     return dividing
 
 
 def _level_shares(
-    scenario: Scenario, capacity: float, asked: Sequence[float], used: Sequence[float], k: float
+    scenario: Scenario,
+    capacity: float,
+    asked: Sequence[float],
+    used: Sequence[float],
+    k: float,
+    weights: Sequence[float],
 ) -> list[float]:
     """Return the shares of the leaf queues. A department's request and usage are the sums over its leaves.
 
-    asked: the GPUs that each leaf requests. used: its usage as a part of the cluster."""
-    claims = [replace(queue, request=float(asked[q]), usage=used[q]) for q, queue in enumerate(scenario.queues)]
+    asked: the GPUs that each leaf requests. used: its usage as a part of the cluster. weights: its weight now."""
+    claims = [
+        replace(queue, request=float(asked[q]), usage=used[q], weight=weights[q])
+        for q, queue in enumerate(scenario.queues)
+    ]
     for department in scenario.departments:
         leaves = scenario.leaves_of(department.name)
         request, usage = float(sum(asked[q] for q in leaves)), sum(used[q] for q in leaves)
@@ -269,30 +273,16 @@ def _level_shares(
     return [shares[queue.name] for queue in scenario.queues]
 
 
-def _policy(scenario: Scenario, law: str) -> Policy:
+def _policy(scenario: Scenario) -> Policy:
     """Return the controller's policy. Times that are hours in a cluster are parts of the scenario's window here."""
     window = WindowSpec(size=scenario.window_s, half_life=scenario.half_life_s)
-    pace = max(1, scenario.window_s // 10)
-    return Policy.model_validate(
-        {
-            "law": law, "k": scenario.k, "window": window, "bounds": Bounds(max_step=1e6, deadband=0),
-            "deficit": DeficitPolicy(repay=pace, horizon=pace, smoothing=pace),
-            "turns": TurnPolicy(min_turn=max(1, scenario.window_s // 40)),
-            "queues": tuple(
-                QueuePolicy(name=q.name, weight=q.weight, deserved=q.deserved, priority=q.priority)
-                for q in scenario.queues
-            ),
-        }
-    )  # fmt: skip
+    queues = tuple(
+        QueuePolicy(name=q.name, weight=q.weight, deserved=q.deserved, priority=q.priority) for q in scenario.queues
+    )
+    turns = TurnPolicy(min_turn=max(1, scenario.window_s // 40))
+    return Policy(k=scenario.k, window=window, turns=turns, queues=queues)
 
 
 def _quotas(scenario: Scenario) -> list[float]:
     """Return the deserved quotas of the leaves. An unlimited quota is the whole cluster."""
     return [float(scenario.capacity) if q.deserved == UNLIMITED else q.deserved for q in scenario.queues]
-
-
-def _targets(scenario: Scenario) -> dict[str, float]:
-    """Return each leaf's part of the cluster by quota and weight if all leaves request the whole cluster."""
-    everything = [float(scenario.capacity)] * len(scenario.queues)
-    shares = fair_shares(float(scenario.capacity), everything, _quotas(scenario), [q.weight for q in scenario.queues])
-    return {queue.name: share / scenario.capacity for queue, share in zip(scenario.queues, shares, strict=True)}

@@ -1,7 +1,9 @@
-"""Defines the policies that the evaluation compares: feedback laws, and baseline schedulers.
+"""Defines the policies that the evaluation compares: the law, and baseline schedulers.
 
-Feedback laws (`kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) set weights with the controller's own code.
-`static` keeps the configured weights, without feedback. The other policies model a kind of scheduling, not a product:
+`default` is the product's policy: KAI's rule with k = 1, a half-life of 24 h, an interval of 3 h, weights between a
+tenth and four times the configured ones, and turns. `no-turns` is the same without turns. `kai-K[-HALFLIFE]` is KAI's
+rule at every cycle, without bounds and turns, `static` keeps the configured weights. All set weights with the
+controller's own code. The other policies model a kind of scheduling, not a product:
 
 - `fifo` has one line for all jobs, and `easy` adds EASY backfilling.
 - `partition` gives each queue a fixed part of the cluster.
@@ -24,9 +26,8 @@ from math import exp2
 import numpy as np
 import numpy.typing as npt
 
-from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, WindowSpec
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.laws.division import fill
-from fairshare.laws.feedback_laws import fair_share_factor
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback, Usage
 from fairshare.simulator.simulation_model import (
@@ -201,15 +202,14 @@ class Oracle:
 
 
 NAMES = (
-    "fifo", "easy", "partition", "order-multifactor", "order-fairtree", "order-kueue", "static", "kai-0.5", "kai-1",
-    "kai-2", "kai-5", "kai-1-24h", "multifactor", "fairtree", "karma", "sdrf", "deficit", "oracle",
+    "default", "no-turns", "fifo", "easy", "partition", "order-multifactor", "order-fairtree", "order-kueue", "static",
+    "kai-0.5", "kai-1", "kai-2", "kai-5", "kai-1-24h", "karma", "sdrf", "oracle",
 )  # fmt: skip
-LAWS = ("static", "kai-1", "kai-5", "kai-1-24h", "multifactor", "fairtree", "deficit")
-"""The laws that set weights, for a quick comparison."""
-FREE = Bounds(min_multiplier=1e-4, max_multiplier=1e4, max_step=1e9, deadband=0.0)
-"""The bounds of the laws other than `deficit`, which change weights as far and as fast as their formula says."""
-DEFAULT = Bounds(min_multiplier=0.1, max_multiplier=8.0, max_step=0.5, deadband=0.0)
-"""The bounds of the law `deficit`: the controller's usual step, and the law's own quiet zone instead of a deadband."""
+LAWS = ("default", "no-turns", "static", "kai-1", "kai-5", "kai-1-24h")
+"""The policies that set weights, for a quick comparison."""
+FREE = Bounds(min_multiplier=1e-4, max_multiplier=1e4, interval=0)
+"""The bounds of KAI's rule as KAI applies it: at every cycle, as far as the formula says."""
+NO_TURNS = TurnPolicy(most_queues=0)
 _KAI = re.compile(r"kai-(\d+(?:\.\d+)?)(?:-(\d+[a-z]+))?")
 _ORDER_HALF_LIFE_S = 7 * 86_400
 _LINE_DEPTH = 256
@@ -273,22 +273,27 @@ def run(
         dividing = StatefulDrf(capacity, share, pool.deserved)
     elif name != "static":
         policy = law_policy(name, workload.queues, setup)
-        steering = Feedback(policy, dict(zip(workload.queues, share, strict=True)))
+        steering = Feedback(policy)
     return replay(workload, pool, end_s, steering=steering, dividing=dividing, ranking=ranking, progress=progress)
 
 
 def law_policy(name: str, queues: Sequence[str], setup: Setup) -> Policy:
-    """Return the policy with the feedback law of this name."""
+    """Return the product's policy of this name."""
     members = tuple(
         QueuePolicy(name=queue, weight=part, deserved=setup.guaranteed * part * setup.capacity)
         for queue, part in zip(queues, setup.share, strict=True)
     )
     if found := _KAI.fullmatch(name):
         window = WindowSpec(half_life=duration_seconds(found[2]) if found[2] else None)
-        return Policy(law="kai", k=float(found[1]), window=window, bounds=FREE, queues=members)
-    if name == "deficit":
-        return Policy(law="deficit", window=WindowSpec(half_life=30 * 3600), bounds=DEFAULT, queues=members)
-    return Policy.model_validate({"law": name, "bounds": FREE, "queues": members})
+        return Policy(k=float(found[1]), window=window, bounds=FREE, turns=NO_TURNS, queues=members)
+    return Policy(queues=members, turns=TurnPolicy() if name == "default" else NO_TURNS)
+
+
+def fair_share_factor(usage: float, shares: float) -> float:
+    """Return Slurm's factor 2^(-U/S), with the usage U and the shares S; 0 if S is 0.
+
+    Source: SchedMD Slurm 284c3b95f08a, src/plugins/priority/multifactor/priority_multifactor.c (read, not copied)."""
+    return exp2(-usage / shares) if shares > 0 else 0.0
 
 
 def _ranking(name: str, setup: Setup) -> Ranking:

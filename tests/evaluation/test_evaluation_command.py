@@ -45,11 +45,11 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
         str(folder / "share.csv"),
     ]
     out = ["--output", str(folder / "out.csv"), "--plots", str(folder / "img")]
-    assert main([*given, "--law", "static,deficit", "--capacity", "16", *out]) == 0
+    assert main([*given, "--law", "static,default", "--capacity", "16", *out]) == 0
     text = capsys.readouterr().out
     assert "16 GPUs, 1 window" in text
     rows = list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
-    assert [row["policy"] for row in rows] == ["static", "deficit"]
+    assert [row["policy"] for row in rows] == ["static", "default"]
     assert float(rows[1]["utilisation"]) > 0.9
     for name in ("shares", "fairness", "waits"):
         drawn = (folder / "img" / f"{name}.svg").read_text()
@@ -58,7 +58,7 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
 
 
 def test_a_figure_drawn_again_is_the_same_to_the_byte(tmp_path: Path) -> None:
-    panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "deficit": [(0.0, 2.0), (1.0, 1.0)]})]
+    panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "law": [(0.0, 2.0), (1.0, 1.0)]})]
     once, again = (what_if_figure.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
     assert once == again
 
@@ -81,7 +81,7 @@ def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["replay", "--trace", "{trace}", "--law", "fair"], "no policy 'fair'; give one of fifo, "),
+        (["replay", "--trace", "{trace}", "--law", "fair"], "no policy 'fair'; give one of default, "),
         (["replay", "--trace", "{trace}"], "{trace}:1: no column team"),
         (
             ["replay", "--trace", "{trace}", "--team-column", "vc", "--loads", "much"],
@@ -158,8 +158,8 @@ def test_departments_divide_first_and_have_rows_of_their_own_in_as_many_cycles()
         "x": (12, 12), "y": (4, 4), "a": (6, 6), "b": (6, 6), "c": (4, 4),
     }  # fmt: skip
     assert kai_scenarios.entitled(scenario) == {"a": 6, "b": 6, "c": 4}
-    with pytest.raises(DivisionError, match="only under the laws static and kai, not under deficit"):
-        kai_scenarios.run(scenario, "deficit")
+    with pytest.raises(DivisionError, match="can run only without turns"):
+        kai_scenarios.run(scenario, "kai", turns=True)
     with pytest.raises(DivisionError, match="queue 'c' has the unknown parent 'z'"):
         scenario_of({**given, "Queues": [*tree, {"Name": "c", "Parent": "z"}]})
 

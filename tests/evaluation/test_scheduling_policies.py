@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,17 @@ from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Reco
 from tests.evaluation import scheduling_policies
 from tests.evaluation.case_study import BURST, GUARANTEED, HALF_LIVES_S, SLOT_S, play
 from tests.evaluation.kai_scenarios import whole_gpus
-from tests.evaluation.scheduling_policies import NAMES, Karma, Oracle, Setup, StatefulDrf, fill_from, run
+from tests.evaluation.scheduling_policies import (
+    NAMES,
+    Karma,
+    Oracle,
+    Setup,
+    StatefulDrf,
+    fair_share_factor,
+    fill_from,
+    run,
+)
+from tests.shared_files import shared_cases
 from tests.simulator.conftest import work_of
 
 HOUR = 3600
@@ -151,8 +162,16 @@ def test_a_burst_beyond_any_share_is_admitted_within_the_hour_and_not_stopped() 
     work = _steady_and_burst()
     setup = Setup(100, (0.5, 0.5), guaranteed=0.6)
     gang = work.gpus.index(60)
-    ours = scheduling_policies.run("deficit", work, setup, 100 * HOUR)
+    ours = scheduling_policies.run("default", work, setup, 100 * HOUR)
     assert 0 <= ours.started_s[gang] - work.submit_s[gang] <= HOUR
     assert ours.evicted[gang] == 0
     assert ours.evictions <= 60
     assert scheduling_policies.run("static", work, setup, 100 * HOUR).started_s[gang] == -1
+
+
+@pytest.mark.parametrize("case", shared_cases("vectors/schedulers.json", lambda it: it["slurm_classic"]))
+def test_the_factor_of_the_baseline_is_slurms(case: dict[str, Any]) -> None:
+    for line in case["expected_sshare_6dp"].values():
+        used, shares = float(line["effectv_usage"]), float(line["norm_shares"])
+        expected = float(line["fairshare"]) ** (case["dampening"] if shares else 1)
+        assert fair_share_factor(used, shares) == pytest.approx(expected, abs=2e-5)

@@ -74,10 +74,15 @@ def cluster_of(objects: Sequence[Object] = (), more: Sequence[Kind] = (), **opti
 
 
 def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "enforce", **options: Any) -> Policy:
-    """Build a policy with three equal queues a, b, c, mapped to KAI queues of the same names. options: further keys of
-    the policy."""
+    """Build a policy with three equal queues a, b, c, mapped to KAI queues of the same names. weights follow the
+    law at every cycle. options: further keys of the policy."""
     defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
-    document = {"targets": {"kai": {"apply": apply}}, "queues": defaults if queues is None else queues, **options}
+    document = {
+        "targets": {"kai": {"mode": "weight", "apply": apply}},
+        "bounds": {"interval": 0},
+        "queues": defaults if queues is None else queues,
+        **options,
+    }
     return Policy.model_validate(json.loads(json.dumps(document)))
 
 

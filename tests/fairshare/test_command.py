@@ -72,7 +72,7 @@ def test_check_warns_of_a_queue_that_starves(file: Make, capsys: Capsys, queue: 
 
 def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None:
     path = file(
-        "measure: busy\nk: 0\nbounds: {max_step: 0.01, deadband: 0.05}\nqueues:\n"
+        "measure: busy\nk: 0\nbounds: {interval: 1h}\nqueues:\n"
         "  - name: a\n    deserved: 8\n    limit: 4\n    refs: [kai:a]\n"
         "  - name: b\n    parent: a\n    deserved: 9\n    refs: [kube:b]\n"
         "  - name: c\n"
@@ -81,7 +81,6 @@ def test_check_warns_of_what_is_seldom_meant(file: Make, capsys: Capsys) -> None
     *warnings, _ = capsys.readouterr().out.splitlines()
     assert warnings == [
         f"{path}:1: warning: `busy` makes hoarding free: a held but idle GPU counts as no usage",
-        f"{path}:3: warning: `max_step` is no larger than `deadband`: no weight will ever move",
         f"{path}:2: warning: `k: 0` switches history off: weights stay as configured",
         f"{path}:4: warning: deserved quotas add up to 8 GPUs, and the cluster has 4",
         f"{path}:6: warning: the children of 'a' deserve 9 GPUs together, and it deserves 8",
@@ -106,13 +105,16 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
     file: Make, capsys: Capsys
 ) -> None:
     path = file(
-        "law: deficit\nwindow: {kind: calendar}\ntargets:\n  kai:\n    mode: usage\n"
+        "measure: cost\nwindow: {kind: calendar}\ntargets:\n  kai:\n    mode: usage\n"
         "budgets:\n  - name: m\n    queue: a\n    limit: 10\n    exhausted: no-over-quota\n"
         "queues: [{name: a, refs: [kai:a]}]\n"
     )
+    mode = "for this measure set `targets.kai.mode: weight`"
     assert main(["check", str(path)]) == 0
     assert capsys.readouterr().out.splitlines()[:-1] == [
-        f"{path}:5: warning: KAI divides by its own formula here: law `deficit`, bounds and turns do not reach it",
+        f"{path}:1: warning: `cost` freezes all weights while any GPU time in the window has no price",
+        f"{path}:1: warning: KAI's own history counts GPU time as it was held: {mode}",
+        f"{path}:5: warning: in mode `usage` a used-up budget changes no weight: set `mode: weight`",
         f"{path}:2: warning: KAI's history can be sliding only, not calendar",
         (
             f"{path}:5: warning: set `endpoint` to the address that KAI queries: "
@@ -120,7 +122,9 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
         ),
         f"{path}:10: warning: 'a' deserves nothing: once the budget is used up it gets no GPU at all",
     ]
-    path.write_text("targets:\n  kai:\n    endpoint: http://a:1\nqueues: [{name: a, refs: [kai:a]}]\n")
+    path.write_text(
+        "targets:\n  kai:\n    endpoint: http://a:1\n    mode: weight\nqueues: [{name: a, refs: [kai:a]}]\n"
+    )
     assert main(["check", str(path)]) == 0
     assert f"{path}:3: warning: `endpoint` has no effect in mode `weight`" in capsys.readouterr().out
 
@@ -163,18 +167,18 @@ def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: Caps
     out = capsys.readouterr().out
     assert out.startswith("allocated over 1 h (sliding), 100.0% metered; policy ")
     assert "kai, dry-run, 64 GPUs" in out
-    numbers = [line[:97].rstrip() for line in out.splitlines()[3:] if line[:12].strip(" ─")]
+    numbers = [line[:95].rstrip() for line in out.splitlines()[3:] if line[:12].strip(" ─")]
     assert numbers == [
-        " queue        configured      n       U       P   now      new   asks   has   due   result",
-        " research              3   0.75     0.7    0.85     3   2.2667     88    40    35   would-apply",
-        "   language            3    0.6   0.143   1.514     3      4.5     48    16    27   would-apply",
-        "   vision              2    0.4   0.857       0     2        1     40    24     8   would-apply",
-        " robotics              1   0.25    0.05    0.65     1      1.5     32     8    17   would-apply",
-        " serving               1      1    0.15     2.7     1        1     12    12    12   as it is",
-        " students            0.5      1     0.1     2.8   0.5      0.5     20     4     0   as it is",
-        " total                                                            152    64    64",
+        " queue        configured      n       U       P   now    new   asks   has   due   result",
+        " research              3   0.75     0.7     0.8     3   2.56     88    40    37   would-apply",
+        "   language            3    0.6   0.143   1.057     3    4.8     48    16    29   would-apply",
+        "   vision              2    0.4   0.857       0     2    0.2     40    24     8   would-apply",
+        " robotics              1   0.25    0.05    0.45     1   1.44     32     8    15   would-apply",
+        " serving               1      1    0.15    1.85     1      1     12    12    12   as it is",
+        " students            0.5      1     0.1     1.9   0.5    0.5     20     4     0   as it is",
+        " total                                                          152    64    64",
     ]
-    assert "at the lower bound, 0.2 x configured; on the way to 0.4, at most 50% a cycle" in " ".join(out.split())
+    assert "at the lower bound, 0.1 x configured" in " ".join(out.split())
 
 
 def _plan(cluster: Path = CLUSTER, **accountant: Any) -> int:

@@ -192,7 +192,7 @@ def test_conditions_outlive_the_controller(
     controller_of(policy_of(), three, status_object=HERE).cycle()
     first = three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]
     of_target = {f"kai.{kind}" for kind in ("Available", "Effective", "InSync", "Mapped", "Preemption")}
-    assert set(first) == {"UsageFresh", *of_target}
+    assert set(first) == {"UsageFresh", "state.kai", *of_target}
     clock.advance(3_600_000)
     accountant.coverage = 0.5
     controller_of(policy_of(), three, status_object=HERE).cycle()
@@ -334,7 +334,7 @@ def kai(accountant: Accountant, controller_of: Make) -> Make:
 
 def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
     """Recent preemptions count against the limits for an hour: a leader without them would exceed the limits."""
-    cluster, first = kai(law="deficit")
+    cluster, first = kai()
     for _ in range(3):
         first.cycle()
         clock.advance(60_000)
@@ -344,7 +344,7 @@ def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: Virtua
     ours = object_of(CONFIG_MAP, HERE.name, namespace=HERE.namespace)
     cluster.apply({**ours, **noted_too}, field_manager="gputally-fairshare")
     weights = [obj["spec"] for obj in cluster.list(QUEUE)]
-    second = controller_of(policy_of(law="deficit"), cluster, status_object=HERE)
+    second = controller_of(policy_of(), cluster, status_object=HERE)
     cluster.failing = frozenset({"get ConfigMap"})
     assert hold_of(second.cycle())[0] == "StateUnread"
     assert [obj["spec"] for obj in cluster.list(QUEUE)] == weights
@@ -358,7 +358,7 @@ def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: Virtua
 
 @pytest.mark.parametrize("text", ["no json", "{}", '[["kai", 1e999]]', "[" * 100_000])
 def test_a_state_that_is_not_the_controllers_is_ignored(kai: Make, text: str) -> None:
-    cluster, controller = kai(law="deficit")
+    cluster, controller = kai()
     entries = {"state.kai": text, "kai.Effective": text, "preempted": text, "warned-idle": text}
     status = object_of(CONFIG_MAP, HERE.name, namespace=HERE.namespace) | {"data": entries}
     cluster.apply(status, field_manager="gputally-fairshare")
@@ -563,6 +563,7 @@ def test_a_second_controller_with_another_lease_reports_contested_and_writes_not
     adopted = adopt(policy, cluster, name="two/gputally-fairshare")
     assert {(each.owners, each.result) for each in adopted} == {(("controller one/gputally-fairshare",), "applied")}
     held = weights_in(cluster)
+    accountant.spend(a=0.1, b=0.6, c=0.3)
     assert conditions_of(second.cycle())["kai.Available"][0] == "True"
     assert weights_in(cluster) != held
     assert conditions_of(first.cycle())["kai.Available"] == ("False", "Contested")

@@ -323,7 +323,7 @@ def divisions(draw: st.DrawFn) -> WeightInputs:
     queues = [
         {"name": name, "refs": [f"kai:{name}"], "gpu_models": {m: draw(quota) for m in MODELS[:2]}} for name in NAMES
     ]
-    policy = policy_of(queues, k=draw(st.sampled_from((0.0, 2.0))), law=draw(st.sampled_from(("kai", "deficit"))))
+    policy = policy_of(queues, k=draw(st.sampled_from((0.0, 2.0))))
 
     def standings() -> dict[str, Standing]:
         return {name: Standing(held + draw(figure), held) for name in NAMES for held in (draw(figure),)}

@@ -66,7 +66,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     controller.cycle()
     clock.advance(5_000)
     seen = _samples(metrics)
-    assert seen["gputally_queue_weight", "a", "kai"] == 0.5
+    assert seen["gputally_queue_weight", "a", "kai"] == 0.2
     assert seen["gputally_queue_weight_base", "a"] == 1.0
     assert seen["gputally_queue_usage_ratio", "a", "kai"] == pytest.approx(0.6)
     assert seen["gputally_queue_entitled_gpus", "c", "kai"] == 11.0
@@ -85,7 +85,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     held = _samples(metrics)
     assert held["gputally_weights_held", "StaleUsage"] == 1.0
     assert ("gputally_queue_entitled_gpus", "c", "kai") not in held
-    assert held["gputally_queue_weight", "a", "kai"] == 0.5
+    assert held["gputally_queue_weight", "a", "kai"] == 0.2
 
 
 def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock: VirtualClock) -> None:

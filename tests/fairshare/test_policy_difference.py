@@ -86,13 +86,13 @@ def test_a_changed_file_is_in_force_and_the_log_has_the_difference(tmp_path: Pat
     path.write_text(text)
     file, settings = reloaded(path, NO_OTHER_CLUSTERS), Settings(policy=path)
     assert reload(file, settings) is None
-    path.write_text(text.replace("k: 2.0", "k: 3.0"))
+    path.write_text(text.replace("k: 1.0", "k: 3.0"))
     policy = reload(file, settings)
     assert policy is not None
     assert policy.k == 3.0
     (line,) = logs
-    assert (line["event"], line["now"], line["changes"]) == ("policy_in_force", policy.version(), ["k: 2 -> 3"])
-    path.write_text(text.replace("k: 2.0", "k: 3.0  # as agreed"))
+    assert (line["event"], line["now"], line["changes"]) == ("policy_in_force", policy.version(), ["k: 1 -> 3"])
+    path.write_text(text.replace("k: 1.0", "k: 3.0  # as agreed"))
     assert reload(file, settings) == policy
     assert len(logs) == 1, "the same policy in other words is no change"
     path.write_text("k: none")
@@ -112,7 +112,7 @@ def test_a_policy_whose_difference_cannot_be_shown_is_in_force_and_the_fault_is_
     path.write_text(text)
     file = reloaded(path, NO_OTHER_CLUSTERS)
     before = file.current
-    path.write_text(text.replace("k: 2.0", "k: 3.0"))
+    path.write_text(text.replace("k: 1.0", "k: 3.0"))
     policy = reload(file, Settings(policy=path))
     assert policy is not None
     assert policy.k == 3.0

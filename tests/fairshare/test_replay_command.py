@@ -42,7 +42,7 @@ Recorded = tuple[Policy, list[Decision]]
 @pytest.fixture
 def decided(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Recorded:
     """Three recorded cycles, as the accountant keeps them."""
-    policy: Policy = policy_of(k=1.0, bounds={"hold_down": 90})
+    policy: Policy = policy_of(k=1.0, bounds={"interval": 90})
     controller = controller_of(policy, cluster_of([queue_object(name) for name in "abc"]))
     for used in (0.7, 0.6, 0.2):
         accountant.spend(a=used, b=0.2, c=0.1)

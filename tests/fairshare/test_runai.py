@@ -36,7 +36,7 @@ def _policy(apply: str = "enforce", queues: list[dict[str, Any]] | None = None, 
         {"name": "b", "parent": "eng", "refs": ["runai:b"]},
     ]
     targets = {"kai": {"mode": "off"}, "runai": {"url": URL, "apply": apply, **target}}
-    return Policy.model_validate({"queues": queues or default, "targets": targets, "bounds": {"deadband": 0}})
+    return Policy.model_validate({"queues": queues or default, "targets": targets, "bounds": {"interval": 0}})
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def situations(draw: st.DrawFn) -> Situation:
     ]
     policy = Policy(
         k=draw(st.sampled_from((0.5, 1.0, 2.0, 5.0))),
-        bounds=Bounds(min_multiplier=0.1, max_multiplier=4.0, max_step=1e6, deadband=0.0),
+        bounds=Bounds(min_multiplier=0.1, max_multiplier=4.0, interval=0),
         queues=tuple(queues),
     )
     own = {name: draw(st.integers(0, 4 * HOUR_US)) for name in names}

@@ -55,7 +55,6 @@ class Right(NamedTuple):
 IDLE = {
     ("", "pods", "get"): "asked about a victim before it is stopped: tests/fairshare/real/test_preemption.py",
     ("policy", "poddisruptionbudgets", "list"): "the same",
-    ("events.k8s.io", "events", "list"): "whom schedulers evict for, where the policy's law prices reclaims",
     ("kueue.x-k8s.io", "workloads", "get"): "the same",
     ("batch.volcano.sh", "jobs", "get"): "the same",
     ("kai.scheduler", "configs", "get"): "where KAI's operator finds usage, in mode usage alone",

@@ -174,7 +174,7 @@ def test_an_api_server_that_is_killed(
 ) -> None:
     """Cycles meanwhile report it and decide nothing; later cycles, and the watch of pods, continue by themselves."""
     add_queues(real, "fz-a", "fz-b")
-    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
+    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"])
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
     used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
     where = StatusObject("default", "fz")
@@ -216,7 +216,7 @@ def test_thirty_seconds_without_server(
     add_queues(real, "kl-a", "kl-b")
     file = tmp_path / "policy.yaml"
     file.write_text(
-        "schema: 1\ntargets: {kai: {apply: enforce}}\nbounds: {deadband: 0, hold_down: 0}\n"
+        "schema: 1\ntargets: {kai: {mode: weight, apply: enforce}}\nbounds: {interval: 0}\n"
         "queues: [{name: kl-a, refs: ['kai:kl-a']}, {name: kl-b, refs: ['kai:kl-b']}]\n"
     )
     version = policies.load(file)[0].version()

@@ -192,6 +192,12 @@ class Stage:
         return sent
 
 
+def published_sample() -> str:
+    """Return the sample policy with weights that are published, and at every cycle."""
+    text = sample("policy.yaml").read_text()
+    return text.replace("    mode: usage\n", "    mode: weight\n").replace("interval: 3h", "interval: 0s")
+
+
 def stage(
     folder: Path,
     *,
@@ -204,10 +210,10 @@ def stage(
     work: Any = quick,
     people: Callable[[VirtualClock], Callable[[], SignInService | None]] | None = None,
 ) -> Stage:
-    """Build the pages. text: the policy file (None: the sample with the law `deficit`). guarded: requests need a token.
+    """Build the pages. text: the policy file (None: `published_sample`). guarded: requests need a token.
     people: the sign-in, on the stage's clock."""
     file = folder / "policy.yaml"
-    given = text if text is not None else sample("policy.yaml").read_text().replace("law: kai", "law: deficit")
+    given = text if text is not None else published_sample()
     file.write_text(given)
     clock = VirtualClock(NOW_MS)
     accountant = Accountant()

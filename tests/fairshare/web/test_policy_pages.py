@@ -85,7 +85,7 @@ def test_forms_that_are_none_of_ours(open_stage: Stage, url: str, form: dict[str
 
 
 def test_the_file_comes_as_it_was_reviewed(open_stage: Stage) -> None:
-    sent = open_stage.file.read_text().replace("k: 2.0", "k: 3.0").replace("\n", "\r\n")  # as browsers send it
+    sent = open_stage.file.read_text().replace("k: 1.0", "k: 3.0").replace("\n", "\r\n")  # as browsers send it
     found = open_stage.post("/policy/file", {"text": sent})
     assert found.body.decode() == sent.replace("\r\n", "\n")
     assert found.headers["Content-Disposition"] == 'attachment; filename="policy.yaml"'
@@ -104,7 +104,7 @@ def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Pa
     here = stage(tmp_path, writable=True, cycles=1)
     here.file.chmod(0o640)
     before = here.file.read_text()
-    after = before.replace("k: 2.0", "k: 3.0")
+    after = before.replace("k: 1.0", "k: 3.0")
     form = {"text": after, "base": digest(before)}
     assert here.post("/policy/apply", form).status == 200
     assert here.file.read_text() == after
@@ -124,7 +124,7 @@ def test_a_file_that_went_away_is_said(tmp_path: Path) -> None:
 
 
 def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None:
-    form = {"text": open_stage.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
+    form = {"text": open_stage.file.read_text().replace("k: 1.0", "k: 9.0"), "days": "7"}
     found = open_stage.post("/policy/preview", form)
     assert found.status == 303
     where = found.headers["Location"]
@@ -158,7 +158,7 @@ def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
 
 def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threading.Event]) -> None:
     here, _ = slow
-    form = {"text": here.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
+    form = {"text": here.file.read_text().replace("k: 1.0", "k: 9.0"), "days": "7"}
     where = here.post("/policy/preview", form).headers["Location"]
     assert "Replaying" in text(here.get(where))
     assert b'http-equiv="refresh"' in here.get(where).body

@@ -63,6 +63,7 @@ from tests.fairshare.web.controller_pages import (
     Stage,
     addresses,
     ask,
+    published_sample,
     sample,
     stage,
     text,
@@ -178,7 +179,7 @@ def test_shares_show_every_queue_in_its_tree(open_stage: Stage) -> None:
     shown = text(open_stage.get("/"))
     at = [shown.index(f">{name}</a>") for name in ("research", *LEAVES)]
     assert at == sorted(at)
-    for words in ("vision: used 33.0 % of the capacity, entitled to 16.2 %", "repaid by", "dry-run"):
+    for words in ("vision: used 33.0 % of the capacity, entitled to 16.2 %", "Owed", "dry-run"):
         assert words in shown
     assert "standby" not in shown
 
@@ -229,14 +230,14 @@ def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
     assert open_stage.get("/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
     one = next(each for each in open_stage.accountant.decisions if each.subject == "vision")
     told = text(open_stage.get(f"/decision?id={one.id}&at={one.at_ms}"))
-    for words in ("Why the weight of vision changed", "63.46 %", "The law deficit", "owed_gpu_h", "step bound"):
+    for words in ("Why the weight of vision changed", "63.46 %", "Step by step", "owed_gpu_h", "New weight"):
         assert words in told
     for wrong in (f"/decision?id=x&at={one.at_ms}", "/decision?id=x&at=soon", "/decision"):
         assert open_stage.get(wrong).status == 404
 
 
 def test_a_decision_tells_what_changed_the_weight_since_the_one_before(tmp_path: Path) -> None:
-    here = stage(tmp_path, cycles=0, text=sample("policy.yaml").read_text().replace("dry-run", "enforce"))
+    here = stage(tmp_path, cycles=0, text=published_sample().replace("dry-run", "enforce"))
     pages = []
     for used in (0.1, 0.6):
         here.accountant.spend(**{**USED, "vision": used})
@@ -252,7 +253,7 @@ def test_a_decision_tells_what_changed_the_weight_since_the_one_before(tmp_path:
 
 def test_kais_formula_is_written_out(tmp_path: Path) -> None:
     queues = "  - {name: a, weight: 3, refs: ['kai:research']}\n  - {name: b, refs: ['kai:robotics']}\n"
-    source = f"law: kai\nk: 2\nqueues:\n{queues}"
+    source = f"k: 2\ntargets: {{kai: {{mode: weight}}}}\nqueues:\n{queues}"
     here = stage(tmp_path, text=source, cycles=0)
     here.accountant.spend(a=0.5, b=0.1)
     here.controller.cycle()
@@ -367,12 +368,12 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
         assert httpx2.get(url).status_code == 401
         form = ana.get("/policy").text
         mark, base = (form.partition(f'name="{name}" value="')[2].partition('"')[0] for name in ("form_token", "base"))
-        text = here.file.read_text().replace("k: 2.0", "k: 3.0")
+        text = here.file.read_text().replace("k: 1.0", "k: 3.0")
         assert ana.post("/policy/apply", data={"form_token": mark, "base": base, "text": text}).status_code == 200
     assert here.file.read_text() == text
     act = next(each for each in logged if each["event"] == "policy_applied")
     assert (act["by"], act["before"] != act["now"]) == ("ana", True)
-    assert act["changes"] == ["k: 2 -> 3"]
+    assert act["changes"] == ["k: 1 -> 3"]
     assert [event.reason for event in cluster.events] == ["PolicyApplied"]
     assert token not in str(logged)
 
