@@ -368,6 +368,14 @@ LEDGER = Group(
             "have.",
         ),
         Alert(
+            "GputallyBackupDamaged",
+            "max by (cluster) (gputally_backups_damaged) > 0",
+            "5m",
+            "warning",
+            "{{ $value }} backups of the ledger cannot be used",
+            "The .json file beside each of them is damaged. The other backups can be restored.",
+        ),
+        Alert(
             "GputallyLakeDiffers",
             "max by (cluster) (gputally_lake_differences) > 0",
             "5m",

@@ -187,7 +187,7 @@ def periods(months: Sequence[Period]) -> Table:
 
 
 def backups(stored: Sequence[Backup]) -> Table:
-    """A table with one backup per line, newest first."""
+    """A table with one backup per line, newest first; its damage in place of a SHA-256 that is unknown."""
     return table(
         "Backups",
         ["name", "made (UTC)", *figures("MiB", "rows"), "SHA-256"],
@@ -195,9 +195,9 @@ def backups(stored: Sequence[Backup]) -> Table:
             (
                 backup.name,
                 _instant(backup.at_ms),
-                f"{backup.bytes / 2**20:,.1f}",
-                f"{backup.rows:,}",
-                backup.sha256[:16],
+                "" if backup.bytes is None else f"{backup.bytes / 2**20:,.1f}",
+                "" if backup.rows is None else f"{backup.rows:,}",
+                backup.damage if backup.sha256 is None else backup.sha256[:16],
             )
             for backup in stored
         ),

@@ -265,6 +265,9 @@ class Maintenance:
     def _back_up(self) -> None:
         made, gone = self._backups.make(self._ledger, self._clock.wall_ms())
         self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
+        for backup in self._backups.remembered():
+            if backup.damage:
+                self._log.error("backup_damaged", name=backup.name, reason=backup.damage)
 
 
 def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error: Exception) -> None:

@@ -291,20 +291,27 @@ def upkeep_metrics(
         (([task], faults.get(task, False) or refused.get(task, False)) for task in sorted({*faults, *refused})),
         labels=["task"],
     )
-    known: list[Backup] | None
+    listed: list[Backup] | None
     try:
-        known = backups()
+        listed = backups()
     except AccountantError:
-        known = None  # the task reports why
+        listed = None  # the task reports why
+    known = None if listed is None else [backup for backup in listed if not backup.damage]
     yield gauge(
         "gputally_backup_last_timestamp_seconds",
-        "When the newest backup at `backups.to` was made (Unix time); absent if there is none or it is unknown.",
+        "When the newest intact backup at `backups.to` was made (Unix time); absent if there is none or it is unknown.",
         [([], known[0].at_ms / MS_PER_SECOND)] if known else [],
     )
     yield gauge(
         "gputally_backups",
-        "Number of backups at `backups.to`; absent while the backups cannot be listed.",
+        "Number of intact backups at `backups.to`; absent while the backups cannot be listed.",
         [] if known is None else [([], len(known))],
+    )
+    yield gauge(
+        "gputally_backups_damaged",
+        "Number of backups at `backups.to` whose .json file is damaged, which `gputally accountant backups` names; "
+        "absent while the backups cannot be listed.",
+        [] if listed is None or known is None else [([], len(listed) - len(known))],
     )
 
 

@@ -15,22 +15,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
-from accountant.core.errors import LedgerFailed
+from accountant.core.errors import LedgerDamaged, LedgerFailed, LedgerUnavailable
 from accountant.core.settings import LeaderElection, Settings
 from accountant.storage import backups
+from accountant.storage.backups import Backup, NoBackup
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.folder_or_object_store import open_store
 from accountant.storage.record_archive import Archive
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.kubernetes.leader_election import Election, Term
-
-if TYPE_CHECKING:
-    from accountant.storage.backups import Backup
 
 LOOK_S: Final = 0.2
 """Interval at which a replica checks whether it leads."""
@@ -148,8 +146,8 @@ def identity(wanted: LeaderElection) -> str:
 
 def take_over(settings: Settings, clock: Clock) -> Backup | None:
     """Brings a ledger on this replica's own volume to the state of the last leader. If no other replica has led since,
-    the ledger stays; otherwise it is set aside and the newest backup is restored. Opening the ledger then replays the
-    archive.
+    the ledger stays; otherwise it is set aside and the newest intact backup is restored. Opening the ledger then
+    replays the archive, which holds everything that a backup holds.
 
     Returns the restored backup; None: nothing was restored. Raises what `open_ledger` and `backups.restore` raise."""
     if settings.leader_election is None or not settings.leader_election.own_volume:
@@ -162,8 +160,18 @@ def take_over(settings: Settings, clock: Clock) -> Backup | None:
             return None
     _set_aside(ledger)
     store = open_store(settings.backups_to, settings.object_storage, settings.data)
-    found = backups.list_backups(store)
-    return backups.restore(store, f"{found[0].name}.duckdb", ledger) if found else None
+    unreachable: LedgerUnavailable | None = None
+    for backup in backups.list_backups(store):
+        try:
+            return backups.restore(store, f"{backup.name}.duckdb", ledger)
+        except (LedgerDamaged, LedgerUnavailable, NoBackup) as error:
+            structlog.get_logger("accountant.leadership").error(
+                "backup_not_restored", name=backup.name, reason=str(error)
+            )
+            unreachable = error if isinstance(error, LedgerUnavailable) else unreachable
+    if unreachable is not None:
+        raise unreachable
+    return None
 
 
 def _parts_of(ledger: Path, clock: Clock) -> int:

@@ -30,6 +30,7 @@ _NAME: Final = r"ledger-\d{8}T\d{9}Z"
 _HIDDEN: Final = re.compile(rf"\.{_NAME}\..+")
 """Temporary files that an interrupted write of a .json file leaves."""
 _COPY: Final = re.compile(rf"(?P<name>{_NAME})\.duckdb")
+_NOTE: Final = re.compile(rf"(?P<name>{_NAME})\.json")
 _making = threading.Lock()
 """Allows one backup at a time; otherwise one backup would remove the unfinished files of another."""
 
@@ -38,13 +39,16 @@ class Backup(Model):
     """One backup.
 
     bytes: size of the ledger file.
-    rows: number of rows of all its tables."""
+    rows: number of rows of all its tables.
+    damage: why its .json file cannot be used; bytes, rows and SHA-256 are then unknown, and `at_ms` is that of the
+    name."""
 
     name: str
     at_ms: int
-    bytes: int
-    rows: int
-    sha256: str
+    bytes: int | None
+    rows: int | None
+    sha256: str | None
+    damage: str = ""
 
 
 class CopyableLedger(Protocol):
@@ -76,13 +80,13 @@ class KeptBackups:
         return backup, removed
 
     def listed(self) -> list[Backup]:
-        """Return all backups, newest first. Raises LedgerUnavailable or LedgerDamaged."""
+        """Return all backups, newest first, also damaged ones. Raises LedgerUnavailable."""
         self._known = list_backups(self.store)
         return self._known
 
     def remembered(self) -> list[Backup]:
         """Return all backups, newest first. An object store is not listed again if it was listed before; the result is
-        then that of the last listing. Raises LedgerUnavailable or LedgerDamaged."""
+        then that of the last listing. Raises LedgerUnavailable."""
         if self.store.folder is not None or self._known is None:
             return self.listed()
         return self._known
@@ -113,6 +117,16 @@ def _name(at_ms: int) -> str:
     return f"ledger-{instant:%Y%m%dT%H%M%S}{at_ms % MS_PER_SECOND:03d}Z"
 
 
+def _at_ms(name: str) -> int:
+    """Return the instant in a backup's name; 0 if its digits are no instant."""
+    digits = "".join(filter(str.isdecimal, name))
+    try:
+        instant = datetime.strptime(f"{digits[:-3]}+0000", "%Y%m%d%H%M%S%z")
+    except ValueError:
+        return 0
+    return int(instant.timestamp()) * MS_PER_SECOND + int(digits[-3:])
+
+
 def _sweep(store: FileStore) -> None:
     """Remove copies without a .json file, and temporary files."""
     names = store.names()
@@ -123,10 +137,19 @@ def _sweep(store: FileStore) -> None:
 
 
 def list_backups(store: FileStore) -> list[Backup]:
-    """Return the backups in a store, newest first."""
-    notes = [name for name in store.names() if name.startswith("ledger-") and name.endswith(".json")]
-    found = [_read(store, name) for name in notes]
+    """Return the backups in a store, newest first. One whose .json file is damaged or cannot be read is listed with its
+    damage."""
+    found = [_listed(store, match) for match in map(_NOTE.fullmatch, store.names()) if match is not None]
     return sorted(found, key=lambda backup: (backup.at_ms, backup.name), reverse=True)
+
+
+def _listed(store: FileStore, note: re.Match[str]) -> Backup:
+    try:
+        return _read(store, note[0])
+    except (LedgerDamaged, LedgerUnavailable) as error:
+        return Backup(
+            name=note["name"], at_ms=_at_ms(note["name"]), bytes=None, rows=None, sha256=None, damage=str(error)
+        )
 
 
 def named(store: FileStore, name: str) -> Backup:
@@ -142,8 +165,11 @@ def content(store: FileStore, backup: Backup) -> Iterator[bytes]:
 
 
 def prune(store: FileStore, keep: int) -> list[Backup]:
-    """Remove all but the newest `keep` backups, and return the removed ones."""
-    removed = list_backups(store)[keep:]
+    """Remove the backups that are older than the newest `keep` intact ones, and return the removed ones. A damaged one
+    takes no intact one's place."""
+    listed = list_backups(store)
+    intact = [backup for backup in listed if not backup.damage]
+    removed = listed[listed.index(intact[keep - 1]) + 1 :] if len(intact) >= keep else []
     for backup in removed:
         # The .json file first: without it the other file is no backup.
         store.delete(f"{backup.name}.json")

@@ -19,10 +19,12 @@ from accountant.lake.tables import USAGE_HOURLY
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.runtime.background_tasks import Maintenance, Routine, Routines
+from accountant.runtime.job_and_task_metrics import upkeep_metrics
 from accountant.storage import backups
 from accountant.storage.backups import KeptBackups
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from tests import empty_ledger
@@ -122,13 +124,20 @@ def raising(error: Exception):
     return meanwhile
 
 
-def test_the_number_of_backups_that_cannot_be_listed_is_absent_and_not_zero(archiving, clock):
+def test_the_number_of_backups_that_cannot_be_listed_is_absent_and_not_zero(clock):
+    series = upkeep_metrics(BackgroundTasks(clock), {}, raising(LedgerUnavailable("no answer from the store")))
+    assert [metric.name for metric in series if metric.samples] == []
+
+
+def test_a_damaged_backup_is_counted_apart_and_the_next_one_is_made(archiving, clock):
     folder = Path(archiving.backups_to)
     folder.mkdir(parents=True)
-    (folder / "ledger-20261001T000000Z.json").write_text("{cut")
+    (folder / "ledger-20261001T000000000Z.json").write_text("{cut")
     with Service(archiving, clock) as service:
-        assert figure(service, "gputally_backups") is None
-        assert figure(service, "gputally_backup_last_timestamp_seconds") is None
+        assert (figure(service, "gputally_backups"), figure(service, "gputally_backups_damaged")) == (0, 1)
+        after(clock, service, 7_200_000)
+        assert (figure(service, "gputally_backups"), figure(service, "gputally_backups_damaged")) == (1, 1)
+        assert failing(service, "backup") == 0
 
 
 def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(archiving, clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from contextlib import suppress
@@ -180,6 +181,35 @@ def test_a_folder_of_fetched_backups_keeps_the_newest(folder, place, run_command
     code, _, err = run_command("backup", "--url", url, "--keep", 3)
     assert code == 2
     assert "--to" in err
+
+
+def test_a_damaged_note_names_its_backup_and_the_others_stay_usable(
+    folder, place, run_command, clock, archiving, tmp_path
+):
+    service, url = place
+    kept = backups.KeptBackups(in_folder(folder), archiving.backups.keep)
+    made = []
+    for _ in range(2):
+        clock.advance(1_000)
+        made.append(kept.make(service.ledger, clock.wall_ms())[0])
+    intact, damaged = made
+    (folder / f"{damaged.name}.json").write_bytes(b'{"name": "led')
+    (folder / "ledger-20269999T000000000Z.json").write_bytes(b"no instant")
+    (folder / "ledger-of-ada.json").write_bytes(b"no backup")
+    listed = json.loads(run_command.shown("backups", "--url", url, "--output", "json"))
+    assert [(row["name"], row["at_ms"], bool(row["damage"])) for row in listed] == [
+        (damaged.name, damaged.at_ms, True),
+        (intact.name, intact.at_ms, False),
+        ("ledger-20269999T000000000Z", 0, True),
+    ]
+    assert {row["rows"] for row in listed if row["damage"]} == {None}
+    assert intact.name in run_command.shown("backups", "--url", url)
+    run_command.shown("restore", tmp_path / "new.duckdb", "--from", folder / f"{intact.name}.duckdb")
+    for _ in range(2):
+        clock.advance(1_000)
+        kept.make(service.ledger, clock.wall_ms())
+    left = backups.list_backups(in_folder(folder))
+    assert [backup.damage for backup in left] == ["", ""], "the damaged ones were older than those that are kept"
 
 
 def test_what_is_not_the_backup_that_was_made_is_not_restored(folder, place, tmp_path, clock):

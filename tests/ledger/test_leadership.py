@@ -12,7 +12,9 @@ from accountant.cli.serving import waiting_app
 from accountant.core.errors import LedgerFailed, LedgerUnavailable
 from accountant.core.settings import Settings, SettingsFault
 from accountant.runtime.leadership import Leadership, take_over
+from accountant.storage import backups
 from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.folder_or_object_store import in_folder
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.leader_election import Term
@@ -141,6 +143,31 @@ def test_what_is_set_aside_is_one_ledger_however_often_it_is_killed(replicas, cl
     take_over(other, clock)
     assert (aside / "ledger.duckdb.wal").read_bytes() == b"left by a killed process"
     opened(other, clock).close()
+
+
+@pytest.mark.parametrize("damaged", ["json", "duckdb"])
+@pytest.mark.parametrize("made", [1, 2])
+def test_damaged_backups_do_not_stop_the_replica_that_takes_over(replicas, clock, damaged, made):
+    """It restores the newest intact one, and without any it rebuilds the ledger from the archive."""
+    one, other = replicas
+    ledger = opened(one, clock)
+    kept = []
+    for month in ("2026-01", "2026-02", "2026-03")[:made]:
+        ledger.record([act(month, clock)], ledger.last_act())
+        kept.append(backups.make(ledger, in_folder(Path(one.backups_to)), clock.wall_ms()))
+        clock.advance(1_000)
+    sender = deliver(ledger, 4, clock)
+    ledger.record([act("2026-04", clock)], ledger.last_act())
+    ledger.close()
+    (Path(one.backups_to) / f"{kept[-1].name}.{damaged}").write_bytes(b"cut")
+    restored = take_over(other, clock)
+    assert restored == (kept[0] if made == 2 else None)
+    ledger = opened(other, clock)
+    assert [entry.subject for entry in ledger.acts()] == [*["2026-01", "2026-02"][:made], "2026-04"]
+    deliver(ledger, 4, clock)  # the agent sends again
+    busy = {line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage(START_MS, sender.end_ms, ("gpu",))}
+    ledger.close()
+    assert busy == {gpu: figures[0] for gpu, figures in sender.truth().items()}
 
 
 def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path):

@@ -113,6 +113,7 @@ CASES = {
     "GputallyUpkeepFailing": level('gputally_upkeep_failing{task="backup"}', 1, 0, task="backup"),
     "GputallyProposalWaits": level("gputally_proposals_waiting", 1, 0),
     "GputallyBackupOld": level(BACKUP, -700_000, -600_000, series={"gputally_backups": f"7{HOURS}"}),
+    "GputallyBackupDamaged": level("gputally_backups_damaged", 1, 0),
     "GputallyLakeDiffers": level("gputally_lake_differences", 3, 0),
     "GputallyFleetBehind": level(PUBLISHED, 0, "0+60", "8h", ledger="prod-eu"),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
