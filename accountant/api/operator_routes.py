@@ -21,13 +21,13 @@ from accountant.api.query_parameters import Params, SpanParams, check_cost, inst
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import ClockReport, GpuMove, GpuOwnership, MisdatedRecords, RetiredDevice, Retirement
+from accountant.ledger.usage_columns import coverage
 from accountant.notifications.dispatcher import Dispatcher, UnknownDelivery
 from accountant.notifications.subscriptions import Delivery
 from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
 from accountant.runtime.job_and_task_metrics import CONTENT_TYPE
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
-from accountant.wire.usage_cost_and_job_models import coverage
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.config_loading import Model
 

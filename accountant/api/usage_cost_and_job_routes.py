@@ -51,6 +51,7 @@ from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
+from accountant.ledger.usage_columns import coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
@@ -61,7 +62,6 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobsAnswer,
     UsageAnswer,
-    coverage,
 )
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND

@@ -24,7 +24,7 @@ from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.lake.query_engines import Engine
-from accountant.ledger.usage_columns import sum_of_usage_lines
+from accountant.ledger.usage_columns import coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
@@ -35,7 +35,6 @@ from accountant.wire.usage_cost_and_job_models import (
     Dimension,
     UsageAnswer,
     UsageLine,
-    coverage,
 )
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError

@@ -52,6 +52,7 @@ from accountant.ledger.usage_columns import (
     Peak,
     Place,
     UsageColumns,
+    coverage,
     usage_line,
 )
 from accountant.prices.price_book import PriceBook
@@ -60,7 +61,7 @@ from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]

@@ -106,8 +106,21 @@ class UsageLines(Sequence[UsageLine]):
             for key, row in zip(self._key[begin:end].tolist(), self._figures[begin:end].tolist(), strict=True):
                 yield self._line(key, row)
 
+    def sum_of_accounts(self) -> Accounts:
+        """The accounts of all lines together, without making a line."""
+        columns = {name: self._figures[:, self._names.index(name)].tolist() for name in Accounts.model_fields}
+        return Accounts(**{name: sum(column) for name, column in columns.items()})
+
     def _line(self, key: int, row: Sequence[int]) -> UsageLine:
         return usage_line(dict(zip(self._by, self._keys[key], strict=True)), dict(zip(self._names, row, strict=True)))
+
+
+def coverage(lines: Sequence[UsageLine]) -> float | None:
+    """Metered share of the capacity without `down`, for the complete lines of a span; None if there is no capacity."""
+    each = (lines.sum_of_accounts(),) if isinstance(lines, UsageLines) else [line.accounts_gpu_us for line in lines]
+    total = sum(accounts.total - accounts.down for accounts in each)
+    unmetered = sum(accounts.unmetered for accounts in each)
+    return (total - unmetered) / total if total else None
 
 
 def sum_of_usage_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:

@@ -49,7 +49,7 @@ from accountant.ledger.protocols import (
     Retirement,
 )
 from accountant.ledger.team_assignment import Assignment
-from accountant.ledger.usage_columns import UsageColumns
+from accountant.ledger.usage_columns import UsageColumns, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
@@ -71,7 +71,7 @@ from accountant.storage.write.inventory_and_journal_tables import read_acts, wri
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR

@@ -19,7 +19,7 @@ from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
-from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns
+from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns, coverage
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
@@ -29,7 +29,7 @@ from accountant.storage.query.usage_query import hourly_peaks, hours, usage, usa
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine, coverage
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 500

@@ -6,7 +6,6 @@ book's currency. A cost is None if some of the time has no price, and `unpriced_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
@@ -73,13 +72,6 @@ def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
     mib_s: memory in the time for which it is known.
     unknown_us, allocated_us: allocated time with unknown memory, and all allocated time."""
     return None if unknown_us and unknown_us >= allocated_us else mib_s
-
-
-def coverage(lines: Sequence[UsageLine]) -> float | None:
-    """Metered share of the capacity without `down`, for the complete lines of a span; None if there is no capacity."""
-    total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
-    unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
-    return (total - unmetered) / total if total else None
 
 
 class UsageAnswer(Model):

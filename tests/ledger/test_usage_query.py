@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from accountant.inventory.pod_facts import Pod, pod_sighting
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.team_assignment import labels_count
+from accountant.ledger.usage_columns import COLUMNS, MEMOS, UsageLines, coverage
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
@@ -536,3 +538,15 @@ def test_lines_of_usage_are_made_when_they_are_read(ledger):
         allocated_us = sum(line.accounts_gpu_us.allocated for line in lines)
     assert (len(lines), allocated_us) == (count + 1, count * 1000)
     assert kept < 1_500 * count, "a line as an object takes 3 KB"
+
+
+class UnreadLines(UsageLines):
+    def __iter__(self) -> Iterator[UsageLine]:
+        raise AssertionError("the lines are made once more")
+
+
+def test_coverage_does_not_make_the_lines_of_a_long_answer():
+    names = (*COLUMNS, *MEMOS)
+    rows = np.arange(40 * len(names), dtype=np.int64).reshape(40, len(names)) * 10**15
+    parts = (("job",), [(f"{at}",) for at in range(40)], np.arange(40), names, rows)
+    assert coverage(UnreadLines(*parts)) == coverage(list(UsageLines(*parts))) != 1
