@@ -82,10 +82,15 @@ from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
 
-_CONFIGURATION_GROUP = "config.kueue.x-k8s.io/"
+_GROUP_OF_CONFIGURATION = "config.kueue.x-k8s.io"
+_VERSIONS = ("v1beta1", "v1beta2")
+_NEWEST = _VERSIONS[-1]
 _FINAL, _INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"
 _STRATEGIES = ([_FINAL], [_INITIAL], [_FINAL, _INITIAL])
 _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
+_DURATION = re.compile(r"\+?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)", re.ASCII)
+_MARKER = re.compile(r"^---[ \t\r]*(?:#.*)?$", re.MULTILINE)
+_COMMENTS = re.compile(r"\s*(?:#.*\s*)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +115,36 @@ CONFIGURATION_KEY = "controller_manager_config.yaml"
 
 
 def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
-    """Return Kueue's configuration in its ConfigMap; None if there is no ConfigMap, or its text cannot be parsed here.
+    """Return Kueue's configuration in its ConfigMap; None if there is no ConfigMap, or its text cannot be parsed here
+    or is of a version that is unknown here.
 
-    A ConfigMap without a configuration in the manager's entry is a configuration with a fault, because the manager does
-    not start with it. Other entries do not count."""
+    A ConfigMap without the manager's entry is a configuration with a fault, because the manager does not start with it.
+    Other entries do not count. Of several documents in the entry, the first counts. What it leaves out is Kueue's
+    default, also if it is empty."""
     config_map = next(iter(config_maps), None)
     if config_map is None:
         return None
     text = (config_map.get("data") or {}).get(CONFIGURATION_KEY)
-    if not text or not str(text).strip():
-        state = "is missing" if text is None else "is empty"
-        return Configuration("v1beta2", False, False, fault=f"its entry {CONFIGURATION_KEY} {state}")
+    if text is None:
+        return Configuration(_NEWEST, False, False, fault=f"its entry {CONFIGURATION_KEY} is missing")
     try:
-        document = parse(text, CONFIGURATION_KEY, MAX_CONFIG_CHARACTERS).data
+        document = parse(_first_document(str(text)), CONFIGURATION_KEY, MAX_CONFIG_CHARACTERS).data
     except FileFault:
         return None
-    if not isinstance(document, dict) or not str(document.get("apiVersion", "")).startswith(_CONFIGURATION_GROUP):
-        text = f"its entry {CONFIGURATION_KEY} is no document of {_CONFIGURATION_GROUP.rstrip('/')}"
-        return Configuration("v1beta2", False, False, fault=text)
-    return _configuration(document)
+    section = {} if document is None else document
+    kind = {"apiVersion": f"{_GROUP_OF_CONFIGURATION}/{_NEWEST}", "kind": "Configuration"}
+    head = {key: section.get(key) or default for key, default in kind.items()} if isinstance(section, dict) else {}
+    group, _, version = str(head.get("apiVersion")).partition("/")
+    if not isinstance(section, dict) or (group, head["kind"]) != (_GROUP_OF_CONFIGURATION, "Configuration"):
+        text = f"its entry {CONFIGURATION_KEY} is no Configuration of {_GROUP_OF_CONFIGURATION}"
+        return Configuration(_NEWEST, False, False, fault=text)
+    return _configuration(section, version) if version in _VERSIONS else None
+
+
+def _first_document(text: str) -> str:
+    """Return the first of several YAML documents; comments before the first marker are none."""
+    before, *documents = _MARKER.split(text)
+    return documents[0] if documents and _COMMENTS.fullmatch(before) else before
 
 
 def fair_sharing_lines(version: str) -> str:
@@ -142,14 +158,19 @@ ADMISSION_LINES = "admissionFairSharing: {usageHalfLifeTime: 168h, usageSampling
 """The line that switches admission fair sharing on in a configuration of any version."""
 
 
-def _configuration(document: Mapping[str, Any]) -> Configuration:
-    version = str(document["apiVersion"]).removeprefix(_CONFIGURATION_GROUP)
+def _configuration(document: Mapping[str, Any], version: str) -> Configuration:
     fair, fault = _fair_sharing(version, document.get("fairSharing"))
     admission, gates = document.get("admissionFairSharing"), document.get("featureGates")
-    if not isinstance(admission, Mapping):
+    if admission is None:
         return Configuration(version, fair, False, False, fault)
+    if not isinstance(admission, Mapping):
+        return Configuration(version, False, False, fault="admissionFairSharing is no section")
+    half_life = admission.get("usageHalfLifeTime")
+    if half_life is not None and not (isinstance(half_life, str) and _DURATION.fullmatch(half_life)):
+        text = f"admissionFairSharing.usageHalfLifeTime is {str(half_life)[:40]!r}, not a duration such as 168h"
+        return Configuration(version, False, False, fault=text)
     switched_off = isinstance(gates, Mapping) and gates.get("AdmissionFairSharing") is False
-    no_half_life = bool(_ZERO.fullmatch(str(admission.get("usageHalfLifeTime") or "0")))
+    no_half_life = bool(_ZERO.fullmatch(half_life or "0"))
     return Configuration(version, fair, not switched_off, no_half_life, fault)
 
 
@@ -164,8 +185,9 @@ def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
     unknown = sorted(str(key) for key in section if key not in known)
     if unknown:
         return False, f"fairSharing.{unknown[0]} is unknown in {version}"
-    if older and section.get("enable") is not True:
-        return False, ""
+    enable = section.get("enable")
+    if older and enable is not True:
+        return False, "" if enable in (None, False) else "fairSharing.enable is neither true nor false"
     strategies = section.get("preemptionStrategies")
     if not strategies:
         return older, "" if older else "fairSharing.preemptionStrategies is required"
@@ -356,9 +378,10 @@ def _enables_afs(cluster_queue: Object | None) -> bool:
 def _counts_history(obj: Object, kind: Kind, queues: Mapping[str, Object], configuration: Configuration | None) -> bool:
     """Return True if the object is a LocalQueue whose usage Kueue counts.
 
-    If Kueue's configuration is unknown, only the setting of the ClusterQueue decides."""
+    Only the setting of the ClusterQueue decides if Kueue's configuration is unknown, or Kueue runs with an earlier one
+    because it does not start with this one."""
     enabled = kind.kind == "LocalQueue" and _enables_afs(queues.get(obj["spec"].get("clusterQueue", "")))
-    return enabled and (configuration is None or configuration.admission)
+    return enabled and (configuration is None or bool(configuration.fault) or configuration.admission)
 
 
 def _cohort(obj: Object) -> str:
@@ -453,7 +476,8 @@ def _gpu_quotas(obj: Object) -> Iterator[_FlavorQuota]:
 
 
 def _is_gpu(resource: str) -> bool:
-    return resource.startswith((GPU, "nvidia.com/mig-"))
+    """Return whether an amount of the resource is a number of GPUs, or of parts of them."""
+    return gpus({resource: 1}) > 0
 
 
 def _quotas(
@@ -878,8 +902,7 @@ def _shares_effective(configuration: Configuration | None, queues: Iterable[Obje
         text = f"only {with_share} of {len(with_status)} ClusterQueues show a weighted share so far"
         return Condition("Effective", "Unknown", "SharesDisagree", text)
     if configuration is not None and configuration.fault:
-        text = f"Kueue's manager does not start with ConfigMap {where}: {configuration.fault}"
-        return Condition("Effective", "Unknown" if with_share else "False", "ConfigurationRefused", text, advice)
+        return _refused(configuration, where, fair_sharing_lines(configuration.version), runs=with_share > 0)
     if with_share:
         if configuration is not None and not configuration.fair:
             text = f"Kueue reads weights now, and ConfigMap {where} switches that off at its manager's next start"
@@ -897,6 +920,13 @@ def _shares_effective(configuration: Configuration | None, queues: Iterable[Obje
         text = f"Kueue's configuration cannot be read from ConfigMap {where}, and no ClusterQueue has a status"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
     return Condition("Effective", "Unknown", "SharesUnseen", "no ClusterQueue has a status: does Kueue's manager run?")
+
+
+def _refused(configuration: Configuration, where: str, lines: str, *, runs: bool) -> Condition:
+    """Return the condition for a configuration with a fault. runs: Kueue shows shares or usage of an earlier start."""
+    text = f"Kueue's manager does not start with ConfigMap {where}: {configuration.fault}"
+    advice = _remedy(where, lines, configuration)
+    return Condition("Effective", "Unknown" if runs else "False", "ConfigurationRefused", text, advice)
 
 
 def _remedy(where: str, lines: str, configuration: Configuration | None) -> str:
@@ -934,9 +964,14 @@ def _admission_effective(
         for obj in locals_
         if obj not in with_afs
     ]
+    no_usage = [
+        obj for obj in with_afs if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None
+    ]
     remedy = ""
     if faults:
         remedy = "write in the spec of its ClusterQueue: `admissionScope: {admissionMode: " + _AFS + "}`"
+    elif configuration is not None and configuration.fault:
+        return _refused(configuration, where, ADMISSION_LINES, runs=len(no_usage) < len(with_afs))
     elif configuration is not None and (not configuration.admission or configuration.no_half_life):
         missing = "usageHalfLifeTime" if configuration.admission else "admissionFairSharing"
         faults = [f"ConfigMap {where} has no {missing}: Kueue counts no usage of LocalQueues"]
@@ -946,9 +981,6 @@ def _admission_effective(
     if configuration is None:
         text = f"Kueue's configuration cannot be read from ConfigMap {where}: does it have admissionFairSharing?"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
-    no_usage = [
-        obj for obj in with_afs if value_at(obj, ("status", "fairSharing", "admissionFairSharingStatus")) is None
-    ]
     if no_usage:
         text = f"Kueue shows no usage yet of {join_texts([_title(obj) for obj in no_usage])}: does its manager run?"
         return Condition("Effective", "Unknown", "UsageUnseen", text)

@@ -15,7 +15,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
-from fairshare.core.queues_and_weights import Entitlement, Issue, Quota, TargetQueue
+from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Issue, Quota, TargetQueue
 from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
@@ -25,6 +25,7 @@ from fairshare.targets.kueue import (
     ADMISSION_LINES,
     CLUSTER_QUEUES,
     COHORTS,
+    CONFIGURATION_KEY,
     FLAVORS,
     LOCAL_QUEUES,
     WORKLOADS,
@@ -36,7 +37,7 @@ from fairshare.targets.kueue import (
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Kind, fixed_point, quantity
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
 from tests.fairshare.builders import node_object, object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition, reasons_of
@@ -603,6 +604,7 @@ def _read(version: str, text: str) -> Configuration:
     found = read_configuration(
         [{"data": {"other.txt": "no: configuration", "controller_manager_config.yaml": document}}]
     )
+    assert found is not None
     assert found.version == version
     return found
 
@@ -647,18 +649,77 @@ GOOD = f"apiVersion: config.kueue.x-k8s.io/v1beta2\nkind: Configuration\n{fair_s
 
 @pytest.mark.parametrize("data", [
     {"a-copy.yaml": GOOD},
-    {"a-copy.yaml": GOOD, "controller_manager_config.yaml": ""},
-    {"a-copy.yaml": GOOD, "controller_manager_config.yaml": "kind: Configuration"},
+    {"a-copy.yaml": GOOD, CONFIGURATION_KEY: "- a list"},
+    {CONFIGURATION_KEY: GOOD.replace("kind: Configuration", "kind: Config")},
+    {CONFIGURATION_KEY: GOOD.replace("config.kueue", "kueue")},
+    {CONFIGURATION_KEY: "apiVersion: config.kueue.x-k8s.io/v1beta1\nfairSharing: {enable: 'true'}"},
+    {CONFIGURATION_KEY: "admissionFairSharing: {usageHalfLifeTime: 7d}"},
+    {CONFIGURATION_KEY: "admissionFairSharing: {usageHalfLifeTime: 3600}"},
+    {CONFIGURATION_KEY: "admissionFairSharing: {usageHalfLifeTime: -1h}"},
+    {CONFIGURATION_KEY: "admissionFairSharing: on"},
     None,
 ])  # fmt: skip
-def test_only_the_entry_of_the_manager_counts_and_without_it_the_manager_does_not_start(data: Any) -> None:
+def test_the_manager_does_not_start_without_its_own_entry_or_with_one_that_it_cannot_read(data: Any) -> None:
     found = read_configuration([{"data": data}])
-    assert (found.fair, bool(found.fault)) == _EXITS
+    assert found is not None
+    assert (found.fair, found.admission, bool(found.fault)) == (False, False, True)
+
+
+@pytest.mark.parametrize(("text", "fair"), [
+    ("", False),
+    ("# nothing", False),
+    ("---", False),
+    ("{}", False),
+    ("kind: Configuration", False),
+    (fair_sharing_lines("v1beta2"), True),
+    ("kind: Configuration\n" + fair_sharing_lines("v1beta2"), True),
+    (f"---\n{GOOD}", True),
+    (f"# by hand\r\n---\r\n{GOOD}", True),
+    (f"{GOOD}---\nkind: Configuration", True),
+    (f"kind: Configuration\n--- # older\n{GOOD}", False),
+    (f"---\n---\n{GOOD}", False),
+])  # fmt: skip
+def test_the_first_document_counts_and_what_it_leaves_out_is_kueues_default(text: str, fair: bool) -> None:
+    """As the manager of ff69552e79ad starts with these texts."""
+    found = read_configuration([{"data": {CONFIGURATION_KEY: text}}])
+    assert found is not None
+    assert (found.version, found.fair, found.fault) == ("v1beta2", fair, "")
+
+
+def test_a_version_that_is_unknown_here_is_not_judged() -> None:
+    assert read_configuration([{"data": {CONFIGURATION_KEY: GOOD.replace("v1beta2", "v1")}}]) is None
+
+
+@pytest.mark.parametrize("data", [{}, {CONFIGURATION_KEY: "admissionFairSharing: {usageHalfLifeTime: 7d}"}])
+def test_history_is_not_counted_twice_while_kueue_runs_with_an_earlier_configuration(
+    data: dict[str, str], seen_of: Make
+) -> None:
+    """The manager that runs counts the LocalQueue's usage until its next start, which the ConfigMap prevents."""
+    usage = {"fairSharing": {"weightedShare": 0, "admissionFairSharingStatus": {"consumedResources": {GPU: "3"}}}}
+    scope = {"admissionMode": "UsageBasedAdmissionFairSharing"}
+    name, namespace = "kueue-manager-config", "kueue-system"
+    objects = [
+        _queue("cq", admissionScope=scope), _local("a", "cq", usage),
+        {**object_of(CONFIG_MAP, name, namespace=namespace), "data": data},
+    ]  # fmt: skip
+    found = seen_of(KueueAdapter(), _enforced(("a",), ref="kueue:ns/"), objects)
+    assert found.queues["a"].static
+    assert reasons_of(found)["Effective"] == ("Unknown", "ConfigurationRefused")
+
+
+def test_a_quota_of_a_devices_memory_is_no_quota_of_gpus(seen_of: Make) -> None:
+    """Kueue's deviceClassMappings can count a counter or a capacity of devices under any name."""
+    memory = {"name": "nvidia.com/gpu-memory", "nominalQuota": "640Gi"}
+    groups = [{"coveredResources": [memory["name"]], "flavors": [{"name": "mig", "resources": [memory]}]}]
+    found = seen_of(KueueAdapter(), ONE, [object_of(CQ, "a", {"cohortName": "ml", "resourceGroups": groups})])
+    assert reasons_of(found)["InSync"] == ("Unknown", "NotComparable")
+    assert (found.standings["a"].most, found.capacity) == (UNLIMITED, None)
 
 
 def test_a_copy_beside_the_managers_entry_changes_nothing() -> None:
     off = GOOD.replace("fairSharing", "# fairSharing")
     found = read_configuration([{"data": {"a-copy.yaml": GOOD, "controller_manager_config.yaml": off}}])
+    assert found is not None
     assert (found.fair, found.fault) == (False, "")
     assert read_configuration([]) is None
 
