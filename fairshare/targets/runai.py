@@ -102,7 +102,7 @@ class RunaiApi:
         self._cluster = cluster
         trusted = http_calls.tls_context_for(parsed, ca_file, Refused)
         self._timeout_s = timeout_s
-        self._http = http_calls.client(trusted, timeout_s, transport=transport)
+        self._http = http_calls.client(trusted, timeout_s, head_s=timeout_s, transport=transport)
         self._token = ""
         self._token_until_ms = 0
         self._paused_until_ms = 0

@@ -19,8 +19,6 @@ from gputally.base import atomic_file, http_calls
 from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
-_PATIENCE = 5
-"""A whole answer may take this many times as long as the next part of it."""
 _MOST_BYTES = 512 * 2**20
 Query = Mapping[str, str | Sequence[str] | None]
 
@@ -126,7 +124,7 @@ class AccountantConnection:
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file.replacing(to) as file, self._success("GET", path) as response:
-                for part in response.iter_bytes():
+                for part in http_calls.parts_of(response, http_calls.PATIENCE * self._timeout_s):
                     file.write(part)
         except OSError as error:
             raise Unanswered(f"{to}: {error.strerror or error}") from error
@@ -156,7 +154,7 @@ class AccountantConnection:
 
     def _content(self, response: httpx2.Response) -> bytes:
         """Read the whole body, within limits of size and time."""
-        content = http_calls.read_bounded(response, self._most_bytes, _PATIENCE * self._timeout_s)
+        content = http_calls.read_bounded(response, self._most_bytes, http_calls.PATIENCE * self._timeout_s)
         if content is None:
             raise Unanswered(f"{self.url}: the answer is larger than {self._most_bytes} bytes")
         return content

@@ -5,17 +5,26 @@ can fail take the exception to raise as the argument `fault`. Its message has on
 
 from __future__ import annotations
 
+import contextlib
 import math
+import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 import httpx2
 
 from gputally.base.errors import without_password
+
+PATIENCE: Final = 5
+"""A whole answer may take this many times as long as the next part of it."""
+SLOWEST: Final = 64 * 1024
+"""Bytes a second that a body without a largest size must bring at least."""
 
 
 def address(url: str, example: str, fault: type[Exception]) -> httpx2.URL:
@@ -66,14 +75,60 @@ def client(
     tls: ssl.SSLContext,
     timeout_s: float,
     *,
+    head_s: float | None = None,
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
 ) -> httpx2.Client:
     """Return an HTTP client.
 
+    timeout_s: time limit of each wait for the server.
+    head_s: time limit of a request up to the headers of its answer, however steadily they arrive; None: PATIENCE waits.
     transport: replaces the network.
     proxies: True to use the proxies that environment variables name."""
-    return httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies)
+    head_s = PATIENCE * timeout_s if head_s is None else head_s
+    return _Client(
+        head_s, timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies
+    )
+
+
+class _Client(httpx2.Client):
+    """A client whose requests end after `head_s` unless the headers of their answer have arrived. The time limit of a
+    socket alone begins anew with every byte."""
+
+    def __init__(self, head_s: float, **more: Any) -> None:
+        super().__init__(**more)
+        self._head_s = head_s
+        self._connections: WeakSet[Any] = WeakSet()
+
+    def send(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
+        over = threading.Event()
+
+        def connected(event: str, known: Mapping[str, Any]) -> None:
+            if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                self._connections.add(known["return_value"])
+
+        def end() -> None:
+            over.set()
+            for connection in list(self._connections):
+                with contextlib.suppress(OSError):  # already closed
+                    socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
+
+        request.extensions["trace"] = connected
+        limit = threading.Timer(self._head_s, end)
+        limit.daemon = True
+        limit.start()
+        try:
+            return super().send(request, **more)
+        except (httpx2.HTTPError, OSError):
+            if not over.is_set():
+                raise
+            raise _too_slow(self._head_s) from None  # what the shutdown caused is no reason
+        finally:
+            limit.cancel()
+
+
+def _too_slow(limit_s: float) -> httpx2.ReadTimeout:
+    return httpx2.ReadTimeout(f"no whole answer within {limit_s:g} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +142,15 @@ class Reply:
 def exchange(tls: ssl.SSLContext, method: str, url: str, *, seconds: float, most_bytes: int, **more: Any) -> Reply:
     """Send one request and read its answer, whatever its status, within limits.
 
-    seconds: the time limit of the whole exchange; a server that sends a byte now and then does not extend it by more
-        than one wait of the same length.
+    seconds: the time limit of the answer's headers, and again of its content.
     more: arguments of `httpx2.Client.stream`.
 
     Raises httpx2.HTTPError, also for an answer that is too long."""
-    content: bytes | None = None
-    over = threading.Event()
-    with client(tls, seconds) as http:
-
-        def end() -> None:
-            over.set()
-            http.close()  # which ends an exchange at its next byte
-
-        limit = threading.Timer(seconds, end)
-        limit.daemon = True
-        limit.start()
-        try:
-            with http.stream(method, url, **more) as response:
-                content = read_bounded(response, most_bytes)
-        except (httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
-            if not over.is_set() and isinstance(error, httpx2.HTTPError):
-                raise
-            over.set()  # reading from a closed connection raises any of these
-        finally:
-            limit.cancel()
-    if over.is_set() and content is None:
-        raise httpx2.ReadTimeout(f"no whole answer within {seconds:g} s")
+    try:
+        with client(tls, seconds, head_s=seconds) as http, http.stream(method, url, **more) as response:
+            content = read_bounded(response, most_bytes, seconds)
+    except httpx2.ReadTimeout:
+        raise _too_slow(seconds) from None
     if content is None:
         raise httpx2.DecodingError(f"the answer has more than {most_bytes} bytes")
     return Reply(response.status_code, content)
@@ -128,8 +165,19 @@ def read_bounded(response: httpx2.Response, most_bytes: int, most_s: float = mat
         if len(body) > most_bytes:
             return None
         if time.monotonic() > until:
-            raise httpx2.ReadTimeout(f"the answer takes longer than {most_s:g} s")
+            raise _too_slow(most_s)
     return bytes(body)
+
+
+def parts_of(response: httpx2.Response, most_s: float) -> Iterator[bytes]:
+    """Yield the body of a streamed response, of any size. Raises httpx2.ReadTimeout if it takes longer than `most_s`
+    and comes slower than SLOWEST."""
+    size, began = 0, time.monotonic()
+    for part in response.iter_bytes():
+        size += len(part)
+        if time.monotonic() - began > most_s + size / SLOWEST:
+            raise _too_slow(most_s)
+        yield part
 
 
 def reason(error: BaseException) -> str:
@@ -138,5 +186,5 @@ def reason(error: BaseException) -> str:
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return str(error) or type(error).__name__

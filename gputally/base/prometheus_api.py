@@ -22,8 +22,6 @@ from gputally.base.untrusted_text import UNDECODABLE
 MOST_POINTS: Final = 11_000
 """Largest number of points per series in a range query, which is Prometheus's own limit."""
 MOST_BYTES: Final = 512 * 2**20
-_PATIENCE: Final = 5
-"""A whole answer may take this many times as long as the next part of it."""
 Sample = tuple[float, str]
 """A sample: seconds since 1970, and the value as Prometheus writes it."""
 
@@ -126,7 +124,7 @@ class Prometheus:
                 ) as client,
                 client.stream("POST", self.origin + path, content=body, headers=headers) as response,
             ):
-                content = http_calls.read_bounded(response, MOST_BYTES, _PATIENCE * self._timeout_s)
+                content = http_calls.read_bounded(response, MOST_BYTES, http_calls.PATIENCE * self._timeout_s)
         except httpx2.HTTPError as error:
             raise self._fault(f"{self.origin}: {http_calls.reason(error)}") from error
         if content is None:

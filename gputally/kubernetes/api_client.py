@@ -9,9 +9,12 @@ never forces a write. `Inspector` also reads the cluster's API versions, access 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -74,7 +77,46 @@ def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
             )
     except (config.ConfigException, OSError) as error:
         raise Unavailable(f"no access to a cluster: {error}; give a kubeconfig") from error
-    return client.ApiClient(settings)
+    api = client.ApiClient(settings)
+    api.rest_client.pool_manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+    return api
+
+
+_PATIENCE = 2
+"""The headers of an answer may take this many times as long as the next part of them."""
+
+
+class _HeadInTime(urllib3.connection.HTTPConnection):
+    """A connection on which the headers of an answer have a time limit, however steadily they arrive. The time limit of
+    a socket alone begins anew with every byte."""
+
+    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override]
+        if self.sock is None or self.timeout is None:
+            return super().getresponse()
+        limit = threading.Timer(_PATIENCE * self.timeout, _shut_down, [self.sock])
+        limit.daemon = True
+        limit.start()
+        try:
+            return super().getresponse()
+        finally:
+            limit.cancel()
+
+
+class _TlsHeadInTime(_HeadInTime, urllib3.connection.HTTPSConnection):
+    """The same over TLS."""
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HeadInTime
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsHeadInTime
+
+
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # already closed
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _request(

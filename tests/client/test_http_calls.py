@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import http_calls
-from gputally.base.accountant_connection import Unanswered
-from tests.fakes.http_server import Handler, listening
+from gputally.base.accountant_connection import AccountantConnection, Unanswered
+from gputally.base.prometheus_api import Prometheus
+from tests.fakes.http_server import Handler, TricklingHead, listening
 
 
 class Fault(Exception):
@@ -85,3 +87,38 @@ def test_a_failure_is_told_in_the_systems_words() -> None:
         client.get("http://127.0.0.1:1")
     assert http_calls.reason(raised.value) == "Connection refused"
     assert http_calls.reason(ValueError()) == "ValueError"
+
+
+def test_headers_that_trickle_are_not_waited_for(tmp_path: Path) -> None:
+    """Each client of the three stages: those of one exchange, and those that reuse connections."""
+    tls = http_calls.tls_context_for(httpx2.URL("http://x"), None, ValueError)
+    with listening(TricklingHead) as url:
+        with pytest.raises(httpx2.HTTPError):
+            http_calls.exchange(tls, "GET", url, seconds=0.2, most_bytes=100)
+        with AccountantConnection(url, timeout_s=0.1) as reused:
+            for ask in (
+                lambda: reused.get("/"),
+                lambda: reused.save("/", tmp_path / "saved"),
+                lambda: reused.probe("/"),
+            ):
+                with pytest.raises(Unanswered):
+                    ask()
+        with pytest.raises(Fault):
+            Prometheus(url, Fault, timeout_s=0.1).instant("up", 0)
+
+
+def test_a_client_that_left_one_answer_asks_again() -> None:
+    class OnceTrickling(TricklingHead):
+        slow = iter([True])
+
+        def do_GET(self) -> None:
+            super().do_GET() if next(self.slow, False) else self.say(200, b"{}")
+
+    def answers() -> bool:
+        with contextlib.suppress(Unanswered):  # on a busy machine also a prompt answer may be late
+            return reused.get("/") == b"{}"
+        return False
+
+    with listening(OnceTrickling) as url, AccountantConnection(url, timeout_s=0.1) as reused:
+        assert not answers()
+        assert any(answers() for _ in range(100))

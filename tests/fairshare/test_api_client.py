@@ -19,7 +19,7 @@ from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesClus
 from gputally.kubernetes.objects import CONFIG_MAP, Event
 from tests.fairshare.builders import object_of
 from tests.fakes.fault_proxy import Fault, fault_proxy
-from tests.fakes.http_server import Handler, listening
+from tests.fakes.http_server import Handler, TricklingHead, listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 
@@ -219,6 +219,19 @@ def test_an_answer_that_comes_byte_by_byte_ends_with_the_time_of_its_request() -
     with listening(Trickling) as url, client.ApiClient(client.Configuration(host=url)) as api:
         cluster = KubernetesCluster(api, [QUEUE], timeout_s=0.5)
         with pytest.raises(Unavailable, match="no whole answer within"):
+            cluster.get(QUEUE, "a")
+
+
+def test_headers_that_come_byte_by_byte_end_with_the_time_of_their_request(tmp_path: Path) -> None:
+    with listening(TricklingHead) as url:
+        place = tmp_path / "kubeconfig"
+        place.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }))  # fmt: skip
+        cluster = KubernetesCluster.connect([QUEUE], place, timeout_s=0.2)
+        with pytest.raises(Unavailable, match="does not answer"):
             cluster.get(QUEUE, "a")
 
 

@@ -41,6 +41,21 @@ class Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
 
+class TricklingHead(Handler):
+    """Sends the headers of an answer so slowly that a client with a short time limit leaves. They end at some time."""
+
+    def do_GET(self) -> None:
+        self.content()
+        with contextlib.suppress(OSError):
+            self.wfile.write(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\nX-Long: ")
+            for _ in range(300):
+                self.wfile.write(b"x")
+                _PAUSE.wait(0.02)
+            self.wfile.write(b"\r\n\r\n{}")
+
+    do_POST = do_GET
+
+
 class LoopbackServer:
     """Runs on a free port until `close`. tls: serves TLS under the name `localhost` or 127.0.0.1."""
 
