@@ -122,9 +122,9 @@ class _Client(httpx2.Client):
         except (httpx2.HTTPError, OSError):
             if not over.is_set():
                 raise
-            raise _too_slow(self._head_s) from None  # what the shutdown caused is no reason
         finally:
             limit.cancel()
+        raise _too_slow(self._head_s)  # without the error of the shutdown as its cause
 
 
 def _too_slow(limit_s: float) -> httpx2.ReadTimeout:
@@ -146,14 +146,16 @@ def exchange(tls: ssl.SSLContext, method: str, url: str, *, seconds: float, most
     more: arguments of `httpx2.Client.stream`.
 
     Raises httpx2.HTTPError, also for an answer that is too long."""
-    try:
-        with client(tls, seconds, head_s=seconds) as http, http.stream(method, url, **more) as response:
-            content = read_bounded(response, most_bytes, seconds)
-    except httpx2.ReadTimeout:
-        raise _too_slow(seconds) from None
-    if content is None:
+    with (
+        contextlib.suppress(httpx2.ReadTimeout),
+        client(tls, seconds, head_s=seconds) as http,
+        http.stream(method, url, **more) as response,
+    ):
+        content = read_bounded(response, most_bytes, seconds)
+        if content is not None:
+            return Reply(response.status_code, content)
         raise httpx2.DecodingError(f"the answer has more than {most_bytes} bytes")
-    return Reply(response.status_code, content)
+    raise _too_slow(seconds)
 
 
 def read_bounded(response: httpx2.Response, most_bytes: int, most_s: float = math.inf) -> bytes | None:
@@ -186,5 +188,5 @@ def reason(error: BaseException) -> str:
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__
