@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -28,6 +29,8 @@ from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
 from accountant.runtime.job_and_task_metrics import CONTENT_TYPE
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
+from gputally.base import host_names
+from gputally.base.host_names import KnownHosts
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.config_loading import Model
 
@@ -334,12 +337,17 @@ async def ready(deps: AppDeps) -> Readiness:
     "/metrics",
     summary="Prometheus text format",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **refuses("wrong-host")},
 )
 async def metrics(request: Request, deps: AppDeps) -> Response:
     """Without a token, the answer contains only series that name no team, user, namespace, queue or job. With
-    `open_metrics: true` in the settings it contains all series."""
-    with_names = deps.settings.open_metrics
+    `open_metrics: true` in the settings it contains all series, and without a token it is given only under addresses,
+    names of the cluster and known public names."""
+    settings = deps.settings
+    own = urlsplit(settings.public_url or "").hostname
+    with_names = settings.open_metrics and KnownHosts((*settings.hosts, *([own] if own else []))).knows(
+        request.headers.get("host")
+    )
     if not with_names:
         try:
             require_all_teams(await admit(request, deps, "read"))
@@ -347,6 +355,8 @@ async def metrics(request: Request, deps: AppDeps) -> Response:
         except Refusal as refusal:
             if refusal.slug != "unauthenticated" or "authorization" in request.headers:
                 raise
+            if settings.open_metrics:
+                raise Refusal("wrong-host", host_names.refusal("hosts").strip()) from refusal
     async with deps.turns.turn("metrics", request, request.client.host if request.client else ""):
         text = await asyncio.to_thread(deps.metrics.exposition, naming=with_names)
     return Response(text, media_type=CONTENT_TYPE)

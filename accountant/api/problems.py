@@ -76,7 +76,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "too-large": Kind(413, "The body is larger than this service accepts"),
     "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
     "unknown-schema": Kind(415, "The batch has an unknown schema version"),
-    "wrong-host": Kind(421, "Without tokens this service answers only under a loopback name"),
+    "wrong-host": Kind(421, "Without a token this is not answered under this host name"),
     "invalid-batch": Kind(422, "The batch is well-formed but violates a rule"),
     "invalid-parameter": Kind(422, "A parameter is missing, unknown or out of range"),
     "invalid-body": Kind(422, "The body does not follow its schema"),

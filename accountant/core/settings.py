@@ -357,6 +357,9 @@ class Settings(Model):
     open_metrics: bool = False
     """True: metrics that name teams, queues, namespaces and jobs need no token. False: they need a token with scope
     `read`."""
+    hosts: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
+    """Public host names under which metrics with names need no token (`open_metrics`), besides that of `public_url`.
+    Addresses and names of the cluster are always accepted."""
     metrics_token: Path | None = None
     """File with a bearer token of scope `read`, for Prometheus to read /metrics; read again when it changes."""
     timezone: KnownTimezone = "UTC"

@@ -179,6 +179,25 @@ def test_metrics_name_teams_only_with_a_token(accountant):
     assert running.client.get("/metrics", headers=scoped("read")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example.com", 421), ("gpus.example.com.evil.example", 421), ("gpus.example.com", 200),
+        ("metrics.example.com:8080", 200), ("10.1.2.3:8080", 200), ("gputally-accountant.gputally.svc", 200),
+    ],
+)  # fmt: skip
+def test_metrics_with_names_and_without_a_token_are_not_answered_under_a_strangers_name(accountant, host, status):
+    """A stranger's page could read them through the browser of a person who reaches the port."""
+    running = accountant(
+        tokens="", open_metrics=True, public_url="https://gpus.example.com", hosts=["metrics.example.com"]
+    )
+    answer = running.client.get("/metrics", headers={"Host": host})
+    assert (answer.status_code, 'team="vision"' in answer.text) == (status, status == 200)
+    assert running.client.get("/metrics", headers={"Host": host, **scoped("read")}).status_code == 200
+    closed = accountant(tokens="")
+    assert closed.client.get("/metrics", headers={"Host": host}).status_code == 200, "it names nobody"
+
+
 def test_who_may_not_pass_is_not_read(accountant):
     running = accountant(tokens="", limits={"body_bytes": 1024})
     assert running.client.post("/v1/usage", content=b"x" * 5000).status_code == 401
