@@ -24,10 +24,11 @@ from accountant.core.settings import LeaderElection, Settings
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
 from accountant.storage.duckdb_ledger import open_ledger
-from accountant.storage.folder_or_object_store import open_store
+from accountant.storage.folder_or_object_store import FileStore, open_store
 from accountant.storage.record_archive import Archive
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.leader_election import Election, Term
 
 LOOK_S: Final = 0.2
@@ -146,20 +147,34 @@ def identity(wanted: LeaderElection) -> str:
 
 def take_over(settings: Settings, clock: Clock) -> Backup | None:
     """Brings a ledger on this replica's own volume to the state of the last leader. If no other replica has led since,
-    the ledger stays; otherwise it is set aside and the newest intact backup is restored. Opening the ledger then
-    replays the archive, which holds everything that a backup holds.
+    the ledger stays; otherwise it is set aside, and one is built from the newest intact backup and the archive, which
+    holds everything that a backup holds. The new one gets its name when it is complete, so a process that is killed
+    meanwhile sets nothing unfinished aside.
 
-    Returns the restored backup; None: nothing was restored. Raises what `open_ledger` and `backups.restore` raise."""
+    Returns the restored backup; None: nothing was restored. Raises what `open_ledger` and `backups.restoring` raise."""
     if settings.leader_election is None or not settings.leader_election.own_volume:
         return None
     assert settings.archive is not None
     ledger = settings.ledger_file
-    if ledger.exists():
-        archive = Archive(open_store(settings.archive.to, settings.object_storage, settings.data))
-        if _parts_of(ledger, clock) >= archive.newest():
-            return None
+    archive = open_store(settings.archive.to, settings.object_storage, settings.data)
+    if ledger.exists() and _parts_of(ledger, clock) >= Archive(archive).newest():
+        return None
     _set_aside(ledger)
-    store = open_store(settings.backups_to, settings.object_storage, settings.data)
+    with backups.restoring(ledger) as built:
+        backup = _restore_newest(open_store(settings.backups_to, settings.object_storage, settings.data), built)
+        open_ledger(
+            built,
+            clock,
+            month_zone=settings.timezone,
+            archive=archive,
+            gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
+            quotas=settings.quotas,
+        ).close()
+    return backup
+
+
+def _restore_newest(store: FileStore, ledger: Path) -> Backup | None:
+    """Restores the newest intact backup, and returns it; None if there is none."""
     unreachable: LedgerUnavailable | None = None
     for backup in backups.list_backups(store):
         try:

@@ -97,7 +97,8 @@ class FileStore:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 fresh.unlink(missing_ok=True)
                 try:
-                    atomic_file.write(fresh, content)
+                    fresh.write_bytes(content)
+                    atomic_file.sync(fresh)
                     os.link(fresh, place)  # unlike rename, link fails if the file was created meanwhile
                 finally:
                     fresh.unlink(missing_ok=True)

@@ -143,12 +143,17 @@ def fork_server(environment: Mapping[str, str] | None = None) -> Iterator[subpro
             zygote.wait(patience_s())
 
 
-def fork_program(zygote: subprocess.Popen[str], command: Sequence[str], log: Path) -> int:
-    """Fork a program with its arguments and return its process id. `log` receives its output."""
+def fork_program(zygote: subprocess.Popen[str], command: Sequence[str], log: Path, kill_at: int | None = None) -> int:
+    """Fork a program with its arguments and return its process id. `log` receives its output.
+
+    kill_at: the change of a file at which it is killed, 0 for never; its exit code and the number of changes are then
+    the last line of `log`. The server needs the library of kill_at.c for it."""
     assert zygote.stdin is not None
     assert zygote.stdout is not None
     program, *arguments = command
-    zygote.stdin.write(json.dumps({"program": program, "arguments": arguments, "log": str(log)}) + "\n")
+    zygote.stdin.write(
+        json.dumps({"program": program, "arguments": arguments, "log": str(log), "kill_at": kill_at}) + "\n"
+    )
     zygote.stdin.flush()
     return int(zygote.stdout.readline())
 

@@ -5,6 +5,7 @@ answers each line with the process id. The test that requested a process kills i
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -13,16 +14,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import accountant.__main__
+import accountant.cli.server_commands
 import accountant.cli.serving
 import accountant.lake.publisher
 import agent.__main__
 import agent.composition
 import fairshare.__main__
 import fairshare.composition
-from accountant.core.settings import Lake
+from accountant.core.settings import Lake, Settings
 from accountant.lake.iceberg_catalog import Catalogue
+from accountant.runtime.leadership import take_over
+from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_DAY
 
 
@@ -38,11 +43,18 @@ def remove_old_versions(arguments: Sequence[str]) -> int:
     return 0
 
 
+def lead(arguments: Sequence[str]) -> int:
+    """Bring the ledger of a replica that begins to lead up to date. arguments: the file of its settings, in JSON."""
+    take_over(Settings.model_validate_json(Path(arguments[0]).read_bytes()), SystemClock())
+    return 0
+
+
 PROGRAMS = {
     "accountant": accountant.__main__.main,
     "agent": agent.__main__.main,
     "fairshare": fairshare.__main__.main,
     "lake_upkeep": remove_old_versions,
+    "lead": lead,
 }
 
 
@@ -60,7 +72,13 @@ def run() -> None:
         log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os._exit(PROGRAMS[asked["program"]](asked["arguments"]))
+        if asked["kill_at"] is None:
+            os._exit(PROGRAMS[asked["program"]](asked["arguments"]))
+        library = ctypes.CDLL(None)  # with what kill_at.c adds
+        library.kill_at(asked["kill_at"])
+        code = PROGRAMS[asked["program"]](asked["arguments"])
+        print(code, library.changes(), flush=True)
+        os._exit(code)
 
 
 if __name__ == "__main__":
