@@ -249,6 +249,8 @@ class Service:
             archive = open_store(settings.archive.to, settings.object_storage, settings.data)
         own_volume = settings.leader_election is not None and settings.leader_election.own_volume
         sessions = SessionFiles(archive if own_volume and archive is not None else in_folder(settings.data))
+        self._teams_of_callers: frozenset[str] = frozenset()
+        """The teams that tokens and callers named at the last look."""
         self._callers = CallersFile(settings, clock, self._stays, self._api, self._teams, sessions)
         self.tls = tls(settings)
         self.ledger = open_ledger(
@@ -416,6 +418,20 @@ class Service:
                 file.current = file.current.without(self.books.unknown_teams(file.current.teams().values()))
                 self._later(file, error)
 
+        self._look_at_teams_of_callers()
+
+    def _check_callers(self) -> bool:
+        """Puts a changed callers file in force; see `CallersFile.check`."""
+        changed = self._callers.check()
+        self._look_at_teams_of_callers()
+        return changed
+
+    def _look_at_teams_of_callers(self) -> None:
+        """Warns of unknown teams in tokens and callers when the named teams changed."""
+        if (teams := self._callers.teams()) != self._teams_of_callers:
+            self._teams_of_callers = teams
+            self.books.warn_of_unknown_teams("tokens and callers", teams)
+
     def _later(self, file: WatchedFile[T], error: LedgerUnavailable | UnknownTeams) -> None:
         file.enforce_again()
         self._stays(str(error))
@@ -424,7 +440,7 @@ class Service:
         """The routines that read files and the inventory again: one for each, so that a fault of one does not stop the
         others."""
         interval_s = self.settings.refresh_seconds
-        reloads = {name: file.check for name, file in self._files().items()} | {"callers file": self._callers.check}
+        reloads = {name: file.check for name, file in self._files().items()} | {"callers file": self._check_callers}
         if self.tls is not None:
             reloads["certificate"] = self.tls.renew
         routines = [Routine(name, interval_s, partial(self._look, name, reload)) for name, reload in reloads.items()]
@@ -455,6 +471,7 @@ class Service:
     def _take_policy(self, policy: Policy) -> None:
         version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
         self._log.info("policy_in_force", version=version.version)
+        self.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
 
     def _take_prices(self, book: PriceBook) -> None:
         """Puts the price file in force if it changed. Raises FileFault if the bookkeeping refuses it."""

@@ -278,6 +278,12 @@ class CallersFile:
         self._read_sessions()
         return self._callers is not None and self._callers.check()
 
+    def teams(self) -> frozenset[str]:
+        """The teams that the versions in force name."""
+        named = frozenset() if self._tokens is None else self._tokens.teams()
+        granted = self._callers.current.grants if self._callers is not None else ()
+        return named.union(*(grant.teams or () for grant in granted))
+
     def _read_sessions(self) -> None:
         """Reads the sessions that people ended before this process began, and stores those that could not be stored.
         Only this process ends further ones."""

@@ -347,7 +347,9 @@ def put_policy(
 ) -> PolicyVersion:
     """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
     is returned unchanged."""
-    return deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
+    version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
+    deps.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
+    return version
 
 
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))

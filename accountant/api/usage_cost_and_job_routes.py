@@ -47,7 +47,6 @@ from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, wait_statistics, waits_within
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods
-from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
@@ -64,6 +63,7 @@ from accountant.wire.usage_cost_and_job_models import (
     UsageAnswer,
 )
 from gputally.base.money import exact_sum
+from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server.config_loading import Duration, Model
 from gputally.server.tokens_and_grants import Principal

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Final, Literal, Protocol
 
+import structlog
 from pydantic import TypeAdapter
 
 from accountant.billing.cost_allocation import bills, statement, unused_commitments
@@ -73,13 +74,13 @@ from accountant.bookkeeping.month_closing import (
     waiting_elsewhere,
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
-from accountant.core.errors import nearest, shown
 from accountant.core.periods import Month, local_date, midnight_ms, zone
 from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
 from accountant.ledger.protocols import Ledger, Quarantined, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
+from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY
 
 
@@ -413,6 +414,14 @@ class Bookkeeper:
         unchecked = {*teams} - {IDLE, UNASSIGNED} - self._ledger.teams()
         known = self.known_teams() if unchecked else frozenset()
         return {team: f"no team {shown(team)} is known{nearest(team, known)}" for team in sorted(unchecked - known)}
+
+    def warn_of_unknown_teams(self, what: str, teams: Iterable[str | None]) -> None:
+        """Log teams that nothing names, unless no team is known at all, as in a new ledger. what: names them."""
+        unknown = self.unknown_teams(team for team in teams if team is not None)
+        if unknown and self.known_teams():
+            structlog.get_logger("accountant.teams").warning(
+                "unknown_teams_named", what=what, teams=sorted(unknown), reasons=[*unknown.values()]
+            )
 
     def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
         """The present status of a month."""

@@ -9,7 +9,6 @@ from rich.console import Group
 from rich.table import Column, Table
 
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
-from accountant.core.errors import nearest
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
 from accountant.wire.typed_accountant_client import AccountantClient
@@ -21,6 +20,7 @@ from accountant.wire.usage_cost_and_job_models import (
 )
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.near_names import nearest
 from gputally.base.number_format import NOTHING, hours
 from gputally.base.terminal import figures, table
 from gputally.base.units import MS_PER_SECOND

@@ -19,7 +19,7 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
-from accountant.core.errors import LakeUnavailable, nearest
+from accountant.core.errors import LakeUnavailable
 from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
@@ -39,6 +39,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError
 from gputally.base.money import exact_product, exact_sum, plain
+from gputally.base.near_names import nearest
 from gputally.server import config_loading
 from gputally.server.config_loading import Exact, Model
 

@@ -25,6 +25,7 @@ from fairshare.laws.gang_turns import gang_reach
 from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
+from gputally.base.near_names import nearest, shown
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
 from gputally.server.config_loading import ReloadedFile, validate
@@ -156,7 +157,14 @@ def _history_advice(policy: Policy) -> Iterator[Advice]:
 
 def _budget_advice(policy: Policy) -> Iterator[Advice]:
     deserved = {queue.name: queue.deserved for queue in policy.queues}
+    teams = {queue.team for queue in policy.queues if queue.team}
     for at, budget in enumerate(policy.budgets):
+        if teams and budget.team is not None and budget.team not in teams:
+            text = (
+                f"no queue has the team {shown(budget.team)}: unless namespaces name it, the budget counts nothing"
+                f"{nearest(budget.team, teams)}"
+            )
+            yield Advice(("budgets", at, "team"), text)
         if budget.exhausted == "no-over-quota" and budget.queue is not None and deserved.get(budget.queue) == 0:
             text = f"{budget.queue!r} deserves nothing: once the budget is used up it gets no GPU at all"
             yield Advice(("budgets", at, "exhausted"), text)

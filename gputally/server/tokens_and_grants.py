@@ -248,6 +248,10 @@ class TokenFile:
         """True while the file's newest version is not in force."""
         return self._file.refused
 
+    def teams(self) -> frozenset[str]:
+        """The teams to which the tokens of the version in force are limited."""
+        return frozenset(team for entry in self._file.current for team in entry.teams or ())
+
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return self.principal_of(token)
 

@@ -53,6 +53,24 @@ def test_the_sample_policy_has_nothing_to_complain_about(capsys: Capsys) -> None
 
 
 @pytest.mark.parametrize(
+    ("team", "queues_team", "warned"),
+    [("vision", "vision", False), ("visoin", "vision", True), ("visoin", None, False)],
+)
+def test_check_warns_of_a_budget_for_a_team_that_no_queue_has(
+    file: Make, capsys: Capsys, team: str, queues_team: str | None, warned: bool
+) -> None:
+    """If no queue has a team, the teams come from namespaces."""
+    of_queue = f", team: {queues_team}" if queues_team else ""
+    path = file(
+        f"queues:\n  - {{name: a, refs: [kai:a]{of_queue}}}\nbudgets:\n  - {{name: b, team: {team}, limit: 9}}\n"
+    )
+    assert main(["check", str(path)]) == 0
+    *warnings, _ = capsys.readouterr().out.splitlines()
+    assert [warning.partition(": ")[0] for warning in warnings] == ([f"{path}:4"] if warned else [])
+    assert ["did you mean 'vision'?" in warning for warning in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(
     ("queue", "line"),
     [
         ("weight: 0\n    deserved: 0\n    limit: 0", 4),

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from accountant.cli.serving import EXIT_FAILED, run
+from accountant.cli.token_file import with_entry
 from accountant.composition import Service
 from accountant.core.errors import InventoryError, LedgerFailed, LedgerLocked
 from accountant.core.settings import Settings
@@ -18,6 +19,7 @@ from gputally.base.errors import CannotStart
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault
 from gputally.server.https_server import listen, serve
+from gputally.server.tokens_and_grants import new_token
 from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
 from tests.price_books import price_book_text
@@ -275,6 +277,44 @@ def refused_files(logs):
     """The faults of every file that was refused so far."""
     events = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
     return [fault for event in events for fault in event["faults"]]
+
+
+def test_a_mistyped_team_of_a_budget_a_token_or_a_caller_is_warned_of_and_stays_in_force(tmp_path, clock, logs):
+    """A namespace may name the team later, so nothing is refused."""
+    budgets = "budgets: [{name: b, team: TEAM, limit: 9}, {name: c, team: vision, limit: 9}]\n"
+    callers = tmp_path / "callers.yaml"
+    _, limited = new_token("ada", ("read",), teams=("visio", "vision"))
+    token, unlimited = new_token("ops", ("policy",))
+    tokens = with_entry(with_entry("tokens: []\n", limited), unlimited)
+    callers.write_text("schema: 1\ngrants: [{users: [ann], scopes: [read], teams: [visiom]}]\n")
+    settings = settings_in(
+        tmp_path, policy=OF_VISION + budgets.replace("TEAM", "visoin"), tokens=tokens, callers=callers
+    )
+
+    def warned():
+        return [
+            (entry["what"], entry["teams"], ["did you mean 'vision'?" in reason for reason in entry["reasons"]])
+            for entry in logs
+            if entry["event"] == "unknown_teams_named"
+        ]
+
+    with Service(settings, clock) as service:
+        assert warned() == [
+            ("budgets of the policy", ["visoin"], [True]),
+            ("tokens and callers", ["visio", "visiom"], [True, True]),
+        ]
+        assert refused_files(logs) == []
+        settings.policy.write_text(OF_VISION + budgets.replace("TEAM", "vison"))
+        for _ in range(2):
+            clock.advance(30_000)
+            service.maintain()
+        assert warned()[2:] == [("budgets of the policy", ["vison"], [True])]
+        logs.clear()
+        queues, of_budget = [{"name": "vision", "team": "vision"}], {"name": "b", "team": "vlsion", "limit": 9}
+        changed = {"schema": 1, "queues": queues, "budgets": [of_budget]}
+        ops = client_of(service, headers={"Authorization": f"Bearer {token}"})
+        assert ops.put("/v1/policy", json=changed).status_code == 200
+        assert warned() == [("budgets of the policy", ["vlsion"], [True])]
 
 
 @pytest.mark.parametrize("restart", [False, True])

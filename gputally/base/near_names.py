@@ -1,0 +1,33 @@
+"""Shows names in error messages, and suggests known names for a mistyped one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from gputally.base.untrusted_text import escaped
+
+_NAMED = 3
+"""Maximum number of names listed in an error."""
+_LONGEST = 200
+"""Maximum length of a name in an error, in characters."""
+_ALIKE = 0.5
+"""Similarity, from 0 to 1, that a suggested name must have."""
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """Returns `; did you mean vision or speech?`, or `; known are …`, or "" if no names are known."""
+    folded = {each.casefold(): each for each in sorted(known) if each}
+    alike = [folded[each] for each in get_close_matches(name.casefold(), folded, _NAMED, _ALIKE)]
+    if alike:
+        return f"; did you mean {' or '.join(shown(each) for each in alike)}?"
+    if not folded:
+        return ""
+    few = sorted(folded.values())[:_NAMED]
+    more = f" and {len(folded) - len(few):,} more" if len(folded) > len(few) else ""
+    return f"; known are {', '.join(shown(each) for each in few)}{more}"
+
+
+def shown(name: str) -> str:
+    """A name for an error message: quoted, shortened, without terminal control characters."""
+    return f"'{escaped(name[:_LONGEST])}'"
