@@ -273,11 +273,14 @@ def _node(
     containers = [one for one in asked.containers if one.node == node]
     offered = asked.offered.get(node, {})
     labels = asked.node_labels.get(node, {})
+    # HAMi offers each GPU several times, so what the node offers says nothing about its GPUs.
+    count = whole_number(labels.get("label_nvidia_com_gpu_count", ""))
+    cards = sum(max(1, len(device.slices)) for device in own) or count
+    replicas = whole_number(labels.get("label_nvidia_com_gpu_replicas", ""))
+    divided = cards is not None and offered.get(WHOLE, 0) > cards and (replicas is None or replicas < 2)
     limited = any(one.limits for one in containers)
+    limited |= divided and (replicas is not None or any(one.limits for one in asked.containers))
     if not own:
-        # HAMi offers each GPU several times, so what the node offers says nothing about its GPUs.
-        listed = labels.get("label_nvidia_com_gpu_count", "")
-        count = whole_number(listed)
         own_count = {WHOLE: count} if count is not None and count <= MOST_GPUS else {}
         own = assumed_devices(node, own_count if limited else offered, [] if limited else containers, labels)
     parts, clear = 1, True
@@ -287,6 +290,10 @@ def _node(
     else:
         wanted = placeable = of_requests(containers, own, seen)
         slots, pools = _pools(own, offered, wanted)
+        if divided and not limited and any(demand.pool == WHOLE and demand.count > 1 for demand in wanted):
+            # Parts of time-sliced GPUs, of which one is enough, or whole GPUs of HAMi: nothing shows which.
+            clear = False
+            placeable = [replace(one, pool="") if one.pool == WHOLE and one.count > 1 else one for one in wanted]
         if limited:
             sizes = _sizes(containers, own, labels)
             clear = None not in sizes.values()

@@ -352,6 +352,41 @@ def test_the_part_of_a_hami_pod_is_that_of_the_agent(amounts, count, minutes):
     assert sum(held(observed)[0].values()) == pytest.approx(minutes)
 
 
+EIGHT = tuple(gpu(index, **A100) for index in range(8))
+EIGHTY = ((OFFERED, 80.0), ({**OFFERED, "node": "n2"}, 80.0))
+
+
+@pytest.mark.parametrize(
+    ("others", "labels"),
+    [
+        ((request("b", node="n2"), request("b", node="n2", kind="nvidia_com_gpucores", count=50)), ()),
+        ((), ({"node": "n1", "label_nvidia_com_gpu_replicas": "1"},)),
+    ],
+)
+def test_whole_cards_without_limits_are_whole_where_each_card_is_offered_ten_times(others, labels):
+    """Limits on another node, or a label that denies time slicing, show that the parts are HAMi's."""
+    busy = (*EIGHT, gpu(8, modelName=A100["modelName"], Hostname="n2"))
+    observed = seen(
+        nodes=("n1", "n2"), requests=(request("a", count=8), *others), allocatable=EIGHTY, busy=busy,
+        node_labels=labels,
+    )  # fmt: skip
+    minutes, capacity = held(observed)
+    assert {key: value for key, value in minutes.items() if key[0] == "a"} == {
+        ("a", f"GPU-{index}"): 60 for index in range(8)
+    }
+    assert capacity == 9 * 60
+
+
+def test_several_parts_that_may_be_whole_cards_are_counted_and_on_no_gpu():
+    """Eight of 80 may be eight whole cards of HAMi, or eight tenths of time-sliced ones; a label decides."""
+    eight = seen(requests=(request("a", count=8),), allocatable=EIGHTY[:1], busy=EIGHT)
+    (node,) = histories(eight)
+    assert (held(eight), node.unplaced_us) == (({}, 0), 8 * 3_600_000_000)
+    assert node.blind == {f"GPU-{index}": (SPAN,) for index in range(8)}
+    sliced = replace(eight, node_labels=({"node": "n1", "label_nvidia_com_gpu_replicas": "10"},))
+    assert sum(held(sliced)[0].values()) == 48
+
+
 def test_hami_pods_without_a_known_memory_or_number_of_gpus_are_counted_and_on_no_gpu():
     asked = (request("a"), *limits("a", gpumem=8_192))
     observed = seen(requests=asked, busy=(gpu(0, modelName="NVIDIA Unknown"),))
