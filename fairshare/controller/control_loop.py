@@ -12,7 +12,7 @@ each write of a weight as a dry run of the API server, which changes nothing."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
@@ -228,7 +228,7 @@ class Controller:
                 if usable is not None:
                     decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
                     target, preemption_decisions = self._preempt(
-                        target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading
+                        target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading, finished.keys
                     )
                     decisions += preemption_decisions
                     events += target.preemption.events if target.preemption is not None else ()
@@ -430,16 +430,18 @@ class Controller:
         now_ms: int,
         metered_ms: int | None,
         leading: Callable[[], bool],
+        unfinished: Collection[str],
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """Run preemption at one target, after its weights were written, by which its scheduler may preempt itself.
 
-        metered_ms: the time up to which usage is metered; None if unknown."""
+        metered_ms: the time up to which usage is metered; None if unknown.
+        unfinished: as for `Preemptions.cycle`."""
         if not report.entitlements or report.rivals:
             return report, ()
         try:
             preemption, decisions = self._preemptions.cycle(
                 self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
-                now_ms, metered_ms, leading, report.quotas, report.by_model, report.pool_models,
+                now_ms, metered_ms, leading, report.quotas, report.by_model, report.pool_models, unfinished,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, preemption_cycle.failed(error))

@@ -15,7 +15,7 @@ waiting time do not matter. It is refused while usage is old, its coverage is lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Literal
 
@@ -64,6 +64,8 @@ _PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
 _OUTCOMES = msgspec.json.Decoder(dict[str, dict[str, str]])
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
+STOPPING_MS = 5 * MS_PER_MINUTE
+"""How long a victim that its scheduler does not stop holds up other preemptions of the target."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
@@ -124,13 +126,18 @@ class Preemptions:
         quotas: Mapping[str, Quota] = NO_QUOTAS,
         by_model: Mapping[str, Sequence[Entitlement]] = NO_MODELS,
         pool_models: Mapping[str, str] = NO_POOL_MODELS,
+        unfinished: Collection[str] = (),
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
         """Run one cycle at one target. Returns None instead of a report if preemption is off or another replica leads.
+
+        Nothing is decided while victims of the last five minutes are still being stopped, or have only now gone:
+        their GPUs still seem held, so the same claim would stop others.
 
         metered_ms: the time up to which usage is metered; None if unknown.
         leading: returns whether this replica holds the Lease.
         quotas: the target's own quotas, if it admits work by quota.
         by_model, pool_models: as for `preemption_inputs`.
+        unfinished: the workloads whose preemption was not finished before this cycle, also those that only say so.
 
         Raises ClusterError if nothing could be decided."""
         mode = preemption_cycle.mode_of(policy, target)
@@ -149,6 +156,13 @@ class Preemptions:
             by_model=by_model, pool_models=pool_models,
         )  # fmt: skip
         inputs = replace(inputs, idle=idle.idleness)
+        recent = {each.key for each in inputs.past if each.at_ms > now_ms - STOPPING_MS}
+        if stopping := tuple(sorted(recent.intersection(unfinished))):
+            report = PreemptionReport(
+                target, mode, inputs, warned=self._idle.warned(target), faults=idle.faults, stopping=stopping,
+                events=idle.events,
+            )  # fmt: skip
+            return report, ()
         vetoes = self._valid_vetoes(target, now_ms)
         try:
             report = preemption_cycle.preempt(policy, cluster, inputs, mode, leading, vetoes)

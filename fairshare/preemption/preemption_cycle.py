@@ -70,7 +70,8 @@ class PreemptionReport:
     situation: the inputs with all vetoes of the cluster. With them and the policy, `verdicts` can be computed again.
     vetoes: the same vetoes with their kinds.
     warned: the number of pods whose owners were warned of idle GPUs.
-    faults: warnings and records that could not be written."""
+    faults: warnings and records that could not be written.
+    stopping: the victims of earlier cycles for which this cycle waits; it decides nothing if there are any."""
 
     target: str
     mode: Mode
@@ -82,6 +83,7 @@ class PreemptionReport:
     vetoes: Mapping[str, EvictionVeto] = field(default_factory=dict)
     warned: int = 0
     faults: tuple[str, ...] = ()
+    stopping: tuple[str, ...] = ()
 
 
 def mode_of(policy: Policy, target: str) -> Mode:
@@ -330,6 +332,9 @@ def obstacles(report: PreemptionReport) -> dict[Obstacle, tuple[str, ...]]:
 def condition(report: PreemptionReport) -> Condition:
     """Return the condition `Preemption`: True if nothing prevented a preemption (see `OBSTACLES`)."""
     texts_by_obstacle = obstacles(report)
+    if report.stopping and not texts_by_obstacle:
+        text = f"no other workload is stopped before the GPUs of {join_texts(report.stopping, most=3)} are free"
+        return Condition(CONDITION, "True", "Stopping", text)
     if not texts_by_obstacle:
         return Condition(CONDITION, "True", "AsDecided", f"mode {report.mode}: nothing prevents a decided preemption")
     parts = [f"{obstacle}: {join_texts(texts, most=3)}" for obstacle, texts in texts_by_obstacle.items()]

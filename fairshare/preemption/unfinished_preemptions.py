@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fairshare.core.gpu_demand import millis
+from fairshare.core.gpu_demand import gang_key, millis
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.targets.kueue import WORKLOADS, condition_of
@@ -163,6 +163,7 @@ class FinishedPreemptions:
 
     resumed: workloads that may run again.
     left: workloads that are still being stopped.
+    keys: all workloads with a preemption that was not finished before, as `Gang.key`.
     events: one for each preemption that failed for good, because Volcano did not restart the Job.
     faults: the preemptions that could not be finished yet, and why."""
 
@@ -170,6 +171,7 @@ class FinishedPreemptions:
     left: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     faults: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
     def condition(self) -> Condition | None:
         """Return the condition `Resumed`, which is False; None without faults."""
@@ -248,5 +250,6 @@ def _finish(
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
             else:
                 resumed.append(step.name)
-        return True, FinishedPreemptions(tuple(resumed), tuple(sorted(left)), tuple(events), tuple(faults))
+        keys = tuple(map(gang_key, unfinished))
+        return True, FinishedPreemptions(tuple(resumed), tuple(sorted(left)), tuple(events), tuple(faults), keys)
     return False, FinishedPreemptions()

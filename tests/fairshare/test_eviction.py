@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fairshare.controller.control_loop import Controller
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
 from fairshare.targets import KINDS
-from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
+from fairshare.targets.kueue import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.volcano import COMMAND, JOB
+from gputally.base.clock import VirtualClock
 from gputally.base.errors import Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD, Cluster, Kind, Object
-from tests.fairshare.builders import Failing, budget_object, cluster_with, object_of, pod_object, policy_of
+from tests.fairshare.builders import (
+    Failing,
+    budget_object,
+    cluster_with,
+    node_object,
+    object_of,
+    pod_object,
+    policy_of,
+)
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.fairshare.observations import condition
 from tests.shared_files import shared
 
 WORKLOAD = WORKLOADS[0]
@@ -276,6 +288,75 @@ def kueue(controller_of: Make) -> Callable[..., tuple[Failing, Controller]]:
         return cluster, controller_of(policy, cluster, status_object=HERE, **options)
 
     return make
+
+
+def _holding(name: str, queue: str = "a", **spec: Any) -> Object:
+    """Build a Workload of 4 GPUs, admitted unless it has no ClusterQueue."""
+    template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}}
+    pod_set = {"name": "main", "count": 1, "template": template}
+    usage = {"name": "main", "flavors": {"nvidia.com/gpu": "f"}, "resourceUsage": {"nvidia.com/gpu": "4"}}
+    reserved = [{"type": kind, "status": "True", "lastTransitionTime": SINCE} for kind in ("QuotaReserved", "Admitted")]
+    status = {"admission": {"clusterQueue": queue, "podSetAssignments": [usage]}, "conditions": reserved}
+    return object_of(
+        WORKLOAD, name, {"queueName": queue, "podSets": [pod_set], **spec}, status if queue == "a" else {},
+        uid=f"uid-{name}", creationTimestamp=SINCE,
+    )  # fmt: skip
+
+
+def _released(cluster: MemoryCluster, name: str) -> None:
+    """Play Kueue, which takes the quota of a deactivated Workload back."""
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": SINCE}]}
+    released = {**cluster.get(WORKLOAD, name, "ns"), "status": status}
+    cluster.put(released, field_manager="kueue", subresource="status")
+
+
+@pytest.mark.parametrize(("restarts", "silent"), [(False, False), (True, False), (True, True)])
+def test_a_claim_stops_nobody_else_before_its_victims_have_gone(
+    controller_of: Make, clock: VirtualClock, restarts: bool, silent: bool
+) -> None:
+    """Queue b waits for 4 of the 16 GPUs that a holds with a quota of 4. Kueue takes its time, and then the API server
+    shows the quota free and the pods not yet gone. A Kueue that is silent holds preemption up for five minutes."""
+    quota = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
+    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "f", "resources": quota}]}]
+    names = [f"w{i}" for i in range(4)]
+    objects = [
+        *(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m", "resourceGroups": groups}) for name in "ab"),
+        *(object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"),
+        *map(_holding, names), _holding("waits", "b"), node_object("n0", 16),
+    ]  # fmt: skip
+    cluster = MemoryCluster(KINDS, objects)
+    queues = [{"name": name, "deserved": 4, "refs": [f"kueue:{name}"]} for name in "ab"]
+    rules = {"mode": "enforce", "wait": 0, "min_runtime": 0}
+    policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}}, preemption=rules)
+    pods = tuple(replace(read_pod(pod_object(f"p-{name}", node="n0", gpus=4)), ref="") for name in names)
+
+    def make() -> Any:
+        return controller_of(policy, cluster, status_object=HERE, pods=lambda: pods)
+
+    def stopped() -> list[str]:
+        return [name for name in names if "gputally.dev/preempted-because" in _notes(cluster, name)]
+
+    controller = make()
+    controller.cycle()
+    (victim,) = stopped()
+    if restarts:
+        controller = make()
+    for _ in range(2):
+        (target,) = controller.later().targets
+        assert (stopped(), condition(target, "Preemption").reason) == ([victim], "Stopping")
+    if silent:
+        clock.advance(300_000)
+        controller.cycle()
+        assert len(stopped()) == 2
+        return
+    _released(cluster, victim)
+    (target,) = controller.later().targets
+    assert (stopped(), condition(target, "Preemption").reason) == ([victim], "Stopping")
+    assert cluster.get(WORKLOAD, victim, "ns")["spec"]["active"]
+
+
+def _notes(cluster: MemoryCluster, name: str) -> Any:
+    return cluster.get(WORKLOAD, name, "ns")["metadata"].get("annotations") or {}
 
 
 def _active(cluster: MemoryCluster, version: Kind = WORKLOAD) -> bool:

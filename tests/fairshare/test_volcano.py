@@ -377,6 +377,23 @@ def _group_of(job: dict[str, Any], queue: str, gpus: int) -> dict[str, Any]:
     return _group(f"{name}-1", queue, least=gpus, member=job["spec"]["minAvailable"], ownerReferences=owners)
 
 
+def test_a_claim_restarts_no_other_job_while_a_command_waits_for_volcano(accountant: Any) -> None:
+    clock, accountant.nodes = VirtualClock(LATER_MS), {"n"}
+    holds = [_job(f"holds-{i}", "sci", 1, 4, "Running") for i in range(4)]
+    jobs = [*holds, _job("waits", "eng", 1, 4, "Pending")]
+    groups = [*(_group_of(job, "sci", 4) for job in holds), _group_of(jobs[-1], "eng", 4)]
+    queues = [_queue("eng"), _queue("sci", allocated="16")]
+    cluster = MemoryCluster(KINDS, [*queues, *jobs, *groups, volcano("proportion"), node_object("n", 16)])
+    policy = _policy("weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
+    pods = tuple(read_pod(_pod_of(job["metadata"]["name"], "sci", 0, 4)) for job in holds)
+    controller = Controller(policy, accountant, cluster, clock, pods=lambda: pods)
+    for _ in range(3):
+        (target,) = controller.cycle().targets
+        clock.advance(60_000)
+    assert len(cluster.list(COMMAND)) == 1
+    assert condition(target, "Preemption").reason == "Stopping"
+
+
 def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(either_of: Make, accountant: Any) -> None:
     clock, accountant.nodes = VirtualClock(LATER_MS), {"n"}
     holds, waits = _job("holds", "sci", 2, 8, "Running"), _job("waits", "eng", 1, 4, "Pending")
