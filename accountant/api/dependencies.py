@@ -37,6 +37,7 @@ from accountant.storage.folder_or_object_store import open_store
 from accountant.storage.read_snapshot import Hole, Imbalance
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.base.units import MS_PER_DAY
 from gputally.server.rate_and_connection_limits import RateLimit
 from gputally.server.sign_in import SignInService
 from gputally.server.tokens_and_grants import Authenticator, Principal
@@ -214,6 +215,12 @@ class Deps:
     def refusals_logged(self) -> RateLimit:
         """The rate at which refusals by quotas are logged."""
         return RateLimit(self.clock, 10 / 3600, 10)
+
+    @cached_property
+    def decisions_recorded(self) -> RateLimit:
+        """The rate at which a caller may record decisions."""
+        most = self.settings.quotas.decisions
+        return RateLimit(self.clock, most * 1000 / MS_PER_DAY, most)
 
     @cached_property
     def turns(self) -> RequestTurns:

@@ -340,13 +340,20 @@ _FAR_MS = 253_402_300_800_000
     summary="Put a policy in force",
     response_model=PolicyVersion,
     openapi_extra={"requestBody": json_body("Policy")},
-    responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
+    responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
 )
 def put_policy(
     policy: Annotated[Policy, body(Policy, "policy")], deps: AppDeps, principal: PolicyPrincipal
 ) -> PolicyVersion:
     """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
     is returned unchanged."""
+    known, most = _versions(deps), deps.settings.quotas.policies
+    if len(known) >= most and known[-1].version != policy.version():
+        raise Refusal(
+            "books-refuse",
+            f"{len(known)} policies were put in force, and each stays for ever: find out who sends them, and then raise"
+            " quotas.policies in the accountant's settings",
+        )
     version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
     deps.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
     return version
@@ -416,8 +423,19 @@ class DecisionParams(SpanParams):
     openapi_extra={"requestBody": json_body("Decision", many=True)},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-def record_decisions(decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: AppDeps) -> Recorded:
+def record_decisions(
+    decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: AppDeps, principal: PolicyPrincipal
+) -> Recorded:
     """Stores a list of decisions, except those whose cluster, id and instant are already stored."""
+    most = deps.settings.quotas.decisions
+    if deps.decisions_recorded.admit((principal.name, "decisions"), min(len(decisions), most)):
+        over = OverQuota(
+            f"{principal.name!r} has recorded {most} decisions within a day: find out who sends them, and then raise"
+            " quotas.decisions in the accountant's settings",
+            "decisions",
+        )
+        _count_refusal(deps, over)
+        raise over
     new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
 

@@ -135,6 +135,11 @@ class Quotas(Model):
     """Outboxes (spools) that a node may begin within a day; above it 429 with Retry-After, and the agent waits."""
     import_nodes: int = Field(default=10_000, ge=1)
     """Nodes that the imports of a cluster may name for the first time within a day; above it 429."""
+    decisions: int = Field(default=2_000_000, ge=1)
+    """Decisions that a caller may record within a day; above it 429 with Retry-After, and the controller waits. A
+    thousand queues whose weights change every minute are 1,440,000."""
+    policies: int = Field(default=20_000, ge=1)
+    """Policies that may be put in force in all time; above it 409. Two a day for ten years are 7,300."""
     import_chunks: int = Field(default=20_000, ge=1)
     """Completed chunks that the imports of a cluster from one source may note in all time, without withdrawn ones;
     above it 409. Ten years by the day are 3,650."""

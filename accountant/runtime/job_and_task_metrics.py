@@ -86,7 +86,17 @@ class Metrics:
         )
         for result in ("stored", "duplicate", "quarantined"):
             self._rows.labels(result)
-        for quota in ("gpus", "cluster_gpus", "parts", "holders", "bytes", "outboxes", "import_nodes", "nodes"):
+        for quota in (
+            "gpus",
+            "cluster_gpus",
+            "parts",
+            "holders",
+            "bytes",
+            "outboxes",
+            "import_nodes",
+            "nodes",
+            "decisions",
+        ):
             self._over_quota.labels(quota)
         self._batches.labels("200")
         self.registry.register(FunctionCollector(build_metrics))

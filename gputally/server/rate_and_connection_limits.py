@@ -89,8 +89,8 @@ _BUCKETS = 16_384
 
 
 class RateLimit:
-    """Limits the rate of requests with a token bucket for each client. To bound memory, it forgets the client that has
-    sent no request for the longest time.
+    """Limits the rate of requests with a token bucket for each client. Thread-safe. To bound memory, it forgets the
+    client that has sent no request for the longest time.
 
     per_second: requests that a client may send per second on average.
     burst: requests that it may send at once."""
@@ -99,13 +99,17 @@ class RateLimit:
         self._clock = clock
         self._per_ms = per_second / 1000
         self._burst = float(burst)
+        self._lock = threading.Lock()
         self._buckets: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(_BUCKETS)
 
-    def admit(self, client: tuple[str, str]) -> float:
-        """Return 0 if a request may pass, or else the seconds after which the client's next one may."""
+    def admit(self, client: tuple[str, str], amount: int = 1) -> float:
+        """Return 0 if a request may pass, or else the seconds after which the client's next one may.
+
+        amount: what the request counts as, at most `burst`."""
         now = self._clock.monotonic_ms()
-        level, since = self._buckets.pop(client, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._per_ms)
-        wait = 0.0 if level >= 1 else (1 - level) / self._per_ms / 1000
-        self._buckets[client] = (level if wait else level - 1, now)
+        with self._lock:
+            level, since = self._buckets.pop(client, (self._burst, now))
+            level = min(self._burst, level + (now - since) * self._per_ms)
+            wait = 0.0 if level >= amount else (amount - level) / self._per_ms / 1000
+            self._buckets[client] = (level if wait else level - amount, now)
         return wait

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -468,3 +470,13 @@ def test_prometheus_has_a_token_of_its_own_in_a_file(two_teams, tmp_path):
     secret.unlink()
     assert status("renewed") == 503
     assert status("reader") == 200
+
+
+def test_every_route_that_writes_has_its_bound_in_the_table(accountant):
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    table = page.partition("### What each route leaves")[2].partition("\n## ")[0]
+    paths = accountant().app.openapi()["paths"]
+    writing = {
+        f"{method.upper()} {path}" for path, methods in paths.items() for method in methods.keys() - {"get", "head"}
+    }
+    assert set(re.findall(r"`((?:POST|PUT|DELETE|PATCH) [^`]+)`", table)) == writing

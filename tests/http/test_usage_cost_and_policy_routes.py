@@ -11,7 +11,7 @@ import pytest
 from accountant.core.errors import LedgerUnavailable
 from accountant.reports import figure_formatting
 from accountant.wire.usage_cost_and_job_models import CostLine
-from tests.http.conftest import HOUR_US, NOW_MS, decision, refused, usage_line
+from tests.http.conftest import HOUR_US, NOW_MS, decision, refused, scoped, usage_line
 
 OCTOBER = 1_790_812_800_000
 NOVEMBER = 1_793_491_200_000
@@ -361,3 +361,30 @@ def test_a_question_says_what_it_costs_before_it_is_answered(accountant, questio
     less = 239_999 * 240 // (240_000 * width) // 24
     assert f"ask for about {less} days" in fault["reason"] or less <= 1
     assert ("fewer than" in fault["reason"]) == (width > 1)
+
+
+def test_no_more_policies_are_put_in_force_than_the_quota(accountant):
+    """Each stays for ever, so a stolen token of the controller could leave any number."""
+    running = accountant(tokens="", quotas={"policies": 3})
+
+    def put(name: str) -> int:
+        body = {"queues": [{"name": name}]}
+        return running.client.put("/v1/policy", json=body, headers=scoped("policy")).status_code
+
+    assert [put(f"q{number}") for number in range(5)] == [200, 200, 200, 409, 409]
+    assert put("q2") == 200, "the policy in force is known"
+    assert len(running.ledger.versions) == 3
+
+
+def test_decisions_have_an_allowance_of_a_day(accountant):
+    running = accountant(tokens="", quotas={"decisions": 48})
+
+    def post(first: int, count: int) -> int:
+        body = [decision(id=f"d{number}") for number in range(first, first + count)]
+        return running.client.post("/v1/decisions", json=body, headers=scoped("policy")).status_code
+
+    assert [post(0, 40), post(40, 8), post(48, 1)] == [200, 200, 429]
+    running.clock.advance(3_700_000)
+    assert [post(48, 2), post(50, 1)] == [200, 429]
+    assert len(running.ledger.decided) == 50
+    assert 'gputally_ingest_over_quota_records_total{quota="decisions"} 2.0' in running.client.get("/metrics").text
