@@ -120,6 +120,7 @@ class Site:
             "prices": f"{self.url}/prices",
             "invoice": f"{self.url}/invoice/{self.month}",
             "act": f"{self.url}/act/{self.act}",
+            "proposals": f"{self.url}/proposals",
             "coverage": f"{self.url}/coverage",
             "report": (self.out / "report.html").resolve().as_uri(),
             **self.controller.pages,

@@ -96,3 +96,45 @@ def test_no_figure_is_beyond_an_edge(browser: Browser, url: str, name: str, widt
         assert page.evaluate(BEYOND) == []
     finally:
         page.close()
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An accountant with late records of every team for a closed month."""
+    clock = VirtualClock(NOW_MS)
+    settings = settings_in(
+        tmp_path_factory.mktemp("late"), prices=PRICES,
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n" + "".join(f"  - {{name: {t}, team: {t}}}\n" for t in TEAMS),
+    )  # fmt: skip
+    with Service(settings, clock) as service:
+        for node in ("early", NODE):
+            rows = [
+                interval(at, f"GPU-{node}-{number}", pod_holder(f"{node}-{number}", TEAMS[number % 3]))
+                for number in range(6)
+                for at in range(NOW_MS - 40 * QUARTER_MS, NOW_MS, QUARTER_MS)
+            ]
+            found = batch(rows, cluster="prod", node=node)
+            client_of(service).post("/v1/usage", content=encoded(found)).raise_for_status()
+            if node == "early":
+                clock.advance(40 * 86_400_000)
+                closed = client_of(service).post(
+                    "/v1/periods/2026-11/close", json={"reason": "one node", "acknowledge": ["coverage"]}
+                )
+                assert closed.status_code == 200, closed.text
+        clock.advance(3_600_000)
+        service.maintain()
+        with serve(service.app, "127.0.0.1", 0) as address:
+            yield address
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_late_changes_of_long_names_fit_on_a_phone(browser: Browser, late: str, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    try:
+        page = context.new_page()
+        page.goto(f"{late}/proposals", wait_until="networkidle")
+        assert page.locator("tbody tr").count() > len(TEAMS)  # and the idle time
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        assert page.evaluate(BEYOND) == []
+    finally:
+        context.close()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 PAGES = (
     "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
-    "prices", "invoice", "act", "coverage", "report",
+    "prices", "invoice", "act", "proposals", "coverage", "report",
     "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",
 )  # fmt: skip
 WIDTHS = {"phone": 390, "desk": 1440}
@@ -83,6 +83,7 @@ def test_nothing_runs_out_of_the_page(visit: RequestContext) -> None:
     wide, shown = visit.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= shown
     assert visit.page.evaluate(_SIDEWAYS) == []
+    assert visit.page.evaluate(_BROKEN) == []
 
 
 def test_axe_finds_nothing(visit: RequestContext) -> None:
@@ -128,6 +129,17 @@ def test_on_paper_there_is_the_content_and_nothing_else(opened: Page) -> None:
     assert opened.pdf().startswith(b"%PDF-")
 
 
+_BROKEN = """() => [...document.querySelectorAll(".scroll td:not(.t)")].flatMap((cell) => {
+  const text = cell.firstChild;
+  if (!text || text.nodeType !== Node.TEXT_NODE) return [];
+  return [...text.data.matchAll(/\\d[\\d.,]*/g)].filter((figure) => {
+    const range = document.createRange();
+    range.setStart(text, figure.index);
+    range.setEnd(text, figure.index + figure[0].length);
+    return range.getClientRects().length > 1;
+  }).map((figure) => figure[0]);
+})"""
+"""The figures in tables that go over two lines."""
 _SIDEWAYS = """() => [...document.querySelectorAll(".scroll:has(table)")]
   .filter((box) => box.scrollWidth > box.clientWidth + 1)
   .map((box) => [box.querySelector("caption, th").textContent, box.scrollWidth - box.clientWidth])"""
