@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
@@ -66,6 +68,9 @@ BATCH: Final = "gputally.batch-id"
 """Property of a snapshot that identifies the commit, so that its outcome can be looked up."""
 _TRIES: Final = 8
 """Number of tries of a commit, beyond the library's own retries."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
+"""Bounds of the random pause between two tries. Without it, several writers meet again at every try."""
+_RANDOM = SystemRandom()
 _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
     "string": StringType(),
     "long": LongType(),
@@ -154,7 +159,9 @@ class Catalogue:
         replaced = rows_where(partition)
         batch = str(uuid.uuid4())
         failure: Exception | None = None
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            if failure is not None:
+                time.sleep(_RANDOM.uniform(0, min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)))
             opened = self.open(table)
             if failure is not None and committed(opened, batch):
                 return
