@@ -197,8 +197,12 @@ def test_fifty_faults_of_an_api_server(
         controllers = [Controller(tmp_path, name, controllers_way, told, policy) for name in ("x", "y")]
         for controller in controllers:
             stack.callback(controller.kill)
+        teams = tmp_path / "teams.yaml"
+        teams.write_text("schema: 1\nqueues:\n  - {name: ml, team: ml}\n")
         accountants = stack.enter_context(
-            two_accountants(tmp_path, zygote, accountants_way, "accountant", own_volume=True, prices=PRICES)
+            two_accountants(
+                tmp_path, zygote, accountants_way, "accountant", own_volume=True, prices=PRICES, policy=str(teams)
+            )
         )
         acts = Acts(accountants)
 

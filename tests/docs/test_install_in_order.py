@@ -100,7 +100,7 @@ class Reader:
         meter = self.server.request("GET", f"{path}/daemonsets/gputally-agent")
         (self.folder / "scenario.yaml").write_text(SCENARIO)
         spec = meter["spec"]["template"]["spec"]
-        assert "runtimeClassName" not in spec, "the cluster has no RuntimeClass nvidia"
+        assert spec["runtimeClassName"] == "nvidia", "the cluster of the pages has this RuntimeClass"
         chosen = [node for node, labels in NODES.items() if selected(spec["affinity"], labels)]
         assert chosen == ["gpu-operator", "gke"]
         for node in chosen:
