@@ -71,6 +71,8 @@ _TRIES: Final = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
 """Bounds of the random pause between two tries. Without it, several writers meet again at every try."""
 _RANDOM = SystemRandom()
+_ANSWER_S: Final = 60.0
+"""The longest wait for an answer of a REST catalog."""
 _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
     "string": StringType(),
     "long": LongType(),
@@ -125,7 +127,10 @@ class Catalogue:
             f"{settings.catalog.type} catalog {without_password(uri)}".rstrip() + f", warehouse {settings.warehouse}"
         )
         with _reachable(place):
-            catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
+            if settings.catalog.type == "rest":
+                catalog: Catalog = _rest_catalog(settings.catalog.name, properties)
+            else:
+                catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
             catalog.create_namespace_if_not_exists(NAMESPACE)
         return cls(catalog, place)
 
@@ -207,6 +212,19 @@ class Catalogue:
                 versions += before - len(opened.snapshots())
                 files += _remove_orphans(opened, oldest - _GRACE)
         return Removed(versions, files)
+
+
+def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """A REST catalog whose calls end: the library waits for an answer for ever."""
+    from pyiceberg.catalog.rest import RestCatalog
+
+    class BoundedRestCatalog(RestCatalog):
+        def _create_session(self) -> Any:
+            session = super()._create_session()
+            session.request = functools.partial(session.request, timeout=_ANSWER_S)  # type: ignore[method-assign]
+            return session
+
+    return BoundedRestCatalog(name, **properties)
 
 
 def _remove_orphans(table: Table, before: datetime) -> int:
