@@ -63,7 +63,7 @@ def test_kueue_from_the_operators_750m_to_ours_and_back(cluster: Cluster, accoun
     }  # fmt: skip
     assert results_of(controller.later()) == {"a": "applied", "b": "applied"}
     ours = cluster.get(CQ, "kq-a")
-    assert ours["spec"]["fairSharing"]["weight"] == "0.375"
+    assert ours["spec"]["fairSharing"]["weight"] == "0.2"
     assert ours["spec"]["resourceGroups"][0]["flavors"] == flavors
     assert ours["metadata"]["annotations"][scheduler_queue_objects.BASE] == "0.75"
     for _ in range(10):
