@@ -115,7 +115,7 @@ def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantA
 
 
 def test_a_policy_may_measure_cost_or_weigh_models(client: AccountantApi) -> None:
-    end, spec = START_MS + HOURS * HOUR_MS, POLICY.window.model_copy(update={"size": HOURS * 3600})
+    end, spec = START_MS + HOURS * HOUR_MS, POLICY.window.model_copy(update={"size": HOURS * 3600, "half_life": None})
     cost = client.window(spec, "cost", end, 0.98)
     assert (cost.unit, cost.coverage) == ("1e-9 EUR", 1.0)
     assert cost.usage == {"a": 30 * 10**9, "b": 5 * 10**9}

@@ -139,7 +139,7 @@ def test_a_weight_is_told_with_every_number_on_the_way(client):
     assert f"would go from {changed.previous:.4g} to {changed.value:.4g}" in said
     assert f"{steps['u'] * 100:.2f} %" in said
     assert f"{steps['n'] * 100:.2f} %" in said
-    for name in ("k", "p", "proportional", "lower", "upper", "stepped"):
+    for name in ("k", "p", "proportional", "lower", "upper"):
         assert f"{steps[name]:.4g}" in said, name
     assert "70.0 GPU-h" in said
     assert "more than its fair share" in said

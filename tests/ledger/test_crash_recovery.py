@@ -166,10 +166,16 @@ def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed, clock, 
     begin = len(synced)
     but_the_first_block = synced + bytes(64) + written[begin + 64 :]
     any_blocks = [torn(synced, written, chance, block_bytes=64) for _ in range(examples(6, 200))]
-    for left in (but_the_first_block, *any_blocks):
+
+    def durable(left: bytes) -> int:
         killed.write_bytes(file)
         _log(killed).write_bytes(left)
-        assert _durable(killed, clock) == whole_commits + (left == written)
+        return _durable(killed, clock)
+
+    before, after = durable(synced), durable(written)
+    assert before <= after <= before + 1
+    for left in (but_the_first_block, *any_blocks):
+        assert durable(left) == (after if left == written else before)
 
 
 def faults(content: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
