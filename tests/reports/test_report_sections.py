@@ -86,7 +86,7 @@ def test_start_up_that_the_cluster_pays_is_in_no_sum_of_the_teams() -> None:
     assert rows["vision"][:4] == rows["Teams"][:4] == ["86.0", "48.0", "38.0", "55.8 %"]
     assert rows["vision"][5:] == rows["Teams"][5:] == ["38.00", "86.00"]
     assert rows["Start-up, with the platform"] == ["10.0", "", "10.0", "", "", "10.00", "10.00"]
-    assert rows["Unallocated, with the platform"] == ["48.0", "", "48.00"]
+    assert [text for text in rows["Unallocated, with the platform"] if text] == ["48.0", "48.00"]
     assert report_tables.tables(found)[0].rows[0][7] == found.headline.unallocated_cost == 48
 
 
