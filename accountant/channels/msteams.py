@@ -5,10 +5,9 @@ Names are text runs, which have no Markdown."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
-from accountant.channels.protocol import ChannelPlugin, Message, UrlFile, Webhook, one_line
+from accountant.channels.protocol import Message, one_line, webhook_channel
 
 
 def body(message: Message) -> dict[str, Any]:
@@ -37,11 +36,4 @@ def _run(text: str, *, size: str = "default", weight: str = "default", subtle: b
     return {"type": "RichTextBlock", "inlines": [run]}
 
 
-CHANNEL: Final = ChannelPlugin(
-    name="msteams",
-    settings=UrlFile,
-    open=partial(Webhook, body=body),
-    files=False,
-    reaches="posts to the URL in url_file",
-    page="docs/delivery.md",
-)
+CHANNEL: Final = webhook_channel("msteams", body)

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -184,6 +185,18 @@ class Webhook:
         if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
             raise Refused(f"{self._url_file}: the URL of a webhook must begin with https://")
         return url
+
+
+def webhook_channel(name: str, body: Callable[[Message], Mapping[str, Any]]) -> ChannelPlugin[UrlFile]:
+    """The manifest of a chat with an incoming webhook. body: see Webhook."""
+    return ChannelPlugin(
+        name=name,
+        settings=UrlFile,
+        open=partial(Webhook, body=body),
+        files=False,
+        reaches="posts to the URL in url_file",
+        page="docs/delivery.md",
+    )
 
 
 def secret(path: Path) -> str:

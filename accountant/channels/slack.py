@@ -4,11 +4,10 @@ Names are `plain_text` blocks, in which Slack interprets no markup."""
 
 from __future__ import annotations
 
-from functools import partial
 from html import escape
 from typing import Any, Final
 
-from accountant.channels.protocol import ChannelPlugin, Message, UrlFile, Webhook, one_line, shortened
+from accountant.channels.protocol import Message, one_line, shortened, webhook_channel
 
 _HEADER = 150
 _FIELD = 2_000
@@ -38,11 +37,4 @@ def _text(text: str, most: int) -> dict[str, Any]:
     return {"type": "plain_text", "text": shortened(text, most) or " ", "emoji": False}
 
 
-CHANNEL: Final = ChannelPlugin(
-    name="slack",
-    settings=UrlFile,
-    open=partial(Webhook, body=body),
-    files=False,
-    reaches="posts to the URL in url_file",
-    page="docs/delivery.md",
-)
+CHANNEL: Final = webhook_channel("slack", body)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fairshare.explain.what_if_simulation import ComparedQueue, Comparison
 
 
-def _check_csv(output: Path | None) -> None:
+def check_csv(output: Path | None) -> None:
     """Raise WrongEnding if the name of the file to write is not that of a CSV file."""
     if output is not None:
         format_of_file(output, {"csv": "csv"}, None, "csv")
@@ -45,7 +45,8 @@ def _progress_bar() -> Progress:
     )  # fmt: skip
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file in which no cell is a formula. Raises FairshareError if it cannot be written."""
     import csv
 
     try:
@@ -88,7 +89,7 @@ def what_if(
     from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger, history_from_trace
     from gputally.base.terminal import Terminal
 
-    _check_csv(output)
+    check_csv(output)
     if plots is not None:
         what_if_figure.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
@@ -170,7 +171,7 @@ def _write_comparison(path: Path, rows: Sequence[ComparedQueue]) -> None:
     cells = (
         (row.queue, "" if row.had is None else row.had, *astuple(row.now)[1:], *astuple(row.then)[1:]) for row in rows
     )
-    _write_csv(path, header, cells)
+    write_csv(path, header, cells)
 
 
 def _draw(folder: Path, found: Comparison, name: str) -> Path:

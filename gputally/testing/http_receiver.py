@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+
+from gputally.testing.http_server import Handler, listening
 
 ACCEPTS, HANGS_UP = 200, 0
-_MOST_BYTES: Final = 8 * 2**20
 
 
 @dataclass
@@ -31,9 +29,9 @@ def http_receiver() -> Iterator[HttpReceiver]:
     """Run a receiver until the block ends."""
     receiver = HttpReceiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def _take(self) -> None:
-            content = self.rfile.read(min(int(self.headers.get("Content-Length") or 0), _MOST_BYTES))
+    class Takes(Handler):
+        def do_POST(self) -> None:  # noqa: N802 - a name that the standard library calls
+            content = self.content()
             status = receiver.answer
             if status in (ACCEPTS, HANGS_UP):
                 receiver.paths.append(self.path)
@@ -41,30 +39,9 @@ def http_receiver() -> Iterator[HttpReceiver]:
             if status == HANGS_UP:
                 self.close_connection = True
                 return
-            body = b"ok" if status == ACCEPTS else b"not\nnow"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.say(status, b"ok" if status == ACCEPTS else b"not\nnow")
 
-        do_POST = do_PUT = _take  # noqa: N815 - the names that the standard library calls
+        do_PUT = do_POST  # noqa: N815
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Write no log."""
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore a client that hangs up."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    receiver.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with listening(Takes) as receiver.url:
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -22,8 +22,8 @@ from agent.upload.uploader import ShipResult, Uploader
 from agent.wire import PROBLEM, Ack, Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
+from gputally.testing.http_server import Handler, LoopbackServer
 from tests.agent.sample_values import MINUTE, T0
-from tests.fakes.http_server import Handler, LoopbackServer
 
 
 @dataclass

@@ -10,7 +10,7 @@ from agent.core import lean_http_client
 from agent.core.lean_http_client import HttpSender, Unreachable, page_reader
 from agent.holders import lean_list_watch
 from agent.holders.lean_list_watch import ApiServer, ApiUnavailable
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 
 
 class Trickling(Handler):

@@ -20,9 +20,9 @@ from accountant.channels.protocol import (
     Webhook,
     one_line,
 )
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_receiver import HANGS_UP, http_receiver
+from gputally.testing.http_server import Handler, listening
 from tests.fakes.mailserver import mail_server
-from tests.fakes.webhook import webhook
 
 EVIL = "<!channel> <script>alert(1)</script> [x](http://evil) *b*\r\nBcc: all@example.com"
 LETTER = Message(
@@ -119,9 +119,10 @@ def secret(tmp_path, text) -> UrlFile:
 
 @pytest.mark.parametrize("form", [slack.body, msteams.body], ids=["slack", "msteams"])
 def test_a_chat_takes_the_letter_as_text(tmp_path, form):
-    with webhook() as hook:
-        assert Webhook(secret(tmp_path, hook.url), form).deliver(LETTER) == "accepted by 127.0.0.1"
-    (body,) = hook.bodies
+    with http_receiver() as hook:
+        assert Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), form).deliver(LETTER) == "accepted by 127.0.0.1"
+    (sent,) = hook.bodies
+    body = json.loads(sent)
     text = json.dumps(body)
     assert "1,234.5" in text
     assert "https://gputally.example.com/month/2026-10" in text
@@ -134,15 +135,15 @@ def test_a_chat_takes_the_letter_as_text(tmp_path, form):
 
 
 def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_path):
-    with webhook() as hook:
-        hook.answers = [404, 503, 302]
+    with http_receiver() as hook:
         for status in (404, 503, 302):
+            hook.answer = status
             with pytest.raises(Refused, match=f"{status} not now") as told:
-                Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
+                Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
             assert "s3cret" not in str(told.value)
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
-        Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
+        Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -165,10 +166,10 @@ def test_a_webhook_that_answers_byte_by_byte_holds_nobody(tmp_path, monkeypatch,
 
 
 def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
-    with webhook() as hook:
-        hook.answers = [0]
+    with http_receiver() as hook:
+        hook.answer = HANGS_UP
         with pytest.raises(DeliveryUncertain, match=r"127\.0\.0\.1: no answer") as told:
-            Webhook(secret(tmp_path, hook.url), slack.body).deliver(LETTER)
+            Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
 

@@ -14,7 +14,7 @@ from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import http_calls
 from gputally.base.accountant_connection import AccountantConnection, Unanswered
 from gputally.base.prometheus_api import Prometheus
-from tests.fakes.http_server import Handler, TricklingHead, listening
+from gputally.testing.http_server import Handler, TricklingHead, listening
 
 
 class Fault(Exception):

@@ -14,7 +14,7 @@ import pytest
 
 from dashboards import __main__
 from dashboards.__main__ import DASHBOARDS, main
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 
 TOKEN = "glsa_secret"
 

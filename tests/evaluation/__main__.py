@@ -8,23 +8,24 @@ docs/evaluation.md has the results. `main(argv)` returns the exit code: 0 succes
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fairshare.cli.command_options import seconds
+from fairshare.cli.what_if_command import check_csv, write_csv
 from fairshare.explain import what_if_figure
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.simulation_model import Workload, capacity_for, workload_of
+from gputally.base.command_options import with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
-from gputally.base.file_formats import format_of_file
 from gputally.base.terminal import Terminal
-from gputally.base.untrusted_text import for_cell, for_terminal
+from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault, read
 from tests.evaluation import kai_scenarios, policy_comparison, scheduling_policies
 from tests.evaluation.policy_comparison import parallel_replays
@@ -50,82 +51,43 @@ Processes = Annotated[int | None, typer.Option(min=1, help="Worker processes (de
 Results = Annotated[Path | None, typer.Option(help="CSV file to which the results are written.")]
 
 
+@dataclass(frozen=True)
+class Replays:
+    """What is replayed of a trace, and where the results go."""
+
+    share: Share = None
+    team_column: TeamColumn = "team"
+    start: Start = "0s"
+    days: Days = None
+    leave_out_faulty: LeaveOut = False
+    loads: Loads = "1.13"
+    capacity: Capacity = None
+    windows: Windows = 1
+    window_days: WindowDays = 21
+    plots: Plots = None
+    processes: Processes = None
+    output: Results = None
+
+
 @app.command()
+@with_option_groups
 def replay(
     trace: Trace,
     law: Annotated[str, typer.Option(help="Policies to replay, separated by commas.")] = "default,static",
-    share: Share = None,
-    team_column: TeamColumn = "team",
-    start: Start = "0s",
-    days: Days = None,
-    leave_out_faulty: LeaveOut = False,
-    loads: Loads = "1.13",
-    capacity: Capacity = None,
-    windows: Windows = 1,
-    window_days: WindowDays = 21,
-    plots: Plots = None,
-    processes: Processes = None,
-    output: Results = None,
+    of: Replays = Replays(),
 ) -> None:
     """Replay a job trace under the given policies, and measure how fair each was."""
-    names = list(dict.fromkeys(law.split(",")))
-    for name in names:
-        if scheduling_policies.unknown(name):
-            raise FairshareError(f"--law: no policy {name!r}; give one of {', '.join(scheduling_policies.NAMES)}")
-    _check_csv(output)
-    if plots is not None:
-        what_if_figure.available()
-    workload, parts = _workload(trace, share, team_column, leave_out_faulty)
-    begin = seconds(start, "--start")
-    length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
-    workload = workload.between(begin, begin + length)
-    if length < 8 * 86_400 or not workload.submit_s:
-        raise FairshareError(
-            f"{trace}: the jobs from --start on span less than eight days; a replay needs that many, because its first"
-            " week only fills the cluster"
-        )
-    sizes = [(load, capacity_for(workload, length / 3600, load)) for load in _loads(loads)]
-    if capacity is not None:
-        sizes = [(workload.gpu_hours / (capacity * length / 3600), capacity)]
-    if windows > 1 and window_days * 86_400 > length:
-        raise FairshareError(
-            f"--window-days {window_days}: the replay has only {length // 86_400} days; give a smaller --window-days"
-            " or a larger --days"
-        )
-    spans = policy_comparison.windows_of(length, windows, window_days)
-    with parallel_replays(policy_comparison.TaskRunner(workload, parts), processes) as replays:
-        results = policy_comparison.compare(names, spans, sizes, replays, _say if sys.stderr.isatty() else None)
-    console = Terminal(width=None if sys.stdout.isatty() else 200)
-    for table in policy_comparison.tables(policy_comparison.summarise(results)):
-        console.print(table)
-    if output is not None:
-        _write_csv(output, policy_comparison.HEADER, policy_comparison.rows(results))
-    if plots is not None:
-        for path in policy_comparison.draw(results, plots):
-            console.print(f"wrote {path}")
+    _replay(trace, law.split(","), of)
 
 
 @app.command()
+@with_option_groups
 def compare(
     trace: Trace,
-    share: Share = None,
-    team_column: TeamColumn = "team",
-    start: Start = "0s",
-    days: Days = None,
-    leave_out_faulty: LeaveOut = False,
-    loads: Loads = "1.13",
-    capacity: Capacity = None,
-    windows: Windows = 1,
-    window_days: WindowDays = 21,
-    plots: Plots = None,
-    processes: Processes = None,
-    output: Results = None,
+    of: Replays = Replays(),
 ) -> None:
     """Replay a job trace under every policy: the law, KAI's rule with other settings, and all baselines."""
-    replay(
-        trace, ",".join(scheduling_policies.NAMES), share, team_column, start, days, leave_out_faulty, loads, capacity,
-        windows, window_days, plots, processes, output,
-    )  # fmt: skip
+    _replay(trace, scheduling_policies.NAMES, of)
 
 
 @app.command()
@@ -140,7 +102,7 @@ def play(
         raise FairshareError(
             f"--law: no law {law!r} for a scenario of KAI; give one of {', '.join(kai_scenarios.LAWS)}"
         )
-    _check_csv(output)
+    check_csv(output)
     try:
         scenario = kai_scenarios.parse(read(kai_config))
     except DivisionError as error:
@@ -155,18 +117,50 @@ def play(
         say(f"  {queue.name:20} {mean:8.2f} {due[queue.name]:8.2f} {off:>8}")
     say(f"  evictions            {record.evictions:8}")
     if output is not None:
-        _write_csv(output, ("Time", "QueueID", "Allocation", "FairShare"), kai_scenarios.csv_rows(scenario, record))
+        write_csv(output, ("Time", "QueueID", "Allocation", "FairShare"), kai_scenarios.csv_rows(scenario, record))
+
+
+def _replay(trace: Path, policies: Sequence[str], of: Replays) -> None:
+    names = list(dict.fromkeys(policies))
+    for name in names:
+        if scheduling_policies.unknown(name):
+            raise FairshareError(f"--law: no policy {name!r}; give one of {', '.join(scheduling_policies.NAMES)}")
+    check_csv(of.output)
+    if of.plots is not None:
+        what_if_figure.available()
+    workload, parts = _workload(trace, of.share, of.team_column, of.leave_out_faulty)
+    begin = seconds(of.start, "--start")
+    length = of.days * 86_400 if of.days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
+    workload = workload.between(begin, begin + length)
+    if length < 8 * 86_400 or not workload.submit_s:
+        raise FairshareError(
+            f"{trace}: the jobs from --start on span less than eight days; a replay needs that many, because its first"
+            " week only fills the cluster"
+        )
+    sizes = [(load, capacity_for(workload, length / 3600, load)) for load in _loads(of.loads)]
+    if of.capacity is not None:
+        sizes = [(workload.gpu_hours / (of.capacity * length / 3600), of.capacity)]
+    if of.windows > 1 and of.window_days * 86_400 > length:
+        raise FairshareError(
+            f"--window-days {of.window_days}: the replay has only {length // 86_400} days; give a smaller --window-days"
+            " or a larger --days"
+        )
+    spans = policy_comparison.windows_of(length, of.windows, of.window_days)
+    with parallel_replays(policy_comparison.TaskRunner(workload, parts), of.processes) as replays:
+        results = policy_comparison.compare(names, spans, sizes, replays, _say if sys.stderr.isatty() else None)
+    console = Terminal(width=None if sys.stdout.isatty() else 200)
+    for table in policy_comparison.tables(policy_comparison.summarise(results)):
+        console.print(table)
+    if of.output is not None:
+        write_csv(of.output, policy_comparison.HEADER, policy_comparison.rows(results))
+    if of.plots is not None:
+        for path in policy_comparison.draw(results, of.plots):
+            console.print(f"wrote {path}")
 
 
 def _say(name: str, part: float) -> None:
     sys.stderr.write(f"\r{name:24} {part:4.0%} ")
     sys.stderr.flush()
-
-
-def _check_csv(output: Path | None) -> None:
-    """Raise WrongEnding if the name of the file to write is not that of a CSV file."""
-    if output is not None:
-        format_of_file(output, {"csv": "csv"}, None, "csv")
 
 
 def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
@@ -186,16 +180,6 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
         raise FairshareError(f"{share}: no team of {trace} has a share; the teams are {', '.join(teams[:20])}")
     whole = sum(share_of[name] for name in names)
     return workload_of(jobs, names), [share_of[name] / whole for name in names]
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows([for_cell(c) if isinstance(c, str) else c for c in row] for row in rows)
-    except OSError as error:
-        raise FairshareError(f"{path}: {error.strerror or error}") from error
 
 
 def _loads(text: str) -> list[float]:

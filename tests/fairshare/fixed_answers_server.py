@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 from tests.usage_windows import usage_window
 
 Answer = Callable[[Mapping[str, str]], Any]

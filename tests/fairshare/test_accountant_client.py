@@ -17,7 +17,7 @@ import trustme
 from accountant.wire.policy_models import Decision, Policy, WindowSpec
 from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 from tests.usage_windows import usage_window
 
 Answer = Callable[[httpx2.Request], httpx2.Response]

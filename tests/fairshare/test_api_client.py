@@ -17,9 +17,9 @@ from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unav
 from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
+from gputally.testing.http_server import Handler, TricklingHead, listening
 from tests.fairshare.builders import object_of
 from tests.fakes.fault_proxy import Fault, fault_proxy
-from tests.fakes.http_server import Handler, TricklingHead, listening
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 

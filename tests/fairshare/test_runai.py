@@ -20,9 +20,9 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
+from gputally.testing.http_server import Handler, listening
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, reasons_of, results_of
-from tests.fakes.http_server import Handler, listening
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 
 URL = "https://runai.example"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import urlsplit
 
-from tests.fakes.http_server import Handler, LoopbackServer
+from gputally.testing.http_server import Handler, LoopbackServer
 
 _HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
 

@@ -20,7 +20,7 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from gputally.base.clock import Clock
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 
 
 @cache

@@ -19,7 +19,7 @@ from accountant.history_import.slurm_history import Job, SlurmHistory
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
-from tests.fakes.http_server import Handler, listening
+from gputally.testing.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS, Cut
 
 START_MS = 1_790_812_800_000

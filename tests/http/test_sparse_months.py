@@ -39,8 +39,8 @@ from gputally.base.money import exact_sum
 from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY
 from gputally.server.https_server import serve
+from gputally.testing.http_receiver import http_receiver
 from tests.fakes.mailserver import mail_server
-from tests.fakes.webhook import webhook
 from tests.http.addresses import FIGURES, NO_FIGURES, address
 from tests.http.conftest import (
     NOW_MS,
@@ -127,8 +127,8 @@ class Running:
 @pytest.fixture(scope="module", params=MONTHS)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     month, folder, clock = MONTHS[request.param], tmp_path_factory.mktemp("month"), VirtualClock(NOW_MS)
-    with mail_server() as mail, webhook() as chat:
-        (folder / "url").write_text(chat.url)
+    with mail_server() as mail, http_receiver() as chat:
+        (folder / "url").write_text(f"{chat.url}/services/s3cret")
         places = {
             "folder": str(folder / "sent"), "slack": {"url_file": str(folder / "url")},
             "smtp": {"server": mail.address, "from": "g@example.com", "to": ["a@example.com"], "tls": "off"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import parse
 from gputally.server import config_loading
+from gputally.testing.http_receiver import ACCEPTS, HANGS_UP, http_receiver
 from tests import empty_ledger
 from tests.billing.usage_rows import at, held, price_book, quota_policy, unheld
 from tests.fakes.list_ledger import ListLedger, Row
-from tests.fakes.webhook import webhook
 from tests.usage_records import running_accountant
 
 OCTOBER = Month(2026, 10)
@@ -340,9 +341,9 @@ def test_a_message_says_unpriced_and_not_nothing_and_how_much_of_its_span_was_me
 
 def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
     clock = VirtualClock(at("2026-11-02T12:00"))
-    with webhook() as hook:
-        (tmp_path / "url").write_text(hook.url)
-        hook.answers = [0]
+    with http_receiver() as hook:
+        (tmp_path / "url").write_text(f"{hook.url}/services/s3cret")
+        hook.answer = HANGS_UP
         settings = serving(
             tmp_path,
             "schema: 1\ndestinations:\n"
@@ -360,11 +361,12 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
             ordered = {"key": states["chat"]["key"], "reason": "nobody saw it"}
             assert client.post("/v1/deliveries/again", json=ordered).json()["outcome"] == "again"
             assert client.post("/v1/deliveries/again", json={"key": "x", "reason": "y"}).status_code == 404
+            hook.answer = ACCEPTS
             service.deliveries.run()
             trail = client.get("/v1/audit").json()["acts"]
         assert [act["kind"] for act in trail] == ["delivery"] * 7
         assert (tmp_path / "reports" / "gputally-2026-W44.html").read_text().startswith("<!doctype html>")
-        assert [body["text"] for body in hook.bodies] == ["GPU report 2026-W44, all teams"] * 2
+        assert [json.loads(body)["text"] for body in hook.bodies] == ["GPU report 2026-W44, all teams"] * 2
         with Service(settings, clock) as service:
             assert service.deliveries is not None
             service.deliveries.run()

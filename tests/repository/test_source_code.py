@@ -85,7 +85,7 @@ WITHOUT_A_TASK = {
     "gputally/base/http_calls.py": "the time limit of one answer's headers, which ends with them",
     "gputally/kubernetes/api_client.py": "the time limit of one answer's headers, which ends with them",
     "gputally/base/plugins.py": "one call of a plug-in; the caller waits until its time limit",
-    "gputally/testing/http_receiver.py": "the fake of a medium, which its test ends",
+    "gputally/testing/http_server.py": "the server of a fake, which its test ends",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",
     "gputally/demo/worker_processes.py": "the orders of one of the demo's processes",

@@ -25,8 +25,8 @@ from agent.devices.dcgm_exporter import (
 from agent.simulation.simulated_node import A100, make_gpu
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.testing.http_server import Handler, listening
 from tests.agent.sample_values import T0
-from tests.fakes.http_server import Handler, listening
 
 GPU = make_gpu("GPU-a", 0, A100)
 MIG = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.fakes.http_server import Handler, LoopbackServer
+from gputally.testing.http_server import Handler, LoopbackServer
 
 Object = dict[str, Any]
 Key = tuple[str, str, str]

@@ -53,7 +53,7 @@ class TricklingHead(Handler):
                 _PAUSE.wait(0.02)
             self.wfile.write(b"\r\n\r\n{}")
 
-    do_POST = do_GET
+    do_POST = do_GET  # noqa: N815
 
 
 class LoopbackServer:
