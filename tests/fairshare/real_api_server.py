@@ -18,7 +18,7 @@ from fairshare.targets.kai import CONFIG
 from fairshare.targets.volcano import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
-from gputally.kubernetes.objects import NODE, PRIORITY_CLASS, Kind, Object
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, PRIORITY_CLASS, Kind, Object
 from tests.deadlines import until
 from tests.real.controlplane import ApiServer, api_server
 from tests.shared_files import shared
@@ -50,13 +50,15 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
     for kind in kinds:
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             server.request("DELETE", f"{_group(kind)}/{kind.plural}")
-        elif kind == COMMAND:
+        elif kind in (COMMAND, CONFIG_MAP):  # a status with weights of an earlier test would be gone on with
             for left in server.request("GET", f"{_group(kind)}/{kind.plural}")["items"]:
                 server.request("DELETE", _path(kind, left["metadata"]["name"], left["metadata"]["namespace"]))
     known = {(kind.api_version, kind.kind): kind for kind in kinds}
     with ExitStack() as after:
         for obj in objects:
-            after.callback(_delete, server, _put(server, known[obj["apiVersion"], obj["kind"]], obj))
+            kind = known[obj["apiVersion"], obj["kind"]]
+            after.callback(_delete, server, _path(kind, obj["metadata"]["name"], obj["metadata"].get("namespace", "")))
+            _put(server, kind, obj)
         yield KubernetesCluster.connect(kinds, server.kubeconfig)
 
 
@@ -79,8 +81,7 @@ class Others:
         self.server.request("DELETE", _path(kind, name, namespace))
 
 
-def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
-    """Create or replace the object, and return its path."""
+def _put(server: ApiServer, kind: Kind, obj: Object) -> None:
     namespace = obj["metadata"].get("namespace", "")
     if namespace:
         try:
@@ -100,7 +101,6 @@ def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
     entry = {"apiVersion": kind.api_version, "fieldsType": "FieldsV1"}
     owners = [entry | owner for owner in ({"manager": "test", "operation": "Update", "fieldsV1": owned}, *others)]
     server.request("PATCH", path, {"metadata": {"managedFields": owners}}, MERGE)
-    return path
 
 
 def _group(kind: Kind) -> str:

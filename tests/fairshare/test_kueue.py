@@ -695,7 +695,7 @@ def test_history_is_not_counted_twice_while_kueue_runs_with_an_earlier_configura
     data: dict[str, str], seen_of: Make
 ) -> None:
     """The manager that runs counts the LocalQueue's usage until its next start, which the ConfigMap prevents."""
-    usage = {"fairSharing": {"weightedShare": 0, "admissionFairSharingStatus": {"consumedResources": {GPU: "3"}}}}
+    usage = {"fairSharing": COUNTED}
     scope = {"admissionMode": "UsageBasedAdmissionFairSharing"}
     name, namespace = "kueue-manager-config", "kueue-system"
     objects = [
