@@ -72,7 +72,7 @@ pictures: $(READY) ## Redraw the pictures in docs/
 	@$(BIN)/python -m scripts.doc_figures docs/img
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
 
-reference: $(READY) ## Write what is generated in pages: HTTP API, metrics, commands, chart values, sizes
+reference: $(READY) ## Write contracts and tables in docs/, and the reference of API, metrics, commands and chart values into dist/reference/
 	@$(BIN)/python -m scripts.reference_pages
 
 images: $(READY) ## Build the three images without a container engine (as root on Debian; ARGS=agent for one)

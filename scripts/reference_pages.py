@@ -1,10 +1,16 @@
-"""Writes the generated parts of the documentation: docs/api.md, metrics.md, commands.md, the chart's values, the table
-of sizes.
+"""Writes what is generated in the documentation.
 
-`python -m scripts.reference_pages` writes all of them, and tests check that they are up to date. The sources are:
+`python -m scripts.reference_pages` (`make reference`) writes, from the code:
 
-- The HTTP API comes from the OpenAPI document, which its own tests compare with the running service. Parameters
-  `where.NAME`, of which a query has one per dimension, become one line.
+- docs/contract/: what programs may rely on (scripts.contracts); the tables of docs/lake.md and docs/sizing.md. These
+  are committed, and tests check that they are up to date.
+- dist/reference/: the whole reference with all explanations, which a release publishes and nobody commits: the HTTP
+  API as a page and as openapi.json, metrics, commands, values of the chart.
+
+Sources:
+
+- The HTTP API comes from the OpenAPI document of an accountant with an empty ledger. Parameters `where.NAME`, of which
+  a query has one per dimension, become one line.
 - The agent returns its metric families. Those of the accountant and of fairshare need a ledger or a cluster, so they
   are read from the source code of the calls that create them.
 - Commands come from the programs' parsers.
@@ -23,11 +29,10 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -39,20 +44,16 @@ from gputally.__main__ import COMMANDS
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.shell_completion import all_commands
+from scripts import contracts
+from scripts.contracts import Family, Node, default_value, value_of
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "schema" / "openapi.json"
-API_PAGE = ROOT / "docs" / "api.md"
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
-COMMANDS_PAGE = ROOT / "docs" / "commands.md"
+REFERENCE = ROOT / "dist" / "reference"
 SIZING_PAGE = ROOT / "docs" / "sizing.md"
 LAKE_PAGE = ROOT / "docs" / "lake.md"
-CHART = ROOT / "helm" / "gputally"
-VALUES_PAGE = CHART / "README.md"
+VALUES = ROOT / "helm" / "gputally" / "values.yaml"
 
 # --- HTTP API -----------------------------------------------------------------------------------
-
-Node = Mapping[str, Any]
 
 TITLES = {
     "figures": "Figures", "statements": "Reports and statements", "jobs": "Jobs", "periods": "Months",
@@ -65,30 +66,12 @@ EVERYWHERE = ("unauthenticated", "forbidden", "too-many-requests", "ledger-unava
 API_INTRO = """\
 # HTTP API
 
-Written by `python -m scripts.reference_pages` from [openapi.json](schema/openapi.json); edit the code, not this page.
-A running accountant serves the document at `/openapi.json`.
-
-- A caller sends a bearer token (`Authorization: Bearer …`). [Security](security.md) lists the scopes and the sources of
-  tokens.
-- Times are UTC milliseconds, spans half open, GPU time integers of microseconds, money decimal text.
-- Lists are paged: `next_page` of an answer is `page` of the next request; all parameters but `limit` stay the same.
-  All pages of a list show the state at the first request, even if time is booked, priced or decided in between, so
-  their rows add up to the totals that each page shows. The accountant keeps a list for a quarter of an hour after its
-  last page was read, within `limits.pages_bytes`. After that, pages continue if the answer is still the same, as it
-  usually is for a past month; otherwise the request is refused (410 `page-gone`): request the first page again. A
-  page token is valid for its own request only, and for callers with the same rights.
-- A refusal is `application/problem+json` with a stable `type`. Every route may answer {everywhere}.
-
-```sh
-curl -sf -H "Authorization: Bearer $TOKEN" "$GPUTALLY_URL/v1/usage?by=team&start=2026-10-01&end=2026-11-01"
-```
-
-In Python: `gputally.connect(url, token)` gives the same as DataFrames ([the books in pandas](books-in-pandas.ipynb)).
+docs/reference.md says how to call it. Every route may answer {everywhere}.
 """
 
 
 def api_page(document: Node) -> str:
-    """Return the page docs/api.md."""
+    """Return the reference of the HTTP API."""
     by_tag: dict[str, list[str]] = {tag: [] for tag in TITLES}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -224,45 +207,6 @@ _MAKERS = {
     "GaugeMetricFamily": "gauge", "Gauge": "gauge", "gauge": "gauge", "_figure": "gauge",
     "CounterMetricFamily": "counter", "Counter": "counter", "Histogram": "histogram", "InfoMetricFamily": "info",
 }  # fmt: skip
-_SUFFIX = {"counter": "_total", "info": "_info"}
-
-METRICS_INTRO = """\
-# Metrics
-
-`python -m scripts.reference_pages` writes this page from the help texts in the code.
-
-The agent serves its metrics on `:9401/metrics`, and the accountant and the controller on ports of their own. The
-metrics are for people and alerts. Bills and weights are computed from the ledger only.
-
-- The units are seconds, joules and bytes. A counter decreases only at a restart.
-- Series of devices (`gputally_gpu_…`) and series of holders (`gputally_pod_gpu_…`) have different names, so no sum
-  counts a GPU twice. The busy time of all holders of a GPU plus `gputally_gpu_unattributed_busy_seconds_total` is
-  `gputally_gpu_busy_seconds_total`. The energy of all holders plus `gputally_gpu_unallocated_energy_joules_total` is
-  `gputally_gpu_energy_joules_total`.
-- `gputally_month_…` are gauges. They count from the beginning of the accountant's month up to five minutes ago. They
-  start again with each month. They also decrease if a price is lowered or if late rows replace `unmetered` time. Use
-  their values without `rate` or `increase`. `gputally_account_gpus` is the number of GPUs in each account in the last
-  settled quarter of an hour.
-- A value that could not be read has no series. It is never 0.
-- The agent's counters change when an interval ends (every 60 s by default). Its gauges show the last reading.
-- The series of a former holder stay for two scrapes.
-- `method` names the source of the busy time; see [attribution](attribution.md#how-busy-each-holder-was).
-- Only `gputally_pod_info` has the pod's uid; join on `namespace` and `pod`.
-"""
-
-
-class Family(NamedTuple):
-    """A metric as the page shows it. name: the name in the source code, which can lack the suffix of its type."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    text: str
-
-    @property
-    def series(self) -> str:
-        """The name of the series in a scrape."""
-        return self.name.removesuffix("_total") + _SUFFIX.get(self.kind, "")
 
 
 def agent_families() -> Iterator[Family]:
@@ -336,13 +280,13 @@ def _metrics_table(families: Iterable[Family]) -> str:
 
 
 def metrics_page() -> str:
-    """Return the page docs/metrics.md."""
+    """Return the reference of the metrics."""
     agent = list(agent_families())
     devices = [f for f in agent if f.name.startswith("gputally_gpu_")]
     holders = [f for f in agent if f.name.startswith("gputally_pod_")]
     rest = [f for f in agent if f not in devices and f not in holders]
     parts = [
-        METRICS_INTRO,
+        "# Metrics\n\ndocs/reference.md explains what they have in common.\n",
         "## Agent: GPUs\n",
         _metrics_table(devices),
         "## Agent: holders\n",
@@ -352,34 +296,29 @@ def metrics_page() -> str:
     ]
     for title, found in families_by_program().items():
         parts += [f"## {title}\n", _metrics_table(found)]
-    names = sorted(metric.name for metric in DcgmOutput("node").collect())
     parts.append(
         "## Names of dcgm-exporter\n\n"
         "With `--dcgm-names` the agent shows these too, for dashboards that were made for dcgm-exporter, with its\n"
         "labels and units. Each pod that shares a GPU has its own share; do not scrape both exporters into one\n"
-        "dashboard.\n\n" + "\n".join(f"- `{name}`" for name in names) + "\n"
+        "dashboard.\n\n" + "\n".join(f"- `{name}`" for name in dcgm_names()) + "\n"
     )
     return "\n".join(parts)
 
 
+def dcgm_names() -> list[str]:
+    """Return the names of dcgm-exporter that the agent can show."""
+    return sorted(metric.name for metric in DcgmOutput("node").collect())
+
+
 # --- commands -----------------------------------------------------------------------------------
-
-_TYPE_NAMES = {str: "text", int: "whole number", float: "number", Path: "path", datetime: "date"}
-COMMANDS_INTRO = """\
-# Commands
-
-Generated from the programs' own parsers: `make reference` writes it again. How they print, what their exit codes mean
-and how a shell completes them: [the command line](cli.md).
-
-"""
 
 
 def commands_page() -> str:
-    """Return the page docs/commands.md."""
+    """Return the reference of the commands."""
     found = list(all_commands())
     rows = [f"| [`gputally {name}`](#gputally-{name}) | {command.help} |" for name, command in COMMANDS.items()]
     index = "\n".join(["| command | what it does |", "|---|---|", *rows]) + "\n"
-    return COMMANDS_INTRO + index + "".join(_section(path, command) for path, command in found)
+    return "# Commands\n\n" + index + "".join(_section(path, command) for path, command in found)
 
 
 def _section(path: str, command: Any) -> str:
@@ -420,34 +359,12 @@ def _command_row(names: str, parameter: Any) -> str:
     meaning = " ".join((getattr(parameter, "help", None) or "").split())
     if variable and variable not in meaning:
         meaning += f" Environment: `{variable}`."
-    cells = [names, _value_of(parameter), _default_value(parameter), meaning]
+    cells = [names, value_of(parameter), default_value(parameter), meaning]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _value_of(parameter: Any) -> str:
-    """Return the type of a parameter's value in words; "" for a flag."""
-    if getattr(parameter, "is_flag", False):
-        return ""
-    kind: Any = parameter.type_descriptor.annotation
-    if get_origin(kind) is list:
-        (kind,) = get_args(kind)
-    if get_origin(kind) is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(kind))
-    return _TYPE_NAMES.get(kind, kind.__name__)
-
-
-def _default_value(parameter: Any) -> str:
-    default = parameter.default
-    if callable(default) or default in (None, "", False) or getattr(parameter, "required", False):
-        return ""
-    if isinstance(default, list | tuple):
-        return ", ".join(f"`{each}`" for each in default)
-    return "on" if default is True else f"`{default}`"
 
 
 # --- values of the chart --------------------------------------------------------------------------
 
-VALUES_BEGIN, VALUES_END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 _LONGEST_DEFAULT = 60
 
 
@@ -516,16 +433,6 @@ def values_tables(text: str) -> str:
         title = f"### {group}\n\n" if group else "### Everything\n\n"
         parts.append(title + "\n".join(["| Value | Default | Meaning |", "|---|---|---|", *rows]) + "\n")
     return "\n".join(parts)
-
-
-def values_page(current: str, text: str) -> str:
-    """Return the chart's README with new tables of values.
-
-    current: the present page.
-    text: the content of values.yaml."""
-    before, _, rest = current.partition(VALUES_BEGIN)
-    _, _, after = rest.partition(VALUES_END)
-    return f"{before}{VALUES_BEGIN}\n{values_tables(text)}\n{VALUES_END}{after}"
 
 
 # --- sizing ---------------------------------------------------------------------------------------
@@ -683,23 +590,45 @@ def lake_page(current: str) -> str:
     return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"
 
 
-PAGES: Mapping[Path, Callable[[], str]] = {
-    API_PAGE: lambda: api_page(json.loads(DOCUMENT.read_text(encoding="utf-8"))),
-    METRICS_PAGE: metrics_page,
-    COMMANDS_PAGE: commands_page,
-    LAKE_PAGE: lambda: lake_page(LAKE_PAGE.read_text(encoding="utf-8")),
-    SIZING_PAGE: lambda: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
-    VALUES_PAGE: lambda: values_page(
-        VALUES_PAGE.read_text(encoding="utf-8"), (CHART / "values.yaml").read_text(encoding="utf-8")
-    ),
-}
-"""The function that returns the content of each page, by the page's path."""
+def committed() -> dict[Path, str]:
+    """Return the generated files that are committed, by path."""
+    return {
+        contracts.FOLDER / "api.txt": contracts.api(contracts.api_document()),
+        contracts.FOLDER / "commands.txt": contracts.commands(),
+        contracts.FOLDER / "metrics.txt": contracts.metrics(
+            {"Agent": list(agent_families())} | families_by_program(), dcgm_names()
+        ),
+        LAKE_PAGE: lake_page(LAKE_PAGE.read_text(encoding="utf-8")),
+        SIZING_PAGE: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
+    }
+
+
+def published_reference() -> dict[str, str]:
+    """Return the files of the reference with all explanations, by name."""
+    document = contracts.api_document()
+    return {
+        "api.md": api_page(document),
+        "openapi.json": json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+        "metrics.md": metrics_page(),
+        "commands.md": commands_page(),
+        "chart-values.md": "# Values of the chart\n\n" + values_tables(VALUES.read_text(encoding="utf-8")),
+    }
+
+
+def write_reference() -> None:
+    """Write dist/reference."""
+    REFERENCE.mkdir(parents=True, exist_ok=True)
+    for name, text in published_reference().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
 
 
 def main() -> None:
-    for file, page in PAGES.items():
-        file.write_text(page(), encoding="utf-8")
+    contracts.FOLDER.mkdir(exist_ok=True)
+    for file, text in committed().items():
+        file.write_text(text, encoding="utf-8")
         print(f"{file.relative_to(ROOT)}: written")
+    write_reference()
+    print(f"{REFERENCE.relative_to(ROOT)}: written")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gputally.base.version import __version__
+from scripts import reference_pages
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
@@ -166,6 +167,7 @@ def lint_workflows() -> None:
 STEPS: dict[str, tuple[str, Callable[[], None]]] = {
     "notes": ("release notes from CHANGELOG.md", write_notes),
     "package": ("wheel and source; twine check", build_package),
+    "reference": ("reference: HTTP API, commands, metrics, values of the chart", reference_pages.write_reference),
     "libraries": ("libraries of each image, with hashes", write_libraries),
     "demo": ("the demo from the wheel, in an empty environment", run_the_demo),
     "images": ("three images", build_images),

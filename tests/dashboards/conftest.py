@@ -13,7 +13,7 @@ from dashboards.__main__ import DASHBOARDS
 from scripts import reference_pages
 
 PUBLISHED = {name.removeprefix("gputally_"): set(labels) for name, labels in reference_pages.published().items()}
-"""Name without the prefix `gputally_` -> the labels that the program itself sets: what docs/metrics.md is made of."""
+"""Name without the prefix `gputally_` -> the labels that the program itself sets: what metrics.txt is made of."""
 SCRAPED = {"cluster", "job"}
 """Labels that Prometheus adds to every series: the job, and the external label of a cluster."""
 

@@ -1,4 +1,4 @@
-"""The pages that scripts.reference_pages writes agree with the code, and have an explanation for every entry."""
+"""What scripts.reference_pages writes agrees with the code, and has an explanation for every entry."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from pyiceberg.catalog import load_catalog
 
 from accountant.billing.usage_pricing import cost
 from gputally.shell_completion import all_commands
+from scripts.contracts import FOLDER, api_document
 from scripts.reference_pages import (
-    API_PAGE,
-    DOCUMENT,
     FLEETS,
     LAKE_PAGE,
     MEASURED,
     MEASURED_LAKE,
-    PAGES,
     SIZING_PAGE,
     Measured,
     agent_families,
+    api_page,
     chart_values,
+    committed,
     families_by_program,
     lake_sizing_table,
     load,
+    published_reference,
     said_inside,
     sizing_table,
 )
@@ -38,24 +39,28 @@ from tests.ledger.busy_ledger import BOOK
 NOT_BASE = "ms|us|mib|mw|mj|percent|mhz|hours|minutes|days|microseconds|milliseconds"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_fresh(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return api_document()
+
+
+def test_a_contract_changes_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of docs/contract is a route, field, option or metric that somebody's program may use."""
     for name in [name for name in os.environ if name.startswith("GPUTALLY_")]:
         monkeypatch.delenv(name)  # the defaults of the commands
-    assert page.read_text(encoding="utf-8") == PAGES[page](), "write it again: make reference"
+    files = committed()
+    assert {file.name for file in FOLDER.iterdir()} == {file.name for file in files if file.parent == FOLDER}
+    for file, text in files.items():
+        assert file.read_text(encoding="utf-8") == text, (
+            f"{file.name}: if it shall change, write it again: make reference"
+        )
 
 
 # --- the API ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(DOCUMENT.read_text(encoding="utf-8"))
-    return found
-
-
 def test_nothing_of_the_document_is_left_out(document: dict[str, Any]) -> None:
-    text = API_PAGE.read_text(encoding="utf-8")
+    text = api_page(document)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert f"### {method.upper()} {path}\n" in text
@@ -79,6 +84,19 @@ def test_every_question_and_parameter_is_explained(document: dict[str, Any]) -> 
 
 
 # --- commands, metrics and values ---------------------------------------------------------------
+
+
+def test_the_published_reference_has_every_command_metric_and_value() -> None:
+    found = published_reference()
+    for path, command in all_commands():
+        assert f" {path}\n" in found["commands.md"]
+        assert all(
+            f"`{one.opts[0]}`" in found["commands.md"] for one in command.params if one.param_type_name == "option"
+        )
+    for family in [*agent_families(), *(one for several in families_by_program().values() for one in several)]:
+        assert f"| `{family.series}` |" in found["metrics.md"]
+    for value in ("clusterName", "accountant.archive.enabled", "monitoring.rules.enabled"):
+        assert f"| `{value}` |" in found["chart-values.md"]
 
 
 def test_every_command_and_option_is_explained() -> None:

@@ -59,7 +59,7 @@ def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_pat
 
 
 def test_promtool_finds_no_fault_in_any_metric() -> None:
-    """Every family in docs/metrics.md, as scraped, passes `promtool check metrics`."""
+    """Every family, as scraped, passes `promtool check metrics`."""
     programs = [list(agent_families()), *families_by_program().values()]
     families = {family.series: family for program in programs for family in program}
     assert len(families) > 50

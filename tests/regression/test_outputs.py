@@ -39,7 +39,7 @@ QUESTIONS = (
     "/v1/budgets", "/v1/clock", "/v1/corrections", "/v1/adjustments",
     "/v1/deliveries", "/v1/gpus/owners", "/v1/periods",
     "/v1/policy", "/v1/policy/versions", "/v1/prices", "/v1/prices/versions", "/v1/proposals", "/v1/quarantine",
-    "/v1/audit", "/v1/nothing", "/v1/usage", "/v1/usage?start=x&end=y", f"/v1/usage?{SPAN}&by=nothing", "/openapi.json",
+    "/v1/audit", "/v1/nothing", "/v1/usage", "/v1/usage?start=x&end=y", f"/v1/usage?{SPAN}&by=nothing",
 )  # fmt: skip
 PAGES = 60
 """Maximum number of pages that the test follows from the first one."""
