@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "top":
             from agent.commands import top_command
-            from agent.devices.process_restart import with_restarts
+            from agent.core.process_restart import with_restarts
 
             return with_restarts(lambda _: top_command.run(arguments))
         flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(settings.render(chosen), end="")
             return 0
         from agent import composition
-        from agent.devices.process_restart import with_restarts
+        from agent.core.process_restart import with_restarts
 
         if arguments.once:
             return with_restarts(lambda _: composition.once(chosen))

@@ -33,7 +33,7 @@ from gputally.base.units import MS_PER_DAY
 from gputally.base.version import __version__
 
 if TYPE_CHECKING:
-    from agent.devices.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 
 log = logging.getLogger("agent")
 
@@ -134,9 +134,9 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         from agent.simulation.scenario_file import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    from agent.devices.driver_lifecycle import Gpus
-    from agent.devices.nvml_device import Access
-    from agent.devices.nvml_library import Driver
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.nvml_device import Access
+    from agent.gpu_readers.nvml.nvml_library import Driver
     from agent.holders.node_reader import NodeSource
     from agent.holders.pod_and_job_files import HpcJobs, PodsFile
     from agent.holders.process_cgroups import PodLogs, ProcessTable
@@ -172,13 +172,13 @@ def _with_signal_and_dcgm(source: Source, gpus: Gpus, chosen: Settings, clock: C
     exporter's figures.
 
     Raises SettingsError for an exporter's address that is not http://."""
-    from agent.devices.driver_lifecycle import ReleasableSource
+    from agent.gpu_readers.nvml.driver_lifecycle import ReleasableSource
 
     releasable = ReleasableSource(source, gpus, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.close_driver())
     if not chosen.dcgm_url:
         return releasable
-    from agent.devices.dcgm_exporter import Exporter, WithDcgm, fetch_from
+    from agent.gpu_readers.dcgm import Exporter, WithDcgm, fetch_from
 
     exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
     exporter.start(tasks)

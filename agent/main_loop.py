@@ -17,10 +17,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.core.readings import Snapshot, Source
+from agent.core.readings import DriverReplaced, Snapshot, Source
 from agent.core.settings import Settings, unseen
 from agent.core.steady_clock import ClockSetBack, SteadyClock, Timeline
-from agent.devices.nvml_library import DriverReplaced
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations

@@ -28,6 +28,7 @@ from rich.console import Group, RenderableType
 
 from agent.core.readings import (
     DeviceReading,
+    DriverReplaced,
     InstanceReading,
     MigInstance,
     ProcessReading,
@@ -37,7 +38,6 @@ from agent.core.readings import (
     Unavailable,
     sum_readings,
 )
-from agent.devices.nvml_library import DriverReplaced
 from agent.wire import Holder
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.command_output import OUTPUTS, Output, show
@@ -408,8 +408,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `gputally agent smoke` and return its exit code."""
-    from agent.devices.driver_lifecycle import Gpus
-    from agent.devices.nvml_library import Driver
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.nvml_library import Driver
     from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import ProcessTable
 

@@ -363,8 +363,8 @@ def _prices(arguments: argparse.Namespace) -> Prices:
 
 
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
-    from agent.devices.driver_lifecycle import Gpus
-    from agent.devices.nvml_library import Driver
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.nvml_library import Driver
     from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 

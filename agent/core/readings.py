@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from agent.wire import Health, Holder, Method, PodFacts, SharingMode
+from gputally.base.errors import AgentError
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +264,17 @@ class Snapshot:
     unknown_holders: tuple[tuple[str, str], ...] = ()
 
 
+class DriverReplaced(AgentError):
+    """The kernel driver was replaced while its library was loaded, so only a new process can use the new driver
+    (agent.core.process_restart)."""
+
+
 class Source(Protocol):
     """Reads a node: the real machine or a simulated one."""
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable."""
+        """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable. Raises
+        DriverReplaced."""
         ...
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from agent.core.readings import KAI, Gpu, Unavailable
 from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
-from agent.devices.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.holders import kubernetes_api_objects
 from agent.holders.device_allocations import (
     SLICES_PATHS,

@@ -39,7 +39,7 @@ from agent.core.readings import (
     Unavailable,
     sum_readings,
 )
-from agent.devices.driver_lifecycle import DriverReading, Gpus
+from agent.gpu_readers.nvml.driver_lifecycle import DriverReading, Gpus
 from agent.holders.device_allocations import RunningHolder, replace_reservations
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
@@ -280,7 +280,7 @@ class NodeSource:
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
-        """Read the node. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
+        """Read the node. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
         began_ms = self._now_ms()
         scan = self._gpus.read(at_ms)
         took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []

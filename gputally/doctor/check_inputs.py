@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver, Fault
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver, Fault
 from agent.holders.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
@@ -194,7 +194,7 @@ _BETWEEN_S = 1.0
 def read_machine(proc: Path, clock: Clock) -> Machine:
     """Read this machine's GPUs and the processes that hold them. proc: the host's process table.
 
-    Raises agent.devices.nvml_library.DriverReplaced."""
+    Raises agent.core.readings.DriverReplaced."""
     driver = Driver()
     source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:

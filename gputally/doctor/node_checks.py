@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
-from agent.devices.nvml_library import NO_GPUS_REMEDY, remedy
+from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, remedy
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
 from gputally.kubernetes.objects import Kind, Object, gpus, value_at
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from agent.core.readings import Allocation, Gpu, Snapshot
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_device import Access
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_device import Access
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable

@@ -14,10 +14,10 @@ import pytest
 
 from agent.core.readings import Snapshot
 from agent.core.settings import Settings
-from agent.devices.dcgm_exporter import Exporter, WithDcgm
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_device import Access
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.dcgm import Exporter, WithDcgm
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_device import Access
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.device_allocations import ResourceClaims, SliceStore
 from agent.holders.kubelet_grpc_client import Kubelet
 from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source

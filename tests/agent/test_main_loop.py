@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.readings import Snapshot
+from agent.core.readings import DriverReplaced, Snapshot
 from agent.core.settings import Settings
-from agent.devices.nvml_library import DriverReplaced
 from agent.main_loop import MAX_BACKLOG_ROWS, Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu

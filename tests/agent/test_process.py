@@ -24,7 +24,7 @@ import pytest
 
 from agent.__main__ import main
 from agent.composition import JsonLines
-from agent.devices.process_restart import RESTARTED, was_restarted
+from agent.core.process_restart import RESTARTED, was_restarted
 from agent.upload.spool import Outbox
 from agent.wire import UsageInterval
 from tests.agent.pods import UID, pod_object

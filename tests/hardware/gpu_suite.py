@@ -16,8 +16,8 @@ from threading import Event
 import pytest
 
 from agent.core.readings import DeviceReading, Unavailable
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import SystemClock

@@ -78,7 +78,7 @@ def test_who_decodes_a_document_expects_every_kind_of_bad_one() -> None:
 # --- threads ------------------------------------------------------------------------------------
 
 WITHOUT_A_TASK = {
-    "agent/devices/nvml_library.py": "a call to the driver; who made it goes on after its time limit",
+    "agent/gpu_readers/nvml/nvml_library.py": "a call to the driver; who made it goes on after its time limit",
     "accountant/history_import/import_run.py": "senders of one import, whose command waits for them",
     "accountant/runtime/background_tasks.py": "one routine of upkeep each, which is a watched task itself",
     "fairshare/web/what_if_worker.py": "one preview, whose page shows its progress, its failure and its time limit",

@@ -16,8 +16,8 @@ import pytest
 
 from agent.__main__ import main
 from agent.commands.gpu_load_check import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder

@@ -14,10 +14,10 @@ import pytest
 
 from agent.core.readings import Snapshot, Unavailable
 from agent.core.settings import Settings, SettingsError
-from agent.devices.driver_lifecycle import Gpus, ReleasableSource
-from agent.devices.mig_layout import LOOK_MS
-from agent.devices.nvml_device import Access
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus, ReleasableSource
+from agent.gpu_readers.nvml.mig_layout import LOOK_MS
+from agent.gpu_readers.nvml.nvml_device import Access
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PodStore, Reflector

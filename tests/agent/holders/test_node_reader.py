@@ -12,8 +12,8 @@ import pytest
 
 from agent.core.readings import SOLE, Allocation, DeviceReading, Gpu, ProcessReading, Reading, Snapshot, Unavailable
 from agent.core.settings import Settings
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import UNKNOWN_PROCESS, HolderCounters, NodeSource, OwnedProcess
 from agent.holders.pod_and_job_files import Pods, PodsFile
 from agent.holders.process_cgroups import RESCAN_MS, PodLogs, ProcessTable

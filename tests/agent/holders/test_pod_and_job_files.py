@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.readings import DeviceReading, Gpu, Snapshot, Unavailable
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
 from agent.holders.pod_and_job_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, PodsFile, parse_jobs
 from agent.holders.process_cgroups import ProcessTable

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.core.readings import COMPUTE_SLICES, MigInstance
-from agent.devices.nvml_library import Driver, Refused
+from agent.gpu_readers.nvml.nvml_library import Driver, Refused
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE

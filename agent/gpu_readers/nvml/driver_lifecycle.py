@@ -22,15 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.core.readings import DeviceReading, Gpu, Snapshot, Source
-from agent.devices.nvml_device import Access, Device, total_mib
-from agent.devices.nvml_events import Events
-from agent.devices.nvml_library import (
+from agent.core.readings import DeviceReading, DriverReplaced, Gpu, Snapshot, Source
+from agent.gpu_readers.nvml.nvml_device import Access, Device, total_mib
+from agent.gpu_readers.nvml.nvml_events import Events
+from agent.gpu_readers.nvml.nvml_library import (
     NO_GPUS_REMEDY,
     CallHangs,
     CallWatchdog,
     Driver,
-    DriverReplaced,
     Fault,
     Lost,
     Refused,
@@ -40,7 +39,7 @@ from agent.devices.nvml_library import (
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
-log = logging.getLogger("agent.devices.driver_lifecycle")
+log = logging.getLogger("agent.gpu_readers.nvml.driver_lifecycle")
 
 RETRY_MIN_MS = 30 * MS_PER_SECOND
 RETRY_MAX_MS = 5 * MS_PER_MINUTE
@@ -133,7 +132,7 @@ class Gpus:
         return not self._up
 
     def read(self, at_ms: int) -> DriverReading:
-        """Read all GPUs. Raises agent.devices.nvml_library.DriverReplaced if only a new process can continue."""
+        """Read all GPUs. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
             log.warning("the system clock was set back: earlier samples of the driver are ignored")

@@ -37,8 +37,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from agent.core.readings import Reading, Unavailable
-from gputally.base.errors import AgentError
+from agent.core.readings import DriverReplaced, Reading, Unavailable
 
 _REASONS = {
     -1: "structure of unknown size", -2: "process list with impossible process numbers",
@@ -85,12 +84,6 @@ _WIDE_FUNCTIONS = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "
 def remedy(reason: str) -> str:
     """Return what to do if the driver does not start; "" if no remedy is known. reason: the text of a Fault."""
     return _REMEDIES.get(reason.partition(" (")[0], "")
-
-
-class DriverReplaced(AgentError):
-    """The kernel driver was replaced while its NVML library was loaded, so only a new process can use the new driver.
-
-    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command restarts itself (agent.devices.driver_lifecycle)."""
 
 
 class Fault(Exception):

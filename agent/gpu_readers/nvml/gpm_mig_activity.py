@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from agent.core.readings import Unavailable
-from agent.devices.nvml_library import Driver, DriverReplaced, Fault, Refused
+from agent.core.readings import DriverReplaced, Unavailable
+from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Refused
 from gputally.base.clock import Clock
 from gputally.base.units import US_PER_MS
 

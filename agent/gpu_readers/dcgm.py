@@ -92,7 +92,7 @@ def _ratios(samples: Iterable[Sample]) -> Iterable[tuple[Place, Field, float]]:
             yield (uuid, int(instance)), field, min(ratio, 1.0)
 
 
-log = logging.getLogger("agent.devices.dcgm_exporter")
+log = logging.getLogger("agent.gpu_readers.dcgm")
 
 PERIOD_MS = 10 * MS_PER_SECOND
 PAUSE_MS = 30 * MS_PER_SECOND

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.devices.nvml_library import CallHangs, CallWatchdog
-from agent.devices.utilization import MAX_POWER_MW, RANGE_MJ, RATE_HOLDS_US, BusyCounter, EnergyCounter
+from agent.gpu_readers.nvml.nvml_library import CallHangs, CallWatchdog
+from agent.gpu_readers.nvml.utilization import MAX_POWER_MW, RANGE_MJ, RATE_HOLDS_US, BusyCounter, EnergyCounter
 from tests.hypothesis_examples import examples
 
 PERIOD = 139_000

@@ -36,8 +36,8 @@ from itertools import pairwise
 from typing import Any
 
 from agent.core.readings import ProcessReading, Reading, Unavailable
-from agent.devices.mig_layout import MigLayout
-from agent.devices.nvml_library import MOST_PID, Driver, Refused
+from agent.gpu_readers.nvml.mig_layout import MigLayout
+from agent.gpu_readers.nvml.nvml_library import MOST_PID, Driver, Refused
 from gputally.base.apportionment import apportion
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
@@ -197,7 +197,7 @@ class EnergyCounter:
         return gained_mj if 0 <= gained_mj * _MICROJOULES_PER_MILLIJOULE <= plausible_uj else None
 
 
-log = logging.getLogger("agent.devices.utilization")
+log = logging.getLogger("agent.gpu_readers.nvml.utilization")
 
 SWEEP_MS = 5 * MS_PER_SECOND
 """How often ended processes are listed. The driver keeps only a fixed number of them."""

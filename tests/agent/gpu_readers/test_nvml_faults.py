@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.readings import DriverReplaced
 from agent.core.steady_clock import Timeline
-from agent.devices.nvml_library import DriverReplaced
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig

@@ -11,10 +11,10 @@ import logging
 from contextlib import suppress
 from typing import Any, Final
 
-from agent.core.readings import RecoveryAction, XidCount
-from agent.devices.nvml_library import Driver, DriverReplaced, Fault, Refused
+from agent.core.readings import DriverReplaced, RecoveryAction, XidCount
+from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Refused
 
-log = logging.getLogger("agent.devices.nvml_events")
+log = logging.getLogger("agent.gpu_readers.nvml.nvml_events")
 
 MAX_AT_ONCE = 64
 MAX_KINDS = 64

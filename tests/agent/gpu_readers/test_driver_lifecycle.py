@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from accountant.core.gpu_time_accounts import split
-from agent.core.readings import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
-from agent.devices.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
-from agent.devices.nvml_device import CONDITION_EVERY_MS
-from agent.devices.nvml_library import Driver, DriverReplaced
+from agent.core.readings import (
+    Condition,
+    DriverReplaced,
+    ProcessReading,
+    Recovery,
+    RecoveryAction,
+    Unavailable,
+    XidCount,
+)
+from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpus
+from agent.gpu_readers.nvml.nvml_device import CONDITION_EVERY_MS
+from agent.gpu_readers.nvml.nvml_library import Driver
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml

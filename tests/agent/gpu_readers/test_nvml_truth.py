@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from agent.core.readings import DeviceReading
-from agent.devices.driver_lifecycle import Gpus
-from agent.devices.nvml_library import Driver
-from agent.devices.utilization import RING_MS
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.nvml.nvml_library import Driver
+from agent.gpu_readers.nvml.utilization import RING_MS
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock

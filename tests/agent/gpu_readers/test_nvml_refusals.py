@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.readings import Allocation
-from agent.devices.nvml_library import Driver, DriverReplaced
+from agent.core.readings import Allocation, DriverReplaced
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter

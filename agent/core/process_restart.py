@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import NoReturn
 
+from agent.core.readings import DriverReplaced
 from agent.core.steady_clock import ClockSetBack
-from agent.devices.nvml_library import DriverReplaced
 from gputally.base.untrusted_text import for_terminal
 
 RESTARTED = "GPUTALLY_RESTARTED"

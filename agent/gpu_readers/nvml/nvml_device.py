@@ -30,16 +30,16 @@ from agent.core.readings import (
     RecoveryAction,
     Unavailable,
 )
-from agent.devices.gpm_mig_activity import Gpm
-from agent.devices.mig_layout import Instance, MigLayout
-from agent.devices.nvml_events import RECOVERY, Events
-from agent.devices.nvml_library import Driver, Fault, Lost, Refused, Restart
-from agent.devices.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
+from agent.gpu_readers.nvml.gpm_mig_activity import Gpm
+from agent.gpu_readers.nvml.mig_layout import Instance, MigLayout
+from agent.gpu_readers.nvml.nvml_events import RECOVERY, Events
+from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Lost, Refused, Restart
+from agent.gpu_readers.nvml.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
 from agent.wire import Health
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
 
-log = logging.getLogger("agent.devices.nvml_device")
+log = logging.getLogger("agent.gpu_readers.nvml.nvml_device")
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
 """Time between two readings of clocks, temperature and similar values, which people do not need more often."""
@@ -90,7 +90,7 @@ class Device:
     """One GPU.
 
     origin: distinguishes the counters of this process from those of an earlier process.
-    clock: dates the GPM samples (agent.devices.gpm_mig_activity)."""
+    clock: dates the GPM samples (agent.gpu_readers.nvml.gpm_mig_activity)."""
 
     def __init__(
         self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None

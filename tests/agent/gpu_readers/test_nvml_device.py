@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.core.readings import DeviceReading, Unavailable
-from agent.devices.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
-from agent.devices.nvml_device import Access
-from agent.devices.nvml_library import Driver, DriverReplaced
+from agent.core.readings import DeviceReading, DriverReplaced, Unavailable
+from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
+from agent.gpu_readers.nvml.nvml_device import Access
+from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.device_allocations import DeviceNames, DeviceRef
 from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml

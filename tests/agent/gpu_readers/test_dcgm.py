@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agent.__main__ import main
 from agent.core.readings import DeviceReading, InstanceReading, Snapshot, Unavailable
 from agent.core.settings import SettingsError
-from agent.devices import dcgm_exporter
-from agent.devices.dcgm_exporter import (
+from agent.gpu_readers import dcgm
+from agent.gpu_readers.dcgm import (
     FAILURES_BEFORE_PAUSE,
     MAX_AGE_MS,
     PAUSE_MS,
@@ -83,7 +83,7 @@ def exported(read: Callable[[int], DeviceReading] | None = None) -> WithDcgm:
 
 @pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
 def test_old_and_new_names_say_the_same(page: str) -> None:
-    seen = dcgm_exporter.read(page)
+    seen = dcgm.read(page)
     assert seen == {
         ("GPU-a", None): {"busy": 0.8, "sm_active": 0.25},
         ("GPU-m", 1): {"busy": 0.333, "sm_active": 1.0},
@@ -199,7 +199,7 @@ def test_the_refusal_of_an_address_hides_its_password() -> None:
 @given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))
 def test_no_page_is_too_strange(text: str) -> None:
     try:
-        seen = dcgm_exporter.read(text)
+        seen = dcgm.read(text)
     except ValueError:
         return
     assert all(0 <= ratio <= 1 for values in seen.values() for ratio in values.values())
@@ -208,14 +208,14 @@ def test_no_page_is_too_strange(text: str) -> None:
 values = st.one_of(st.floats(), st.sampled_from([9.2e18, 2147483632.0, -1.0, 100.0, 1.3]))
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm_exporter._FIELDS)), st.text(max_size=6), values), max_size=8))
+@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm._FIELDS)), st.text(max_size=6), values), max_size=8))
 def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) -> None:
     def quoted(text: str) -> str:
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
     page = "".join(f'{name}{{UUID="GPU-a",GPU_I_ID="{quoted(gi)}"}} {value!r}\n' for name, gi, value in lines)
     try:
-        seen = dcgm_exporter.read(page)
+        seen = dcgm.read(page)
     except ValueError:
         return
     assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
