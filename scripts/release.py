@@ -206,9 +206,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     table = Table("File in dist/", "Bytes", "SHA-256", box=None, header_style="bold")
     table.columns[1].justify = "right"
-    for path in sorted(DIST.iterdir()):
-        if path.name != ".gitignore":
-            table.add_row(path.name, f"{path.stat().st_size:,}", hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+    for path in sorted(DIST.rglob("*")):
+        if path.name != ".gitignore" and path.is_file():
+            table.add_row(
+                str(path.relative_to(DIST)),
+                f"{path.stat().st_size:,}",
+                hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            )
     console.print(table)
     return 0
 
