@@ -1,8 +1,9 @@
 """What programs may rely on, in short: routes, fields and types of the HTTP API, options of the commands, metrics with
-their labels. `make reference` writes it to docs/contract, where a change of it is seen as a change of a line.
+their labels, columns of the lake. `make reference` writes it to docs/contract, where a change of it is seen as a change
+of a line.
 
-Meanings are not part of it: the accountant answers them at `/openapi.json`, commands at `--help`, metrics
-with `# HELP`."""
+Meanings are not part of it: the accountant answers them at `/openapi.json`, commands at `--help`, metrics with
+`# HELP`, tables of the lake with the comments of their columns."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
+from accountant.lake.tables import LakeTable
 from gputally.base.clock import VirtualClock
 from gputally.shell_completion import all_commands
 
@@ -164,4 +166,15 @@ def metrics(programs: Mapping[str, Iterable[Family]], dcgm_names: Iterable[str])
         lines.append(program)
         lines += [f"  {one.series} {one.kind} {{{', '.join(one.labels)}}}" for one in sorted(families)]
     lines += ["Agent, --dcgm-names", *(f"  {name}" for name in dcgm_names)]
+    return "\n".join(lines) + "\n"
+
+
+def lake(tables: Iterable[LakeTable]) -> str:
+    """Return one line for each table of the lake, with its key, and for each column."""
+    lines = []
+    for table in tables:
+        lines.append(
+            f"{table.name} (one row for each {', '.join(table.key)}; partitioned by {', '.join(table.partition)})"
+        )
+        lines += [f"  {column.name} {column.type}" for column in table.columns]
     return "\n".join(lines) + "\n"

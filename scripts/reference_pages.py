@@ -2,10 +2,10 @@
 
 `python -m scripts.reference_pages` (`make reference`) writes, from the code:
 
-- docs/contract/: what programs may rely on (scripts.contracts); the tables of docs/lake.md and docs/sizing.md. These
+- docs/contract/: what programs may rely on (scripts.contracts); the tables of docs/sizing.md. These
   are committed, and tests check that they are up to date.
 - dist/reference/: the whole reference with all explanations, which a release publishes and nobody commits: the HTTP
-  API as a page and as openapi.json, metrics, commands, values of the chart.
+  API as a page and as openapi.json, metrics, commands, tables of the lake, values of the chart.
 
 Sources:
 
@@ -568,8 +568,6 @@ def sizing_page(text: str) -> str:
 
 # --- lake -----------------------------------------------------------------------------------------
 
-LAKE_BEGIN, LAKE_END = "<!-- tables: begin -->\n", "<!-- tables: end -->\n"
-
 
 def lake_tables() -> str:
     """Return a section for each table of the lake, with its columns."""
@@ -583,13 +581,6 @@ def _lake_table(table: LakeTable) -> str:
     return f"### {table.name}\n\n{table.text} {said}.\n\n| column | type | what it holds |\n|---|---|---|\n{rows}"
 
 
-def lake_page(current: str) -> str:
-    """Return the page docs/lake.md with new tables. current: the present page."""
-    before, _, rest = current.partition(LAKE_BEGIN)
-    _, _, after = rest.partition(LAKE_END)
-    return f"{before}{LAKE_BEGIN}\n{lake_tables()}\n\n{LAKE_END}{after}"
-
-
 def committed() -> dict[Path, str]:
     """Return the generated files that are committed, by path."""
     return {
@@ -598,7 +589,7 @@ def committed() -> dict[Path, str]:
         contracts.FOLDER / "metrics.txt": contracts.metrics(
             {"Agent": list(agent_families())} | families_by_program(), dcgm_names()
         ),
-        LAKE_PAGE: lake_page(LAKE_PAGE.read_text(encoding="utf-8")),
+        contracts.FOLDER / "lake.txt": contracts.lake(TABLES),
         SIZING_PAGE: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
     }
 
@@ -611,6 +602,7 @@ def published_reference() -> dict[str, str]:
         "openapi.json": json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
         "metrics.md": metrics_page(),
         "commands.md": commands_page(),
+        "lake-tables.md": "# Tables of the lake\n\n" + lake_tables() + "\n",
         "chart-values.md": "# Values of the chart\n\n" + values_tables(VALUES.read_text(encoding="utf-8")),
     }
 

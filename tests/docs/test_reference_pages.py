@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from accountant.billing.usage_pricing import cost
+from accountant.lake.tables import TABLES
 from gputally.shell_completion import all_commands
 from scripts.contracts import FOLDER, api_document
 from scripts.reference_pages import (
@@ -95,6 +96,9 @@ def test_the_published_reference_has_every_command_metric_and_value() -> None:
         )
     for family in [*agent_families(), *(one for several in families_by_program().values() for one in several)]:
         assert f"| `{family.series}` |" in found["metrics.md"]
+    for table in TABLES:
+        assert f"### {table.name}\n" in found["lake-tables.md"]
+        assert all(f"| `{column.name}` |" in found["lake-tables.md"] for column in table.columns)
     for value in ("clusterName", "accountant.archive.enabled", "monitoring.rules.enabled"):
         assert f"| `{value}` |" in found["chart-values.md"]
 
