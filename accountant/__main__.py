@@ -20,7 +20,9 @@ from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
-COMMANDS: Final = (
+OF_PLUGINS: Final = "import_commands"
+"""The module of the commands that plug-ins have beside `import`; only a plug-in knows their names."""
+COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("bookkeeping_commands", (
         "months", "close", "reopen", "publish", "proposals", "correct", "corrections", "adjust", "credit",
         "adjustments", "reprice", "prices", "reconcile",
@@ -33,7 +35,7 @@ COMMANDS: Final = (
     ("usage_commands", ("usage", "cost", "check")),
     ("server_commands", ("token",)),
     ("token_secrets_command", ("install",)),
-    ("import_commands", ("slurm", "import")),
+    (OF_PLUGINS, ()),
     ("fleet_commands", ("fleet",)),
 )  # fmt: skip
 """The commands in the order of the help, each with the module of accountant.cli that has it."""
@@ -48,15 +50,22 @@ class _LazyCommands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            module = importlib.import_module(f"accountant.cli.{self._modules[name]}")
-            self._loaded |= typer.main.get_group(module.app).commands
+            self._load(self._modules.get(name, OF_PLUGINS))
         return self._loaded[name]
 
+    def _load(self, module: str) -> list[str]:
+        """Imports a module; returns the names of its commands. A plug-in does not replace a command."""
+        group = typer.main.get_group(importlib.import_module(f"accountant.cli.{module}").app)
+        own = {name: one for name, one in group.commands.items() if self._modules.get(name, OF_PLUGINS) == module}
+        self._loaded |= own
+        return list(own)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        for module, names in COMMANDS:
+            yield from self._load(module) if module == OF_PLUGINS else names
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return sum(1 for _ in self)
 
 
 class Commands(TyperGroup):

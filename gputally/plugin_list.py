@@ -46,10 +46,13 @@ def main(argv: Sequence[str]) -> int:
 def installed() -> list[tuple[str, Plugin[Any]]]:
     """Return every plug-in with its seam."""
     # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
-    from accountant.channels.protocol import SEAM, ChannelPlugin
+    from accountant.channels.protocol import SEAM as CHANNELS
+    from accountant.channels.protocol import ChannelPlugin
+    from accountant.history_import.protocol import SEAM as HISTORIES
+    from accountant.history_import.protocol import HistoryPlugin
     from gputally.base.plugins import plugins
 
-    manifests: dict[str, type[Any]] = {SEAM: ChannelPlugin}
+    manifests: dict[str, type[Any]] = {CHANNELS: ChannelPlugin, HISTORIES: HistoryPlugin}
     return [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
 
 

@@ -1,39 +1,53 @@
-"""Runs the commands that import history (`import prometheus`, `import slurm`) and job names (`slurm import`)."""
+"""Runs the commands of histories: `import NAME`, and `NAME import` for the names of holders.
+
+The histories are plug-ins. A command has the options of its history and the shared ones. A history that cannot be
+loaded, or that declares options that cannot be read, has no command; who calls it is told why."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
-from typer import Argument, Option
+from typer import Option
+from typer.core import TyperCommand, TyperGroup
 
 from accountant.cli.connection_options import Printed, ZonedLedger
+from accountant.history_import.protocol import (
+    SEAM,
+    CannotImport,
+    Fault,
+    HistoryPlugin,
+    HolderNames,
+    Import,
+    known_limits,
+)
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
-from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
+from gputally.base.plugins import NoPlugin, Plugin, plugins
+from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from zoneinfo import ZoneInfo
 
-    from accountant.core.claim_overlap import Span
-    from accountant.history_import.import_run import Destination, Read, Summary
-    from accountant.history_import.slurm_records import Fault
+    from rich.console import RenderableType
+
+    from accountant.history_import.gpu_assignment import NodeHistory
+    from accountant.history_import.import_run import Chunk, Destination, Summary
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-import_app = typer.Typer(help="Usage from before the agents, from Prometheus or Slurm.", no_args_is_help=True)
-app.add_typer(import_app, name="import")
+T = TypeVar("T")
 _SETTLED_MS = 10 * MS_PER_MINUTE
 """After this time no more samples or records are expected for an instant."""
-_UNTIL_HELP = "End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."
 _SHOWN = 20
+PART = 5_000
+"""Number of holders sent at a time."""
 
 
 Partial = Annotated[bool, Option("--partial", help="Exit 0 although records were left out.")]
@@ -43,150 +57,144 @@ Replace = Annotated[
 Reason = Annotated[str, Option(help="Why the earlier import is withdrawn, for the audit trail.")]
 
 
-class CannotImport(AccountantError):
-    """The history cannot be imported. The message names the place and the reason in one line."""
+@dataclass(slots=True)
+class _Asked:
+    """The user of one command. left_out: records that were left out so far."""
+
+    at: ZonedLedger
+    replaces: bool = False
+    now_ms: int = field(default_factory=lambda: SystemClock().wall_ms())
+    left_out: int = 0
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return self.at.zone
+
+    def instant(self, option: str, text: str | None, otherwise: int) -> int:
+        from accountant.api.problems import Refusal
+        from accountant.api.query_parameters import instant
+
+        try:
+            found = otherwise if text is None else instant(option, text, self.zone)
+        except Refusal as error:
+            raise CannotImport(str(error)) from error
+        return found // MS_PER_HOUR * MS_PER_HOUR
+
+    def end(self, until: str | None) -> int:
+        return self.instant("--until", until, self.now_ms - _SETTLED_MS)
+
+    def leave_out(self, place: str, faults: Sequence[Fault]) -> None:
+        self.left_out += len(faults)
+        for fault in faults[:_SHOWN]:
+            self.tell(f"{place}: {fault.place}: {fault.reason}")
+        if len(faults) > _SHOWN:
+            self.tell(f"{place}: and {len(faults) - _SHOWN} more faults")
+
+    def tell(self, text: str) -> None:
+        from gputally.base.terminal import Terminal
+
+        Terminal(stderr=True).print(text, soft_wrap=True)
 
 
-@import_app.command("prometheus")
-@with_option_groups
-def from_prometheus(
-    source: Annotated[str, Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")],
-    since: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
-    until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
-    cluster: Annotated[str, Option(help="Name of the cluster in the ledger, the same as in its agents.")] = "default",
-    match: Annotated[str, Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
-    scheduler: Annotated[str, Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
-    label: Annotated[list[str] | None, Option(help="Label of pods that may name a team (repeatable).")] = None,
-    chunk: Annotated[
-        str | None,
-        Option(help="Span of one query in whole hours, such as 6h (default: by devices)."),
-    ] = None,
-    source_token_file: Annotated[Path | None, Option(help="File with the bearer token for URL.")] = None,
-    source_ca_file: Annotated[Path | None, Option(help="CA certificates to trust for URL, PEM.")] = None,
-    source_header: Annotated[list[str] | None, Option(help="HTTP header for URL, NAME: VALUE (repeatable).")] = None,
-    output: Printed = "table",
-    *,
-    replace: Replace = False,
-    reason: Reason = "imported again",
-    partial: Partial = False,
-    at: ZonedLedger,
-) -> None:
-    """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
-    duplicates. Exit 1 if a part of the history was left out."""
-    if not replace:
-        refuse_ignored("without --replace", "reason")
-    from accountant.history_import.import_run import Destination
-    from accountant.history_import.prometheus_source import History, PrometheusFailed
-    from gputally.base.prometheus_api import Prometheus
-    from gputally.base.terminal import Terminal
+def _import_command(plugin: HistoryPlugin) -> Callable[..., None]:
+    """The command `import NAME`."""
 
-    now = SystemClock().wall_ms()
-    end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
-    span = _since(since, end, at), end
-    if span[0] >= end:
-        raise CannotImport(f"--since {since}: there is no full hour between this and the end: give an earlier instant")
-    server = Prometheus(
-        source,
-        PrometheusFailed,
-        token_file=source_token_file,
-        ca_file=source_ca_file,
-        headers=dict(map(_header, source_header or ())),
-    )
-    history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
-    length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
-    with at.connection() as remote:
-        to = Destination(remote, cluster, "prometheus", server.origin)
-        summaries = [(to, _import(to, history.read, span, length, 0, reason if replace else ""))]
-    for name in sorted(history.unknown):
-        Terminal(stderr=True).print(
-            f"{server.origin}: pods request {name}, and nothing says whether it is a GPU: it is not imported",
-            soft_wrap=True,
+    def run(
+        output: Printed = "table",
+        *,
+        replace: Replace = False,
+        reason: Reason = "imported again",
+        partial: Partial = False,
+        at: ZonedLedger,
+        **own: Any,
+    ) -> None:
+        if not replace:
+            refuse_ignored("without --replace", "reason")
+        asked = _Asked(at, replace)
+        summaries: list[tuple[Destination, Summary]] = []
+        with contextlib.ExitStack() as stack:
+            remote = None
+            found = iter(_safely(plugin, lambda: plugin.imports(asked, **own)))
+            while (one := _safely(plugin, lambda: next(found, None))) is not None:
+                remote = remote or stack.enter_context(at.connection())
+                to = _destination(plugin, one, remote)
+                summaries.append((to, _run(plugin, to, one, reason if replace else "")))
+        _print_summaries(summaries, output)
+        if not partial and (asked.left_out or any(summary.unplaced_us for _, summary in summaries)):
+            raise typer.Exit(1)
+
+    return _with_options_of(plugin.imports, run)
+
+
+def _names_command(plugin: HistoryPlugin, names: Callable[..., HolderNames]) -> Callable[..., None]:
+    """The command `NAME import`."""
+
+    def run(*, partial: Partial = False, at: ZonedLedger, **own: Any) -> None:
+        import msgspec
+
+        from accountant.api.bookkeeping_models import ObservedPods, PodReport
+        from gputally.base.terminal import Terminal
+
+        found = _safely(plugin, lambda: names(_Asked(at), **own))
+        with at.connection() as remote:
+            for begin in range(0, len(found.facts), PART):
+                report = PodReport(found.cluster, found.origin, tuple(found.facts[begin : begin + PART]))
+                remote.send(ObservedPods, "/v1/pods", msgspec.json.encode(report), "application/json")
+        Terminal().print(
+            f"jobs of {found.cluster} stored: {len(found.facts):,}; faulty records left out: {found.left_out:,}"
         )
-    _finish(summaries, output, 0, partial=partial)
+        if found.left_out and not partial:
+            raise typer.Exit(1)
+
+    return _with_options_of(names, run)
 
 
-@import_app.command("slurm")
-@with_option_groups
-def from_slurm(
-    file: Annotated[
-        Path, Argument(help="Output of `sacct --json --duplicates`, or of `sacct --parsable2` with its heading.")
-    ],
-    cluster: Annotated[str | None, Option(help="Cluster in the ledger (default: that of each job's record).")] = None,
-    nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
-    model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
-    since: Annotated[str | None, Option(help="Start of the history (default: that of the first job).")] = None,
-    until: Annotated[str | None, Option(help=_UNTIL_HELP)] = None,
-    output: Printed = "table",
-    *,
-    replace: Replace = False,
-    reason: Reason = "imported again",
-    partial: Partial = False,
-    at: ZonedLedger,
-) -> None:
-    """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates. Exit 1 if a part
-    of the history was left out."""
-    from accountant.history_import import slurm_records
-    from accountant.history_import.import_run import Destination
-    from accountant.history_import.slurm_history import SlurmHistory
-    from gputally.base.terminal import Terminal
+def _with_options_of(own: Callable[..., object], run: Callable[..., None]) -> Callable[..., None]:
+    """A typer command with the options of a history's function, and then the shared ones. Raises what typer and Python
+    raise for options that cannot be read."""
+    _, *options = _parameters(own)
+    shared = [one for one in _parameters(run) if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*options, *shared)]
+    run.__annotations__ = {one.name: one.annotation for one in every}
+    vars(run)["__signature__"] = inspect.Signature(every)
+    run.__doc__ = own.__doc__
+    return with_option_groups(run)
 
-    reading = slurm_records.read(_bytes(file), at.zone, slurm_records.OF_HISTORY)
-    if reading.faults and not reading.runs:
-        raise CannotImport(f"{file}: {reading.faults[0].place}: {reading.faults[0].reason}")
-    if not reading.tracks_gpus:
+
+def _parameters(of: Callable[..., object]) -> list[inspect.Parameter]:
+    types = get_type_hints(of, include_extras=True)
+    return [one.replace(annotation=types[one.name]) for one in inspect.signature(of).parameters.values()]
+
+
+def _safely(plugin: HistoryPlugin, call: Callable[[], T]) -> T:
+    """The result of a history's code, of which any other failure is one of the history."""
+    try:
+        return call()
+    except (AccountantError, typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:
         raise CannotImport(
-            f"{file}: no job of this file has a GPU. If jobs had GPUs, this site does not track them: add gres/gpu to "
-            "AccountingStorageTRES in slurm.conf (Slurm counts them from then on)"
-        )
-    complain = Terminal(stderr=True)
-    offered, faults = slurm_records.offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
-    _complain(complain, nodes or file, faults)
-    _complain(complain, file, reading.faults)
-    left_out = len(faults) + len(reading.faults)
-    names = sorted({job.cluster for job in reading.runs})
-    if cluster is not None and len(names) > 1:
-        raise CannotImport(
-            f"{file}: the file has jobs of {', '.join(names)}, which keep their names: leave --cluster out"
-        )
-    now = SystemClock().wall_ms()
-    end = _instant("--until", until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
-    if not replace:
-        refuse_ignored("without --replace", "reason")
-    summaries: list[tuple[Destination, Summary]] = []
-    with at.connection() as remote:
-        for name in names:
-            jobs = [job for job in reading.runs if job.cluster == name]
-            history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
-            _complain(complain, file, history.faults)
-            left_out += len(history.faults)
-            if history.span is None:
-                complain.print(
-                    f"{file}: no job{f' of {name}' if name else ''} held a GPU, so nothing is imported", soft_wrap=True
-                )
-                continue
-            first = _instant("--since", since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
-            last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
-            if replace and until is not None:
-                last = end  # the earlier import may have gone on for longer
-            to = Destination(remote, cluster or name or "default", "slurm", file.name)
-            why = reason if replace else ""
-            faulty = len(faults) + len(reading.faults) + len(history.faults)
-            summaries.append((to, _import(to, history.read, (first, last), MS_PER_DAY, faulty, why)))
-    _finish(summaries, output, left_out, partial=partial)
+            f"the history {plugin.name} failed: {type(error).__name__}: {error}"[:_MOST_REASON]
+        ) from error
 
 
-def _import(to: Destination, read: Read, span: Span, chunk_ms: int, left_out: int, replace: str) -> Summary:
+_MOST_REASON: Final = 300
+
+
+def _destination(plugin: HistoryPlugin, one: Import, remote: Any) -> Destination:
+    from accountant.history_import.import_run import Destination
+
+    return Destination(remote, one.cluster, plugin.name, one.origin)
+
+
+def _run(plugin: HistoryPlugin, to: Destination, one: Import, replace: str) -> Summary:
     from accountant.history_import.import_run import run
 
+    def read(chunk: Chunk) -> Sequence[NodeHistory]:
+        return _safely(plugin, lambda: one.read(chunk))
+
     with _bar(f"{to.source} → {to.cluster}") as progress:
-        return run(to, read, span, chunk_ms, progress, left_out=left_out, replace=replace)
-
-
-def _finish(summaries: Sequence[tuple[Destination, Summary]], output: Output, left_out: int, *, partial: bool) -> None:
-    """Prints the results. Exits with 1 if the import is not complete, unless the caller asked for a partial one."""
-    _print_summaries(summaries, output)
-    if not partial and (left_out or any(summary.unplaced_us for _, summary in summaries)):
-        raise typer.Exit(1)
+        return run(to, read, one.span, one.chunk_ms, progress, left_out=one.left_out, replace=replace)
 
 
 @contextlib.contextmanager
@@ -217,12 +225,10 @@ def _print_summaries(summaries: Sequence[tuple[Destination, Summary]], output: O
     """Prints the result for each cluster."""
     from rich.console import Group
 
-    from accountant.history_import.import_run import KNOWN_LIMITS
-
     records = [
         {
             "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
-            "coverage": _coverage(summary), "limits": KNOWN_LIMITS[to.source],
+            "coverage": _coverage(summary), "limits": known_limits(to.source),
         }
         for to, summary in summaries
     ]  # fmt: skip
@@ -239,8 +245,6 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
     """The result for one cluster: a table, and the known limits of the source."""
     from rich.table import Table
     from rich.text import Text
-
-    from accountant.history_import.import_run import KNOWN_LIMITS
 
     if not summary.done:
         yield Text(f"{to.cluster}: all of this history was imported before, so nothing was sent (--replace redoes it)")
@@ -264,7 +268,7 @@ def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]
         table.add_row("records left out", f"{summary.left_out:,}")
     table.add_row("GPUs, nodes", f"{summary.gpus:,}, {summary.nodes:,}")
     yield table
-    for limit in KNOWN_LIMITS[to.source]:
+    for limit in known_limits(to.source):
         yield Text(f"- {limit}")
 
 
@@ -273,107 +277,61 @@ def _floor(share: float) -> float:
     return math.floor(share * 10_000) / 10_000
 
 
-def _complain(console: Console, file: Path, faults: Sequence[Fault]) -> None:
-    for fault in faults[:_SHOWN]:
-        console.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
-    if len(faults) > _SHOWN:
-        console.print(f"{file}: and {len(faults) - _SHOWN} more faults", soft_wrap=True)
+def _command_of(plugin: HistoryPlugin) -> TyperCommand:
+    """`import NAME`. Raises what typer and Python raise for options that cannot be read."""
+    one = typer.Typer(add_completion=False, rich_markup_mode=None)
+    one.command(plugin.name)(_import_command(plugin))
+    command = typer.main.get_command(one)
+    assert isinstance(command, TyperCommand)  # a group needs more than one command
+    return command
 
 
-def _bytes(file: Path) -> bytes:
+def _group_of(plugin: HistoryPlugin, names: Callable[..., HolderNames]) -> typer.Typer:
+    """`NAME import`. Raises what typer and Python raise for options that cannot be read."""
+    one = typer.Typer(help=f"Names, users and accounts of {plugin.title} jobs.", no_args_is_help=True)
+    one.command("import")(_names_command(plugin, names))
+    typer.main.get_group(one)
+    return one
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_imports: dict[str, TyperCommand] = {}
+_titles: list[str] = []
+_left_out: dict[str, Plugin[HistoryPlugin]] = {}
+"""The histories without a command, by name, with the reason."""
+for _one in plugins(SEAM, HistoryPlugin):
+    if (_plugin := _one.manifest) is None:
+        _left_out[_one.name] = _one
+        continue
     try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CannotImport(f"{file}: {error.strerror}") from error
+        _imports[_one.name] = _command_of(_plugin)
+        if _plugin.names is not None:
+            app.add_typer(_group_of(_plugin, _plugin.names), name=_one.name)
+        _titles.append(_plugin.title)
+    except Exception as error:  # noqa: BLE001 - code of others: its options are whatever it says
+        _imports.pop(_one.name, None)
+        _fault = f"its options cannot be read: {type(error).__name__}: {error}"[:_MOST_REASON]
+        _left_out[_one.name] = Plugin(_one.name, _one.package, _one.version, None, _fault)
 
 
-def _instant(option: str, text: str | None, at: ZonedLedger, otherwise: int) -> int:
-    from accountant.api.problems import Refusal
-    from accountant.api.query_parameters import instant
+class _Imports(TyperGroup):
+    """The group `import`. The name of a history that was left out is answered with the reason."""
 
-    if text is None:
-        return otherwise
-    try:
-        return instant(option, text, at.zone)
-    except Refusal as error:
-        raise CannotImport(str(error)) from error
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "commands": _imports})
 
-
-def _since(text: str, end_ms: int, at: ZonedLedger) -> int:
-    """The start of the history: a duration before the end, or an instant, rounded down to a whole hour."""
-    back = duration_ms(text)
-    start = _instant("--since", text, at, 0) if back is None else end_ms - back
-    return start // MS_PER_HOUR * MS_PER_HOUR
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and (one := _left_out.get(cmd_name)) is not None:
+            raise NoPlugin(f"{one.name} of the package {one.package} {one.version} cannot be used: {one.fault}")
+        return found
 
 
-def duration_ms(text: str) -> int | None:
-    """A duration in milliseconds; None if the text is no duration."""
-    from gputally.server.config_loading import parse_duration
-
-    try:
-        seconds = parse_duration(text)
-    except ValueError:
-        return None
-    return seconds * MS_PER_SECOND if isinstance(seconds, int) and seconds > 0 else None
+_sources = " or ".join(filter(None, (", ".join(_titles[:-1]), *_titles[-1:])))
+import_app = typer.Typer(cls=_Imports, help=f"Usage from before the agents, from {_sources}.", no_args_is_help=True)
+app.add_typer(import_app, name="import")
 
 
-def _chunk(text: str) -> int:
-    length = duration_ms(text)
-    if length is None or length % MS_PER_HOUR or length > 7 * MS_PER_DAY:
-        raise CannotImport(f"--chunk {text}: give whole hours, at most a week, for example 6h")
-    return length
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not colon or not name.strip() or any(ord(char) < 32 for char in text):
-        raise CannotImport("--source-header: write NAME: VALUE on one line")
-    return name.strip(), value.strip()
-
-
-def _model(text: str) -> tuple[str, str]:
-    kind, equals, name = text.partition("=")
-    if not equals or not kind or not name:
-        raise CannotImport(f"--model {text}: write TYPE=MODEL, for example a100=NVIDIA A100-SXM4-80GB")
-    return kind, name
-
-
-slurm_app = typer.Typer(help="Names, users and accounts of Slurm jobs.", no_args_is_help=True)
-app.add_typer(slurm_app, name="slurm")
-PART = 5_000
-"""Number of jobs sent at a time."""
-
-
-@slurm_app.command("import")
-@with_option_groups
-def import_jobs(
-    file: Annotated[
-        Path,
-        Argument(help="Output of `sacct --json`, slurmdbd's REST answer, or `sacct --parsable2` with its heading."),
-    ],
-    cluster: Annotated[str, Option(help="Name of the Slurm cluster in the ledger.")] = "default",
-    *,
-    partial: Partial = False,
-    at: ZonedLedger,
-) -> None:
-    """Send the names of Slurm jobs to the accountant, because agents know only their numbers. Repeating the command
-    changes nothing. Exit 1 if a record was left out."""
-    import msgspec
-
-    from accountant.api.bookkeeping_models import ObservedPods, PodReport
-    from accountant.history_import import slurm_records
-    from gputally.base.terminal import Terminal
-
-    reading = slurm_records.read(_bytes(file), at.zone)
-    _complain(Terminal(stderr=True), file, reading.faults)
-    if reading.faults and not reading.jobs:
-        raise CannotImport(f"{file}: no job could be read: give the output of sacct, or slurmdbd's answer")
-    now = SystemClock().wall_ms()
-    facts = [slurm_records.facts(job, now) for job in reading.jobs]
-    with at.connection() as remote:
-        for begin in range(0, len(facts), PART):
-            body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
-            remote.send(ObservedPods, "/v1/pods", body, "application/json")
-    Terminal().print(f"jobs of {cluster} stored: {len(facts):,}; faulty records left out: {len(reading.faults):,}")
-    if reading.faults and not partial:
-        raise typer.Exit(1)
+@import_app.callback()
+def _group() -> None:
+    """Makes Typer treat the app as a group; the group has no options."""

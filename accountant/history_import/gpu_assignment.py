@@ -9,7 +9,7 @@ pod, then free ones without another label, then any. A hold that reaches into th
 the tolerance is cut at the start of the next. A request without a free slot is counted as unplaced, so no GPU has more
 than its time.
 
-In Prometheus the value at an instant t describes (t - step, t]. Here a cell is [t - step, t). A figure is an integer
+A value that was scraped at an instant t describes (t - step, t]. Here a cell is [t - step, t). A figure is an integer
 per cell (parts per million, MiB, milliwatts). It is None if nothing was recorded, because unknown is not zero.
 
 `rows` splits every GPU at quarter-hours, at each change of its holds, and where its recorded time begins or ends. For
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from accountant.core.claim_overlap import Span, intersect, union
-from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
+from agent.wire import UNATTRIBUTED, Gap, Holder, PodFacts, Sharing, Slice, UsageInterval
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import compute_slices, parse_mig_profile, usual_memory_gb
@@ -269,6 +269,21 @@ def _choose(
 
 def _meet(one: Demand, other: Demand) -> bool:
     return one.start_ms < other.end_ms and other.start_ms < one.end_ms
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHistory:
+    """One node in one chunk.
+
+    blind: by GPU, the time without records.
+    unplaced_us: see PlacedHolds."""
+
+    node: str
+    gpus: tuple[GpuLayout, ...]
+    holds: Mapping[str, Sequence[SlotHold]]
+    facts: tuple[PodFacts, ...] = ()
+    blind: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    unplaced_us: int = 0
 
 
 _MILLION = 1_000_000

@@ -24,14 +24,15 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, get_args
 
 import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
-from accountant.history_import.gpu_assignment import imported_time, rows
-from accountant.history_import.kubernetes_history import NodeHistory
+from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
+from accountant.history_import.protocol import known_limits
+from accountant.inventory.pod_facts import is_job_number
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import ImportSpan
 from accountant.wire.typed_accountant_client import AccountantClient
@@ -42,7 +43,19 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from gputally.base.untrusted_text import known_epoch, known_name, known_reference
 from gputally.server.config_loading import Model
 
-Source = Literal["prometheus", "slurm"]
+BOOKED: Final[tuple[str, ...]] = get_args(ImportSpan.model_fields["source"].annotation)
+"""The names of the histories whose imports the ledger books, and can withdraw."""
+
+
+def bookable(name: str) -> str:
+    """The name of a history in `BOOKED`. Raises ValueError."""
+    if name not in BOOKED:
+        raise ValueError(f"this accountant books the imports of {' and '.join(BOOKED)}, and not those of {name[:80]!r}")
+    return name
+
+
+Source = Annotated[str, AfterValidator(bookable), Field(json_schema_extra={"enum": list(BOOKED)})]
+"""The name of a history."""
 _PREFIX = "import:"
 _PER_MINUTE = 1_000_000
 """Numbers per minute of a chunk; more than any node's GPUs need."""
@@ -69,7 +82,7 @@ def is_import(epoch_of: str) -> bool:
 
 
 def source_of(epoch_of: str) -> str:
-    """`prometheus` or `slurm`; "" if the epoch is not that of an import."""
+    """The name of the history; "" if the epoch is not that of an import."""
     return epoch_of.split(":")[1] if is_import(epoch_of) else ""
 
 
@@ -112,21 +125,6 @@ def chunks(
 def without(span: Span, taken: Iterable[Span]) -> list[Span]:
     """`span` without the time that agents metered."""
     return subtract(span, union(taken))
-
-
-KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
-    "prometheus": (
-        "kube-state-metrics shows the holder of a GPU to within the scrape interval; pods between scrapes are missed",
-        "busy time is dcgm-exporter's utilisation; for pods that share a GPU it is not known which pod was busy",
-        "time in which nothing was scraped is unmetered",
-    ),
-    "slurm": (
-        "allocation only: Slurm's accounting does not say how busy a GPU was, nor which one it was",
-        "GPUs of a job on several nodes are divided over them evenly, as far as they are free there",
-        "unallocated time counts the GPUs that a node is described with, or that its jobs used at once",
-    ),
-}
-"""Known distortions of each source, as text for reports."""
 
 
 class ImportedChunk(Model):
@@ -194,7 +192,7 @@ class ImportRow:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        return KNOWN_LIMITS[self.source]
+        return known_limits(self.source)
 
 
 IMPORTING: Final[tuple[ActKind, ...]] = ("imported", "withdrawn")
@@ -336,8 +334,8 @@ def run(
     left_out: records of the source that are left out.
     replace: why earlier imports of the span are withdrawn first; "" if they stay."""
     if replace and wanted[0] < wanted[1]:
-        span = ImportSpan(cluster=to.cluster, source=to.source, start_ms=wanted[0], end_ms=wanted[1])
-        to.remote.act(Withdrawal, "/v1/imports/withdraw", {**span.model_dump(), "reason": replace})
+        span = {"cluster": to.cluster, "source": to.source, "start_ms": wanted[0], "end_ms": wanted[1]}
+        to.remote.act(Withdrawal, "/v1/imports/withdraw", {**span, "reason": replace})
     state = to.remote.ask(ImportState, "/v1/imports", {"cluster": to.cluster, "source": to.source})
     done: dict[str, list[Span]] = {}
     for one in state.done:
@@ -351,7 +349,7 @@ def run(
     with ThreadPoolExecutor(_SENDERS) as pool:
         for chunk in left:
             progress(summary.before + summary.done, total)
-            made = [_NodeChunk.of(history, chunk, metered.get(history.node), to.source) for history in read(chunk)]
+            made = [_NodeChunk.of(history, chunk, metered.get(history.node)) for history in read(chunk)]
             for _ in pool.map(lambda one: _send(to, chunk, one, marks.get((one.node, chunk.epoch), 0)), made):  # noqa: B023 - drained before the next chunk
                 pass
             note = _note(to, chunk, made, left_out)
@@ -374,7 +372,7 @@ class _NodeChunk:
     unplaced_us: int
 
     @classmethod
-    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None, source: Source) -> _NodeChunk:
+    def of(cls, history: NodeHistory, chunk: Chunk, metered: Span | None) -> _NodeChunk:
         """A batch system's facts about its jobs are sent also if agents metered all of their time, because no agent
         knows them."""
         span = (chunk.start_ms, chunk.end_ms)
@@ -394,7 +392,7 @@ class _NodeChunk:
         return cls(
             history.node,
             len(history.gpus),
-            history.facts if found or source == "slurm" else (),
+            tuple(fact for fact in history.facts if found or is_job_number(fact.uid)),
             tuple(found),
             metered_us,
             missing_us,

@@ -25,8 +25,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 OURS: Final = "gputally"
 """The package whose plug-ins come first."""
-SEAMS: Final = ("gputally.channels",)
-"""All groups of entry points."""
 _MOST_REASON = 300
 
 

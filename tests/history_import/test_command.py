@@ -12,10 +12,10 @@ import pytest
 import trustme
 
 from accountant.__main__ import main
+from accountant.histories.prometheus.chunk_queries import PrometheusFailed, read_series
+from accountant.histories.slurm.job_history import Job, SlurmHistory
 from accountant.history_import import import_run
 from accountant.history_import.import_run import IMPORTING, Destination, import_rows, imported_chunks
-from accountant.history_import.prometheus_source import PrometheusFailed, read_series
-from accountant.history_import.slurm_history import Job, SlurmHistory
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR

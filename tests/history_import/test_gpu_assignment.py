@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.histories.prometheus.exporter_series import Series
 from accountant.history_import.gpu_assignment import (
     Demand,
     FigureSeries,
@@ -19,7 +20,6 @@ from accountant.history_import.gpu_assignment import (
     rows,
     runs,
 )
-from accountant.history_import.prometheus_series import Series
 from accountant.storage.write import batch_admission
 from agent.wire import Gap, Holder
 from tests.hypothesis_examples import examples

@@ -8,10 +8,8 @@ from urllib.parse import parse_qs
 import httpx2
 import pytest
 
-from accountant.history_import.gpu_assignment import TimeGrid, rows
-from accountant.history_import.import_run import Chunk
-from accountant.history_import.kubernetes_history import histories
-from accountant.history_import.prometheus_series import (
+from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed, selector
+from accountant.histories.prometheus.exporter_series import (
     Observed,
     Series,
     device_of,
@@ -20,7 +18,9 @@ from accountant.history_import.prometheus_series import (
     resource,
     unknown_resource,
 )
-from accountant.history_import.prometheus_source import History, PrometheusFailed, selector
+from accountant.histories.prometheus.pod_history import histories
+from accountant.history_import.gpu_assignment import TimeGrid, rows
+from accountant.history_import.import_run import Chunk
 from accountant.storage.write.batch_admission import fact_fault
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.untrusted_text import is_name

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from accountant.history_import.slurm_records import OF_HISTORY
+from accountant.histories.slurm.job_records import OF_HISTORY
 from gputally.base.untrusted_text import is_name
 from tests.history_import.slurm_files import COLUMNS, HOUR_S, START_S, imported, record, sacct
 from tests.hypothesis_examples import examples

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
-from accountant.history_import import slurm_records
-from accountant.history_import.gpu_assignment import rows
-from accountant.history_import.import_run import Chunk, epoch
-from accountant.history_import.slurm_history import SlurmHistory
-from accountant.history_import.slurm_records import (
+from accountant.histories.slurm import job_records
+from accountant.histories.slurm.job_history import SlurmHistory
+from accountant.histories.slurm.job_records import (
     Job,
     NodeGpus,
     facts,
@@ -25,6 +23,8 @@ from accountant.history_import.slurm_records import (
     offers,
     read,
 )
+from accountant.history_import.gpu_assignment import rows
+from accountant.history_import.import_run import Chunk, epoch
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
@@ -298,7 +298,7 @@ def test_every_start_of_a_requeued_job_counts():
         "lab|7|7|t|nlp|bob|1790816400|1790818200|FAILED|n2|gres/gpu=1\n"
         "hpc|8|8_[1-9]|t|vision|ann|Unknown|Unknown|PENDING|None assigned|\n"
     )
-    reading = slurm_records.from_sacct(text.encode(), ZoneInfo("UTC"))
+    reading = job_records.from_sacct(text.encode(), ZoneInfo("UTC"))
     assert [(one.cluster, one.id, one.gpus) for one in reading.runs] == [
         ("hpc", "7", 2), ("hpc", "7", 2), ("lab", "7", 1), ("hpc", "8", 0),
     ]  # fmt: skip

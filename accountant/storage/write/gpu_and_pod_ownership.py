@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from accountant.core.node_lists import node_names
 from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
-from accountant.history_import.slurm_records import node_names
 from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from accountant.__main__ import main
+from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
-from accountant.history_import.prometheus_source import History, PrometheusFailed
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus

@@ -8,7 +8,7 @@ counts as held. Without dcgm-exporter, a node has as many GPUs as it says it can
 unknown use.
 
 kube-state-metrics replaces punctuation in label names. The names of labels that may identify a pod's owner are known
-and restored (`prometheus_series.pod_label_names`). Queue labels follow the rule in `gputally.base.pod_queue_labels`.
+and restored (`exporter_series.pod_label_names`). Queue labels follow the rule in `gputally.base.pod_queue_labels`.
 
 A pod holds its GPUs while kube-state-metrics lists its requests with a node and its phase is neither Succeeded nor
 Failed. The listing is exact only to the scrape interval. If kube-state-metrics reports an instant (start, completion)
@@ -17,12 +17,11 @@ that fits the listing, this instant is used. Otherwise the middle of the possibl
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import gcd
 
-from accountant.core.claim_overlap import Span, intersect, subtract, union
-from accountant.history_import.gpu_assignment import Demand, GpuLayout, Slot, SlotHold, place, runs
-from accountant.history_import.prometheus_series import (
+from accountant.core.claim_overlap import intersect, subtract, union
+from accountant.histories.prometheus.exporter_series import (
     MIG_RESOURCE,
     MOST_GPUS,
     Container,
@@ -40,6 +39,7 @@ from accountant.history_import.prometheus_series import (
     pod_of,
     whole_number,
 )
+from accountant.history_import.gpu_assignment import Demand, NodeHistory, Slot, SlotHold, place, runs
 from accountant.inventory import pod_facts
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.gpu_model_names import parse_gpu_model
@@ -233,21 +233,6 @@ def sharers(device: Device, part: int) -> int:
 
 
 WHOLE = "nvidia.com/gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHistory:
-    """One node in one chunk.
-
-    blind: by GPU, the time without records.
-    unplaced_us: see PlacedHolds."""
-
-    node: str
-    gpus: tuple[GpuLayout, ...]
-    holds: Mapping[str, Sequence[SlotHold]]
-    facts: tuple[PodFacts, ...] = ()
-    blind: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-    unplaced_us: int = 0
 
 
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:

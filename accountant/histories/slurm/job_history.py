@@ -28,10 +28,13 @@ from itertools import groupby, pairwise
 from math import lcm
 
 from accountant.core.claim_overlap import Span
+from accountant.core.node_lists import node_names
+from accountant.histories.slurm.job_records import MOST_GPUS, Job, NodeGpus, facts
 from accountant.history_import.gpu_assignment import (
     Demand,
     GpuLayout,
     GpuPart,
+    NodeHistory,
     Slot,
     SlotHold,
     mig_slice,
@@ -39,8 +42,7 @@ from accountant.history_import.gpu_assignment import (
     place,
 )
 from accountant.history_import.import_run import Chunk
-from accountant.history_import.kubernetes_history import NodeHistory
-from accountant.history_import.slurm_records import MOST_GPUS, Fault, Job, NodeGpus, facts, node_names
+from accountant.history_import.protocol import Fault
 from agent.wire import Holder, Slice
 from gputally.base.apportionment import apportion
 from gputally.base.mig_profiles import parse_mig_profile

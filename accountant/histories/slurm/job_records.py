@@ -26,6 +26,8 @@ from functools import lru_cache
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from accountant.core.node_lists import node_names
+from accountant.history_import.protocol import Fault
 from agent.wire import PodFacts
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import LONGEST_REFERENCE, UNDECODABLE, as_name
@@ -51,15 +53,6 @@ _RUNNING = frozenset(
     }
 )  # fmt: skip
 """States without an end, in both spellings. A record in any other state has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A record that was left out, or that may be misread: its line in the file (or place in the JSON) and the
-    reason."""
-
-    place: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,9 +478,6 @@ def _instant(value: object) -> int | None:
     return seconds * MS_PER_SECOND if seconds else None
 
 
-MOST_NODES = 65_536
-"""Maximum number of nodes of one job."""
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _GRES = re.compile(r"([a-z]+)(?::([^,]*))?:(\d{1,6})")
 _SOCKETS = re.compile(r"\([^)]*\)")
 MOST_GPUS = 1_024
@@ -503,36 +493,6 @@ class NodeGpus:
 
     types: Mapping[str, int]
     shares: Mapping[str, int] = field(default_factory=dict)
-
-
-def node_names(text: str) -> list[str]:
-    """`n[01-03,7],login` expanded, in its order. Raises ValueError if the text is not a list of nodes."""
-    names: list[str] = []
-    for one in re.split(r",(?![^\[]*\])", text):  # at commas outside brackets
-        found = [""]
-        for part in re.split(r"(\[[^\]]*\])", one):
-            inside = _numbers(part[1:-1]) if part.startswith("[") else [part]
-            if len(found) * len(inside) + len(names) > MOST_NODES:
-                raise ValueError(f"more than {MOST_NODES} nodes")
-            found = [head + tail for head in found for tail in inside]
-        names += found
-    if not names or not all(names) or any(mark in name for name in names for mark in "[], "):
-        raise ValueError(f"not a list of nodes: {text[:80]!r}")
-    return names
-
-
-def _numbers(text: str) -> list[str]:
-    """`01-03,7` -> 01, 02, 03, 7."""
-    found: list[str] = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part)
-        if match is None:
-            raise ValueError(f"not a range of nodes: {part[:40]!r}")
-        first, last = match[1], match[2] or match[1]
-        if int(last) - int(first) >= MOST_NODES:
-            raise ValueError(f"more than {MOST_NODES} nodes")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
 
 
 def offers(text: str) -> tuple[dict[str, NodeGpus], list[Fault]]:

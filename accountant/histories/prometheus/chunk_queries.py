@@ -3,7 +3,7 @@
 Every selector has a window that ends at the queried instant (`last_over_time(x[w])`), so the result does not depend on
 the server's staleness rules. For series over time, the window is one step, or two scrape intervals if these are longer.
 For facts that are read once, such as labels, it is the whole chunk or more. Metrics are queried by their old and new
-names; labels are read by `prometheus_series`."""
+names; labels are read by `exporter_series`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from accountant.history_import.gpu_assignment import TimeGrid
-from accountant.history_import.import_run import Chunk
-from accountant.history_import.kubernetes_history import NodeHistory, histories
-from accountant.history_import.prometheus_series import (
+from accountant.histories.prometheus.exporter_series import (
     Labels,
     Observed,
     Series,
@@ -23,6 +20,9 @@ from accountant.history_import.prometheus_series import (
     resource,
     unknown_resource,
 )
+from accountant.histories.prometheus.pod_history import histories
+from accountant.history_import.gpu_assignment import NodeHistory, TimeGrid
+from accountant.history_import.import_run import Chunk
 from gputally.base.errors import AccountantError
 from gputally.base.prometheus_api import Prometheus, number
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND

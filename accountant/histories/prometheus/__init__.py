@@ -1,0 +1,1 @@
+"""Imports what dcgm-exporter and kube-state-metrics left in a Prometheus server."""
