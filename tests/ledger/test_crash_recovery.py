@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import duckdb
 import pytest
 
 from accountant.core.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
+from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.storage.crash_recovery import (
     BLOCK,
     COMMIT,
@@ -176,6 +178,20 @@ def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed, clock, 
     assert before <= after <= before + 1
     for left in (but_the_first_block, *any_blocks):
         assert durable(left) == (after if left == written else before)
+
+
+def test_what_nobody_sends_again_survives_a_torn_commit(ledger, path, tmp_path, opened):
+    """Agents send their records again. The epochs that jobs reported are only in the log until the next checkpoint."""
+    told = EpochReport(JobKey("prod", "vision", "Pod/train-0"), 1, START_MS, "ann")
+    assert ledger.report_epochs([told], NOW_MS) == 1
+    synced = _log(path).read_bytes()
+    ledger.report_epochs([replace(told, epoch=2)], NOW_MS)
+    left = tmp_path / "left" / path.name
+    left.parent.mkdir()
+    shutil.copyfile(path, left)
+    _log(left).write_bytes(synced + bytes(64) + _log(path).read_bytes()[len(synced) + 64 :])
+    with opened(left).moment() as found:
+        assert found.epochs_between(START_MS - 1, START_MS + 1) == [told]
 
 
 def faults(content: bytes, chance: random.Random, count: int) -> Iterator[bytes]:
