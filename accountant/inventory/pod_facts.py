@@ -220,7 +220,7 @@ def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping
     if labels.get(_RUNAI_NAME) and labels.get(_RUNAI_KIND):
         return f"{labels[_RUNAI_KIND]}/{labels[_RUNAI_NAME]}"
     kind, name = _outermost(owners, labels)
-    for mark in MARKS:
+    for mark in () if JOB_LABELS.isdisjoint(labels) else MARKS:
         value = labels.get(mark.label)
         if value and (not kind or kind in mark.below):
             kind, name = mark.kind, value
@@ -553,7 +553,9 @@ _RANDOM = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-
 
 def merge_observations(one: ObservedPod, other: ObservedPod) -> ObservedPod:
     """Combines two observations of one observer: the newer one, with the queue that was fixed first."""
-    newer, older = sorted((one, other), key=_order, reverse=True)
+    newer, older = (one, other) if one.observed_ms > other.observed_ms else (other, one)
+    if newer.observed_ms == older.observed_ms:
+        newer, older = sorted((one, other), key=_order, reverse=True)
     with_queue = [fact for fact in (newer, older) if fact.queue_ms is not None]
     if not with_queue:
         return newer
@@ -569,4 +571,4 @@ def _base(queue_ref: str) -> str:
 
 def _order(fact: ObservedPod) -> tuple[object, ...]:
     """An arbitrary but fixed order of observations with equal times."""
-    return fact.observed_ms, repr(structs.replace(fact, queue_ref="", queue_ms=None)), fact.queue_ref
+    return repr(structs.replace(fact, queue_ref="", queue_ms=None)), fact.queue_ref

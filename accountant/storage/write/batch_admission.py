@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from operator import attrgetter, itemgetter
 
 import msgspec
@@ -214,7 +214,7 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
     fine_rows &= _each(incoming.names("gpu_model"), is_name)
     fine_rows &= _each(incoming.device, lambda device: _small_slice(device[1][1]) and _named_slice(device[1][1]))
     fine_rows &= _each(incoming.sharing, _small_sharing)
-    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or all(map(is_name, _names(held[1]))))
+    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or _are_names(_names(held[1]), LONGEST_NAME))
     fine_rows &= np.minimum.reduce(figures) >= 0
     fine_rows &= np.maximum.reduce(figures) <= LARGEST
     fine_rows &= (allocated <= capacity) & ((allocated == 0) | _each(incoming.holder, lambda held: held[1] is not None))
@@ -330,8 +330,9 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
 
 def has_controls(*facts: PodFacts) -> bool:
     """Return whether a label or a request of a fact has a control character other than a line end or a tab."""
-    parts = [part for fact in facts for part in (fact.labels, fact.requests)]
-    texts = [*chain.from_iterable(parts), *chain.from_iterable(part.values() for part in parts)]
+    texts: list[str] = []
+    for fact in facts:
+        texts += (*fact.labels, *fact.labels.values(), *fact.requests, *fact.requests.values())
     return bool(unprintable("".join(texts)))
 
 
@@ -551,10 +552,15 @@ class GroupCommit:
         """Yield sets of GPUs that belong to another node, each GPU's in order of time."""
         sets, records = left.incoming.sets, left.incoming.records
         new = (np.diff(sets.section, prepend=-1) != 0) | (np.diff(sets.gpu, prepend=-1) != 0)
-        for begin, end in pairwise([*np.flatnonzero(new).tolist(), len(new)]):
-            number, (stream, *_) = left.sections[sets.section[begin]]
-            gpu = stream[0], records[sets.places[sets.first[begin]]].gpu_uuid
-            start_ms, end_ms = int(sets.start_ms[begin]), int(sets.end_ms[begin:end].max())
+        begins = np.flatnonzero(new)
+        sections, firsts = sets.section[begins].tolist(), sets.places[sets.first[begins]].tolist()
+        starts_ms, ends_ms = sets.start_ms[begins].tolist(), np.maximum.reduceat(sets.end_ms, begins).tolist()
+        spans = pairwise([*begins.tolist(), len(new)])
+        for (begin, end), section, first, start_ms, end_ms in zip(
+            spans, sections, firsts, starts_ms, ends_ms, strict=True
+        ):
+            number, (stream, *_) = left.sections[section]
+            gpu = stream[0], records[first].gpu_uuid
             if gpus.fault(gpu, stream, start_ms, end_ms) is None:  # nearly always: the node may report all of this time
                 continue
             for place in range(begin, end):
@@ -637,17 +643,21 @@ class GroupCommit:
     def _facts_of_own_pods(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
         """Yield the facts from the node of their pod, as far as the node may name new pods. Others are rejected."""
         for (stream, fact, mark), tally in zip(self.facts, self._fact_tallies, strict=True):
-            sender = sender_of(stream)
-            checked: PodFacts | Fault
-            if self.quotas is not None and pods.is_new(stream, fact) and not self.quotas.take(sender, "holders", 1):
-                checked = self.quotas.fault(sender, "holders", f"pod {fact.uid}")
-                tally.beyond("holders")
-            else:
-                checked = pods.fact(stream, fact)
+            checked = self._beyond_quota(pods, stream, fact) or pods.fact(stream, fact)
             if isinstance(checked, Fault):
+                if checked.quota:
+                    tally.beyond(checked.quota)
                 self._reject(stream, fact, mark, checked)
             else:
                 yield stream, checked, mark
+
+    def _beyond_quota(self, pods: PodClaims, stream: Stream, fact: PodFacts) -> Fault | None:
+        """Return why the sender may name no further pod; None if it may, or if the pod is known."""
+        if self.quotas is None or not pods.is_new(stream, fact):
+            return None
+        sender = sender_of(stream)
+        allowed = self.quotas.take(sender, "holders", 1)
+        return None if allowed else self.quotas.fault(sender, "holders", f"pod {fact.uid}")
 
     def _take_fact(self, stream: Stream, fact: PodFacts, tally: IntervalCounts) -> None:
         mark = digest(fact)

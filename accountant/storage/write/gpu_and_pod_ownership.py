@@ -340,8 +340,9 @@ class PodClaims:
     def is_new(self, stream: Stream, fact: PodFacts) -> bool:
         """Return whether neither a record nor the API server has named the pod."""
         key = (stream[0], fact.uid)
-        own = (stream[0], _own(fact.uid, stream[1]))
-        return self._who(key) is None and self._who(own) is None and not self._register.bound.get(key)
+        if self._who(key) is not None or self._register.bound.get(key):
+            return False
+        return self._who((stream[0], _own(fact.uid, stream[1]))) is None
 
     def keep_only(self, named: Collection[PodKey]) -> None:
         """Drop the new entries of other pods, whose records are rejected after all."""
