@@ -36,10 +36,11 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import frexp, fsum, ldexp
 from operator import add, attrgetter, lt, sub
 
@@ -126,8 +127,11 @@ class Siblings:
         self.fraction = [0.0] * len(ordered)
         """Of a unit, what the rounds have left out for each queue."""
         self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
-        priorities = [claim.priority for claim in ordered]
-        self._levels = [(level, list(queues)) for level, queues in groupby(range(len(ordered)), priorities.__getitem__)]
+        levels, first = [], 0
+        for level, count in Counter([claim.priority for claim in ordered]).items():
+            levels.append((level, range(first, first + count)))
+            first += count
+        self._levels = levels
 
     def shares(self) -> dict[str, float]:
         """Return the shares by name, sorted by name."""
@@ -139,7 +143,7 @@ class Siblings:
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quotas = [total if deserved == UNLIMITED else deserved for deserved in self.deserved]
-        self.share = list(map(min, quotas, self.cap))
+        self.share = [min(quota, cap) for quota, cap in zip(quotas, self.cap, strict=True)]
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
@@ -256,16 +260,18 @@ class Siblings:
         of a queue, and the pool shrinks unit by unit."""
         gone, given = 0.0, []
         fraction, share, cap = self.fraction, self.share, self.cap
-        for i in sorted((i for i in index if fraction[i] > 0), key=fraction.__getitem__, reverse=True):
-            most = 1.0 if self.kai_compat else min(1.0, cap[i] - share[i])
-            gone += most
-            give = min(pool - (gone - most), most)
+        for i in sorted([i for i in index if fraction[i] > 0], key=fraction.__getitem__, reverse=True):
+            room, left = cap[i] - share[i], pool - gone
+            most = 1.0 if self.kai_compat or room > 1.0 else room
+            give = min(left, most)
             if not give > 0:
                 break
             share[i] += give
             given.append(give)
             if self.kai_compat:
-                pool, gone = pool - give, 0.0
+                pool -= give
+            else:
+                gone += most
             if self.steps is not None:
                 self.steps.append(Remainder(self.parent, level, self.names[i], fraction[i], give))
         return pool if self.kai_compat else pool - fsum(given)
