@@ -262,6 +262,8 @@ def still_limiting(past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
     return tuple(sorted((each for each in past if each.at_ms > since), key=lambda each: (each.at_ms, each.key)))
 
 
+COUNT_LIMITS: Final[frozenset[Limit]] = frozenset({"per-team", "per-cluster"})
+"""Limits that refuse, once they are reached, every workload of a team that is not being stopped already."""
 _PARTS_OF_AN_HOUR: Final = 2**1074
 """Every float is a whole number of these parts, so sums of lost GPU-hours are exact."""
 
@@ -275,6 +277,9 @@ class Budget:
     def __init__(self, rules: PreemptionPolicy, past: Sequence[PastPreemption], now_ms: int) -> None:
         self._rules = rules
         self.now_ms = now_ms
+        self.stopped: set[str] = set()
+        """Keys of the workloads of which anything was stopped. Only they may meet other limits than the rest of their
+        team (`COUNT_LIMITS`)."""
         self._last_ms: dict[str, int] = {}
         self._going: set[str] = set()
         self._hour: set[tuple[str, int]] = set()
@@ -286,6 +291,7 @@ class Budget:
 
     def copy(self) -> Budget:
         other = copy(self)
+        other.stopped = set(self.stopped)
         other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
         other._full = {}
         other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
@@ -293,6 +299,7 @@ class Budget:
 
     def spend(self, past: PastPreemption) -> None:
         stop = (past.key, past.at_ms)
+        self.stopped.add(past.key)
         self._full.clear()
         if past.at_ms < self.now_ms:
             self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))

@@ -40,6 +40,7 @@ from fairshare.preemption.claims_and_placement import (
 )
 from fairshare.preemption.preemption_types import Ground, Outcome, PreemptionInputs, SparedWorkload, Verdict, Victim
 from fairshare.preemption.reclaim_rules_and_limits import (
+    COUNT_LIMITS,
     EPSILON,
     Account,
     Accounts,
@@ -237,6 +238,7 @@ class Search:
         left: dict[str, list[Bundle]] = {}
         gone = {claim.key}
         counted = claim.pool in state.quotas
+        refused: dict[tuple[str, float, int], tuple[str, str | Denial]] = {}  # whole kinds, until a part is taken
         for part in order.bundles:
             key = part.key
             if (
@@ -250,11 +252,17 @@ class Search:
             if key in order.surplus and key not in left:
                 left[key] = list(filter(self._open, order.surplus[key]))
             bundle = part.with_rest(left[key]) if part.whole and key in left else part
+            kind = bundle.kind
+            if kind in refused and key not in budget.stopped:
+                self._reasons[key] = refused[kind]
+                continue
             queue = part.gang.queue
             ground, why = rights.to(bundle)
             denial = None if ground is None else budget.refusal(key, candidates.team(queue), bundle.lost_gpu_hours)
             if ground is None or denial is not None:
                 self._reasons[key] = queue, denial or why
+                if denial is None or denial.limit in COUNT_LIMITS:
+                    refused[kind] = self._reasons[key]
                 continue
             trial.add(len(picks), bundle)
             picks.append(PickedBundle(bundle, ground))
@@ -262,6 +270,7 @@ class Search:
                 gone.add(key)
             else:
                 left[key].remove(part)
+            refused.clear()
             rights.take(bundle)
             budget.spend(preemption_record(candidates.team(queue), bundle, budget.now_ms))
             missing -= bundle.gpus

@@ -1,15 +1,14 @@
 """The extender with 8 clients at 20,000 pods on 2,500 nodes, while a cycle runs every second and pods change.
 
 Server and clients are processes of their own, as in life. Every request asks about another pod and names all nodes. The
-goal is a 99th percentile of 50 ms, on a machine with two free cores; the processor time of an answer depends less on
-the machine."""
+goal is a 99th percentile of 50 ms, on a machine with two free cores. On a loaded machine only the processor time of an
+answer says something: it is that of the thread that answers, without the other threads."""
 
 from __future__ import annotations
 
 import gc
 import http.client
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -53,8 +52,8 @@ def pods() -> list[Pod]:
 
 
 def serve() -> None:
-    """Serve until the standard input ends. Write the URL first, and in the end the seconds of processor time per
-    answer and the number of cycles."""
+    """Serve until the standard input ends. Write the URL first, and in the end the seconds of processor time of every
+    answer."""
     sys.setswitchinterval(THREAD_SWITCH_S)
     policy = Policy.model_validate(
         {"queues": [{"name": f"q{i}", "deserved": 20, "refs": [f"policy:q{i}"]} for i in range(QUEUES)]}
@@ -91,7 +90,6 @@ def serve() -> None:
             spent.append(time.thread_time() - started)
 
     extender.prioritize = timed  # type: ignore[method-assign, assignment]  # measured from inside, without the network
-    cycles = 0
 
     def change() -> None:
         number = 0
@@ -101,10 +99,10 @@ def serve() -> None:
             number += 1
 
     def cycle() -> None:
-        nonlocal cycles
-        while not stop.wait(PAUSE_S):
+        while True:
             controller.cycle()
-            cycles += 1
+            if stop.wait(PAUSE_S):
+                return
 
     threads = [threading.Thread(target=change), threading.Thread(target=cycle)]
     with serve_extender("127.0.0.1", 0, extender) as url:
@@ -115,7 +113,7 @@ def serve() -> None:
         stop.set()
         for thread in threads:
             thread.join()
-    print(json.dumps([statistics.median(spent), cycles]), flush=True)
+    print(json.dumps(spent), flush=True)
 
 
 def ask(url: str, client: int) -> list[float]:
@@ -155,11 +153,11 @@ def measure() -> Sequence[Figure]:
         with ThreadPoolExecutor(CLIENTS) as pool:
             taken = [seconds for part in pool.map(ask, [url] * CLIENTS, range(CLIENTS)) for seconds in part]
         server.stdin.close()
-        spent, cycles = json.loads(server.stdout.readline())
-    assert cycles > 0
+        spent = json.loads(server.stdout.readline())
     name = f"extender, {CLIENTS} clients, {PODS:,} pods, {NODES:,} nodes, cycles run"
     return [
         Figure(f"{name}, 99th percentile", quantile(taken, 0.99) * 1e3, "ms", goal=Goal(GOAL_MS)),
         Figure(f"{name}, median", quantile(taken, 0.5) * 1e3, "ms"),
-        Figure("extender, one answer, processor time", spent * 1e3, "ms", goal=Goal(CPU_GOAL_MS)),
+        Figure("one answer, processor time, median", quantile(spent, 0.5) * 1e3, "ms", goal=Goal(CPU_GOAL_MS)),
+        Figure("one answer, processor time, 99th percentile", quantile(spent, 0.99) * 1e3, "ms"),
     ]

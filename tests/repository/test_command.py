@@ -62,11 +62,15 @@ def test_help_loads_few_modules(words: str) -> None:
 
 
 def test_the_agent_loads_few_modules() -> None:
-    code = "import sys, agent.__main__; few = len(sys.modules); import agent.composition; print(few, len(sys.modules))"
+    """Without those that the interpreter itself loads, which differ from machine to machine."""
+    code = (
+        "import sys; own = len(sys.modules); import agent.__main__; few = len(sys.modules); import agent.composition; "
+        "print(few - own, len(sys.modules) - own)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for_help, to_meter = map(int, done.stdout.split())
-    assert for_help <= 150
-    assert to_meter <= 226
+    assert for_help <= 120
+    assert to_meter <= 200
 
 
 def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:
