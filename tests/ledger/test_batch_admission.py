@@ -73,6 +73,13 @@ def test_a_skipped_number_advances_the_mark(send, hand):
     assert (receipt.ack.durable_seq, receipt.stored) == (3, 2)
 
 
+def test_a_skipped_number_that_is_sent_again_is_one_hole(ledger, send, hand):
+    known = hand.row(1), Skipped(seq=2, reason="undecodable")
+    send(*known)
+    send(*known, hand.row(3, 2, 3))
+    assert [(hole.first_seq, hole.last_seq, hole.reason) for hole in ledger.holes()] == [(2, 2, "undecodable")]
+
+
 @pytest.mark.parametrize(
     ("seqs", "changes"),
     [
