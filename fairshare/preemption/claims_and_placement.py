@@ -342,7 +342,7 @@ def _by_model(
         "model_nodes": {
             model: tuple(sorted(name for name, other in of.of_node.items() if other == model)) for model in of.models
         },
-        "held_models": {gang.key: tuple(sorted(held[gang.key])) for gang in gangs if held[gang.key]},
+        "held_models": {gang.key: dict(sorted(held[gang.key].items())) for gang in gangs if held[gang.key]},
         "model_choices": {gang.key: of.choices(gang) for gang in gangs if gang.waits > 0},
     }
 

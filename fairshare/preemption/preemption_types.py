@@ -79,7 +79,7 @@ class PreemptionInputs:
     pool_nodes: the nodes of each pool that is not for all nodes.
     models: the GPUs of each queue by GPU model, if the policy has quotas by model (`fairshare.core.gpu_models`).
     model_nodes: the nodes of each model.
-    held_models: by running workload, the models on which it runs.
+    held_models: by running workload, its GPUs of each model.
     model_choices: by waiting workload, the pools and models by which it may start, in the scheduler's order."""
 
     now_ms: int
@@ -97,7 +97,7 @@ class PreemptionInputs:
     pool_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Account]] = field(default_factory=dict)
     model_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    held_models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     model_choices: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
     def accounts_of(self, model: str | None) -> Mapping[str, Account]:

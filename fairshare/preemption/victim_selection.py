@@ -17,14 +17,14 @@ the accounts (`State`) unchanged. `_settle` updates them when the victims are ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.admission_quota_tree import QuotaTree
-from fairshare.core.gpu_models import policy_of_part, units
+from fairshare.core.gpu_models import OTHERS, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.claims_and_placement import (
@@ -96,6 +96,11 @@ class State:
         """Return the keys of the accounts that a claim changes."""
         return (None,) if claim.model is None else (None, claim.model)
 
+    def allocate(self, model: str | None, queue: str, gpus: float) -> None:
+        """Add allocated GPUs of a model (None: of any) to the queue and its ancestors."""
+        for accounts in (self.accounts[model], self.expected[model]):
+            _add_allocation(accounts, queue, gpus, fixed=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class PickedBundle:
@@ -113,7 +118,8 @@ class Candidates:
     workloads: keys of all running gangs, in the order in which they are reported.
     quotas: deserved quotas by GPU model (None: of all GPUs) and queue.
     teams: by queue.
-    models: by running gang, the models on which it runs; empty without quotas by model."""
+    models: by running gang, its GPUs of each model; empty without quotas by model.
+    model_of_node: by node; empty without quotas by model."""
 
     orders: tuple[BundleOrder, ...]
     parts: Mapping[str, Sequence[Bundle]]
@@ -121,11 +127,28 @@ class Candidates:
     workloads: Sequence[str]
     quotas: Mapping[str | None, Mapping[str, float]]
     teams: Mapping[str, str]
-    models: Mapping[str, tuple[str, ...]]
+    models: Mapping[str, Mapping[str, float]]
+    model_of_node: Mapping[str, str]
 
     def team(self, queue: str) -> str:
         """Return the team against whose limit victims of a queue count."""
         return self.teams.get(queue, queue)
+
+    def amounts(self, bundle: Bundle) -> Mapping[str, float]:
+        """Return the GPUs of a part by model; empty without quotas by model."""
+        of_gang = self.models.get(bundle.key, {})
+        if len(of_gang) == 1:
+            return dict.fromkeys(of_gang, bundle.gpus)
+        if bundle.gpus >= fsum(of_gang.values()) - EPSILON:
+            return of_gang
+        found: dict[str, list[float]] = {}
+        for node, gpus in bundle.by_node.items():
+            found.setdefault(self.model_of_node.get(node, OTHERS), []).append(gpus)
+        return {model: fsum(parts) for model, parts in found.items()}
+
+    def gpus(self, bundle: Bundle, model: str | None) -> float:
+        """Return the GPUs of a part of one model; None: of all."""
+        return bundle.gpus if model is None else self.amounts(bundle).get(model, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +171,6 @@ class Search:
         self._candidates = candidates
         self._state = state
         self._accounts = state.accounts_for(claim)
-        self._quotas = candidates.quotas[claim.model]
         self._reasons: dict[str, tuple[str, str | Denial]] = {}
         self._unfair = False
 
@@ -201,14 +223,9 @@ class Search:
             bundle.key != self._claim.key
             and bundle.gang.queue in self._accounts
             and not bundle.is_in(self._state.taken)
-            and self._is_of_model(bundle)
+            and self._candidates.gpus(bundle, self._claim.model) > 0
             and not self._scheduler_protects(bundle)
         )
-
-    def _is_of_model(self, bundle: Bundle) -> bool:
-        """Return whether the gang of a part runs on the claim's GPU model alone. Parts of others free no such GPU, or
-        end work on other models too."""
-        return self._claim.model is None or self._candidates.models.get(bundle.key) == (self._claim.model,)
 
     def _scheduler_protects(self, bundle: Bundle) -> bool:
         """Return whether the scheduler itself protects the part from this claim, and keep the reason."""
@@ -230,7 +247,7 @@ class Search:
 
         None means that the claim does not fit, or only unfairly."""
         claim, candidates, state = self._claim, self._candidates, self._state
-        rights = _Rights(TakenBundles(claim.claimant, self._accounts), self._right)
+        rights = _Rights(claim, self._accounts, state.accounts, candidates, self._policy)
         budget = state.budget.copy()
         trial = _ClaimPlacement(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
         picks: list[PickedBundle] = []
@@ -244,13 +261,13 @@ class Search:
             if (
                 key in gone
                 or (key in state.touched and part.is_in(state.taken))
-                or (claim.model is not None and not self._is_of_model(part))
+                or (claim.model is not None and candidates.gpus(part, claim.model) <= 0)
                 or (part.gang.protection is not None and self._scheduler_protects(part))
                 or (counted and not trial.helped_by(part))
             ):
                 continue
             if key in order.surplus and key not in left:
-                left[key] = list(filter(self._open, order.surplus[key]))
+                left[key] = [each for each in order.surplus[key] if not each.is_in(state.taken)]
             bundle = part.with_rest(left[key]) if part.whole and key in left else part
             kind = bundle.kind
             if kind in refused and key not in budget.stopped:
@@ -264,7 +281,7 @@ class Search:
                 if denial is None or denial.limit in COUNT_LIMITS:
                     refused[kind] = self._reasons[key]
                 continue
-            trial.add(len(picks), bundle)
+            trial.add(len(picks), bundle, candidates.gpus(bundle, claim.model))
             picks.append(PickedBundle(bundle, ground))
             if part.whole:
                 gone.add(key)
@@ -273,7 +290,7 @@ class Search:
             refused.clear()
             rights.take(bundle)
             budget.spend(preemption_record(candidates.team(queue), bundle, budget.now_ms))
-            missing -= bundle.gpus
+            missing -= candidates.gpus(bundle, claim.model)
             if missing <= EPSILON and trial.fits():
                 break
         else:
@@ -287,14 +304,68 @@ class Search:
     def _fair(self, picks: Sequence[PickedBundle]) -> bool:
         taking = TakenBundles(self._claim.claimant, self._accounts)
         for pick in picks:
-            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+            taking.take(pick.bundle.gang.queue, {GPU: self._candidates.gpus(pick.bundle, self._claim.model)})
         return taking.fair(self._policy.preemption.saturation)
 
-    def _right(self, bundle: Bundle, taking: TakenBundles) -> Right:
+
+Right = tuple[Ground | None, str]
+"""The rule by which a part may be taken, or None and the reason why there is none."""
+
+
+class _Rights:
+    """Answers by which rule parts may be taken for a claim, and keeps what was taken. An answer is kept until something
+    is taken below the same root."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        accounts: Accounts,
+        of_models: Mapping[str | None, Accounts],
+        candidates: Candidates,
+        policy: Policy,
+    ) -> None:
+        """accounts: of the claim's GPU model. of_models: of every model, for parts that run on others too."""
+        self._claim = claim
+        self._rules = policy.preemption
+        self._accounts = accounts
+        self._candidates = candidates
+        self._taking = TakenBundles(claim.claimant, accounts)
+        self._of_models = {
+            model: self._taking if model == claim.model else TakenBundles(claim.claimant, each)
+            for model, each in of_models.items()
+        }
+        self._known: dict[Hashable, Right] = {}
+        self._below: dict[str, list[Hashable]] = {}
+
+    def to(self, bundle: Bundle) -> Right:
+        kind = self._kind(bundle)
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = self._right(bundle)
+            self._below.setdefault(self._taking.path(bundle.gang.queue)[0], []).append(kind)
+        return known
+
+    def take(self, bundle: Bundle) -> None:
+        queue = bundle.gang.queue
+        for model, gpus in self._amounts(bundle).items():
+            self._of_models[model].take(queue, {GPU: gpus})
+        for kind in self._below.pop(self._taking.path(queue)[0], ()):
+            del self._known[kind]
+
+    def _amounts(self, bundle: Bundle) -> Mapping[str | None, float]:
+        """Return the GPUs of a part by the keys of the accounts that they are in for this claim."""
+        if self._claim.model is None:
+            return {None: bundle.gpus}
+        return dict(self._candidates.amounts(bundle).items())
+
+    def _kind(self, bundle: Bundle) -> Hashable:
+        return bundle.kind if self._claim.model is None else (bundle.kind, *sorted(self._amounts(bundle).items()))
+
+    def _right(self, bundle: Bundle) -> Right:
         """Return the rule by which this part may be taken, or None and the reason why there is none. Both depend only
         on its kind and on what was taken before."""
-        claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
-        accounts, unit = self._accounts, units(claim.model)
+        claim, rules, queue = self._claim, self._rules, bundle.gang.queue
+        accounts, taking, unit = self._accounts, self._taking, units(claim.model)
         if queue == claim.queue:
             if claim.called and bundle.gang.priority < claim.priority:
                 return "lower class", ""
@@ -302,14 +373,15 @@ class Search:
         own, other = taking.compared(queue)
         if own == other:
             return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
-        path_names = taking.path(queue)
-        for name in path_names[path_names.index(other) :]:
-            held, quota = taking.held(name)[GPU], self._quotas[name]
-            if quota == UNLIMITED or held <= quota + EPSILON:
-                return None, f"queue {name} holds {held:g} {unit}, no more than its quota"
-            if held - bundle.gpus < quota - EPSILON:
-                text = f"without its {bundle.gpus:g} {unit} queue {name} would hold less than its quota of {quota:g}"
-                return None, text
+        below = taking.path(queue)[taking.path(queue).index(other) :]
+        for model, gpus in self._amounts(bundle).items():
+            for name in below:
+                held, quota = self._of_models[model].held(name)[GPU], self._candidates.quotas[model][name]
+                if model == claim.model and (quota == UNLIMITED or held <= quota + EPSILON):
+                    return None, f"queue {name} holds {held:g} {unit}, no more than its quota"
+                if quota == UNLIMITED or held - gpus < quota - EPSILON:
+                    text = f"without its {gpus:g} {units(model)} queue {name} would hold less than its quota of"
+                    return None, f"{text} {quota:g}"
         right = taking.right(queue)
         if right == "within quota" and rules.quota:
             return right, ""
@@ -322,32 +394,6 @@ class Search:
         if higher_priority:
             return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
         return None, f"queue {other} is not above its fair share of {accounts[other].stocks[GPU].share:g} {unit}"
-
-
-Right = tuple[Ground | None, str]
-"""The rule by which a part may be taken, or None and the reason why there is none."""
-
-
-class _Rights:
-    """Answers by which rule parts may be taken. An answer is kept until something is taken below the same root."""
-
-    def __init__(self, taking: TakenBundles, right: Callable[[Bundle, TakenBundles], Right]) -> None:
-        self._taking = taking
-        self._right = right
-        self._known: dict[tuple[str, float, int], Right] = {}
-        self._below: dict[str, list[tuple[str, float, int]]] = {}
-
-    def to(self, bundle: Bundle) -> Right:
-        known = self._known.get(bundle.kind)
-        if known is None:
-            known = self._known[bundle.kind] = self._right(bundle, self._taking)
-            self._below.setdefault(self._taking.path(bundle.gang.queue)[0], []).append(bundle.kind)
-        return known
-
-    def take(self, bundle: Bundle) -> None:
-        self._taking.take(bundle.gang.queue, {GPU: bundle.gpus})
-        for kind in self._below.pop(self._taking.path(bundle.gang.queue)[0], ()):
-            del self._known[kind]
 
 
 def pool_uses(bundle: Bundle) -> Sequence[tuple[str, float]]:
@@ -379,10 +425,10 @@ class _ClaimPlacement:
             return True
         return not self._trial.fits()
 
-    def add(self, number: int, bundle: Bundle) -> None:
-        """Add a part that would be stopped."""
+    def add(self, number: int, bundle: Bundle, gpus: float) -> None:
+        """Add a part that would be stopped. gpus: those of the claim's model."""
         self._parts[number] = bundle
-        self._trial.add(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
+        self._trial.add(number, bundle.by_node, 0.0 if bundle.pods else gpus)
         _use(self._quotas, bundle, -1)
 
     def take_out(self, number: int) -> None:
@@ -462,6 +508,7 @@ def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
         },
         teams(policy),
         situation.held_models,
+        {node: model for model, nodes in situation.model_nodes.items() for node in nodes},
     )  # fmt: skip
 
 
@@ -644,9 +691,9 @@ def _settle(
         state.room.add(bundle.by_node)
         _use(state.quotas, bundle, -1)
         state.budget.spend(preemption_record(candidates.team(bundle.gang.queue), bundle, situation.now_ms))
-        for model in state.of_claim(claim):
-            for accounts in (state.accounts[model], state.expected[model]):
-                _add_allocation(accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+        state.allocate(None, bundle.gang.queue, -bundle.gpus)
+        for name, gpus in candidates.amounts(bundle).items():
+            state.allocate(name, bundle.gang.queue, -gpus)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.total(claim.nodes)), claim.nodes)
     state.quotas.add_use(claim.pool, claim.gpus)

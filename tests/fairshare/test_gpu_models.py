@@ -31,7 +31,15 @@ from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
-from tests.fairshare.builders import cluster_with, node_object, object_of, pod_object, policy_of, queue_object
+from tests.fairshare.builders import (
+    cluster_with,
+    node_object,
+    object_of,
+    pod_group,
+    pod_object,
+    policy_of,
+    queue_object,
+)
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
 from tests.hypothesis_examples import examples
@@ -226,6 +234,55 @@ def test_a_workload_of_kueue_counts_for_the_model_of_its_flavor() -> None:
     assert held["H100"] == {"a": (0.0, 4.0), "b": (4.0, 4.0)}
     assert held["A10"] == {"a": (0.0, 4.0), "b": (8.0, 8.0)}
     assert target.waiting_models == {"Workload/ns/w4": ("H100", "A10")}
+
+
+def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None, **spec: Any) -> list[Object]:
+    """A workload of KAI with a pod of so many GPUs on each of these nodes ("": it waits)."""
+    notes, labels = {"pod-group-name": name}, {"kai.scheduler/queue": queue}
+    pods = [
+        pod_object(f"{name}{i}", queue, node=node, gpus=gpus, annotations=notes, labels=labels)
+        for i, (node, gpus) in enumerate(on)
+    ]
+    for pod in pods:
+        pod["spec"] |= {"schedulerName": "kai-scheduler"} | ({"nodeSelector": {LABEL: model}} if model else {})
+    return [pod_group(name, queue, spec={"minMember": len(on), **spec}), *pods]
+
+
+def _kai_verdicts(*work: list[Object]) -> dict[str, tuple[str, list[str]]]:
+    """Return by claimant the outcome and the workloads that give way."""
+    queues = [queue_object(name) for name in "ab"]
+    cluster = cluster_with(*_nodes(), *queues, *(obj for each in work for obj in each))
+    (target,) = _cycle(cluster, _policy("kai")).targets
+    assert target.preemption is not None
+    return {
+        verdict.claimant: (verdict.outcome, [victim.gang.name for victim in verdict.victims])
+        for verdict in target.preemption.verdicts
+    }
+
+
+def test_a_gang_on_two_models_gives_way_for_either_of_them() -> None:
+    """b borrows four GPUs of each model with one gang, whose end makes room for a's claims of both."""
+    kept = _gang("kept", "b", ("h", 4), ("t", 4), preemptibility="non-preemptible")
+    both = _gang("both", "b", ("h", 4), ("t", 4))
+    found = _kai_verdicts(kept, both, _gang("big", "a", ("", 2), model=H100), _gang("small", "a", ("", 2), model=A10))
+    assert sorted(outcome for outcome, _ in found.values()) == ["preempts", "room"]
+    assert [victims for _, victims in found.values() if victims] == [["both"]]
+
+
+def test_a_gang_on_two_models_stays_where_its_end_costs_a_quota_of_the_other() -> None:
+    """Without its gang on both models b would hold less A10 than its quota: the other one gives way, though it lost
+    more. Where there is no other, the claim waits."""
+    both, other = _gang("both", "b", ("h", 4), ("t", 4)), _gang("other", "b", ("h", 4))
+    claim = _gang("big", "a", ("", 4), model=H100)
+    assert _kai_verdicts(both, other, claim) == {"PodGroup/ns/big": ("preempts", ["other"])}
+    held = _gang("both", "b", ("h", 6), ("t", 4)), _gang("mine", "a", ("h", 2))
+    assert _kai_verdicts(*held, _gang("big", "a", ("", 2), model=H100)) == {"PodGroup/ns/big": ("denied", [])}
+
+
+def test_what_a_gang_frees_of_another_model_is_no_room_on_the_needed_one() -> None:
+    """Four GPUs of the needed model are not eight, however many of another model end with them."""
+    held = [_gang("both", "b", ("h", 4), ("t", 8)), _gang("mine", "a", ("h", 4))]
+    assert _kai_verdicts(*held, _gang("big", "a", ("", 8), model=H100))["PodGroup/ns/big"][0] == "denied"
 
 
 def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
