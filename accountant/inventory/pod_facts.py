@@ -250,6 +250,11 @@ def _outermost(owners: Sequence[Owner], labels: Mapping[str, str]) -> tuple[str,
 
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
 """Prefixes of the names of resources that are GPUs or parts of one."""
+_LIMITS = (
+    "nvidia.com/gpumem", "nvidia.com/gpucores", "gpu.intel.com/millicores", "gpu.intel.com/memory.max",
+    "gpu.intel.com/tiles", "gpu.intel.com/i915_monitoring", "gpu.intel.com/xe_monitoring",
+)  # fmt: skip
+"""Prefixes of the names of resources that limit the use of a GPU, or let a monitor read it, and are none themselves."""
 GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
 """Annotations by which KAI's pods request a part of a GPU; they may also be labels."""
 _ENDED = frozenset({"Succeeded", "Failed"})
@@ -276,7 +281,7 @@ class PodSighting:
 
 
 def is_gpu_resource(name: str) -> bool:
-    return name.startswith(GPU_RESOURCES)
+    return name.startswith(GPU_RESOURCES) and not name.startswith(_LIMITS)
 
 
 def pod_sighting(

@@ -468,8 +468,8 @@ def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None
     and the GPU's memory is unknown.
 
     The part is the larger of the parts of cores and memory, because no other pod can use it. A container without a
-    memory limit has all memory, which is HAMi's default."""
-    cores, size, percent = (parse_number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
+    memory limit has all memory, which is HAMi's default. Limits are quantities: an API server writes 8000 as `8k`."""
+    cores, size, percent = (parse_quantity(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
     if size is not None and size > 0:
         if not memory_mib:

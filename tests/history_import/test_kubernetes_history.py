@@ -387,6 +387,34 @@ def test_several_parts_that_may_be_whole_cards_are_counted_and_on_no_gpu():
     assert sum(held(sliced)[0].values()) == 48
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "pods", "minutes"),
+    [
+        ("", "a", None),
+        ("", "ab", None),
+        ("", "abc", 3 * 6),
+        ("gpu-scheduler", "a", None),
+        ("default-scheduler", "a", 6),
+        ("hami-scheduler", "ab", 120),
+    ],
+)
+def test_one_part_without_evidence_of_time_slicing_is_counted_and_on_no_gpu(scheduler, pods, minutes):
+    """One of 20 may be a whole card of HAMi, or a tenth of a time-sliced one: more pods than cards at once, or the
+    scheduler that placed them, shows which."""
+    placed = tuple({"namespace": "vision", "pod": pod, "uid": f"uid-{pod}", "name": scheduler} for pod in pods)
+    observed = seen(
+        requests=tuple(request(pod) for pod in pods), allocatable=((OFFERED, 20.0),), busy=EIGHT[:2],
+        schedulers=placed if scheduler else (),
+    )  # fmt: skip
+    (node,) = histories(observed)
+    if minutes is None:
+        assert (held(observed), node.unplaced_us) == (({}, 0), len(pods) * 3_600_000_000)
+        assert node.blind == {"GPU-0": (SPAN,), "GPU-1": (SPAN,)}
+    else:
+        assert sum(held(observed)[0].values()) == pytest.approx(minutes)
+        assert node.unplaced_us == 0
+
+
 def test_hami_pods_without_a_known_memory_or_number_of_gpus_are_counted_and_on_no_gpu():
     asked = (request("a"), *limits("a", gpumem=8_192))
     observed = seen(requests=asked, busy=(gpu(0, modelName="NVIDIA Unknown"),))

@@ -239,6 +239,9 @@ def test_devices_asked_for_are_counted():
     assert asked(**{"nvidia.com_mig-1g.10gb": "2"}) == 2
     assert asked(**{"nvidia.com_gpu": "many"}) == 1
     assert asked(cpu="4") == 0
+    limits = {"nvidia.com_gpumem": "8000", "nvidia.com_gpucores": "50", "nvidia.com_gpumem-percentage": "10"}
+    assert asked(**{"nvidia.com_gpu": "1"}, **limits) == 1
+    assert asked(**{"gpu.intel.com_i915": "1", "gpu.intel.com_millicores": "500", "gpu.intel.com_memory.max": "9"}) == 1
 
 
 def _ms(at: datetime) -> int:

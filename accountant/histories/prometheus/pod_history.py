@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from math import gcd
 
 from accountant.core.claim_overlap import intersect, subtract, union
@@ -263,7 +264,9 @@ def _node(
     cards = sum(max(1, len(device.slices)) for device in own) or count
     replicas = whole_number(labels.get("label_nvidia_com_gpu_replicas", ""))
     divided = cards is not None and offered.get(WHOLE, 0) > cards and (replicas is None or replicas < 2)
-    limited = any(one.limits for one in containers)
+    pods = {one.pod for one in containers}
+    schedulers = {of(labels, "name") for labels in seen.schedulers if pod_of(labels) in pods} if divided else set()
+    limited = any(one.limits for one in containers) or any("hami" in name for name in schedulers)
     limited |= divided and (replicas is not None or any(one.limits for one in asked.containers))
     if not own:
         own_count = {WHOLE: count} if count is not None and count <= MOST_GPUS else {}
@@ -275,10 +278,11 @@ def _node(
     else:
         wanted = placeable = of_requests(containers, own, seen)
         slots, pools = _pools(own, offered, wanted)
-        if divided and not limited and any(demand.pool == WHOLE and demand.count > 1 for demand in wanted):
-            # Parts of time-sliced GPUs, of which one is enough, or whole GPUs of HAMi: nothing shows which.
+        listed = [one for one in wanted if one.pool == WHOLE]
+        if divided and not limited and listed and not _sliced(listed, cards or 0, schedulers, seen):
+            # Parts of time-sliced GPUs or whole GPUs of HAMi: nothing shows which.
             clear = False
-            placeable = [replace(one, pool="") if one.pool == WHOLE and one.count > 1 else one for one in wanted]
+            placeable = [replace(one, pool="") if one.pool == WHOLE else one for one in wanted]
         if limited:
             sizes = _sizes(containers, own, labels)
             clear = None not in sizes.values()
@@ -304,6 +308,22 @@ def _node(
         holds.setdefault(hold.gpu, []).append(hold)
     facts = facts_of(node, wanted, asked, seen, *naming)
     return NodeHistory(node, tuple(layouts), holds, facts, blind, placed.unplaced_us // parts)
+
+
+def _sliced(listed: Sequence[Demand], cards: int, schedulers: Collection[str], seen: Observed) -> bool:
+    """Whether something shows that a node that offers more GPUs than it has divides them by time-slicing, and does not
+    offer each of HAMi's several times.
+
+    Either its pods were placed by Kubernetes' own scheduler, which HAMi replaces in every pod that requests a GPU. Or
+    more of them had a GPU at once than there are, and none has a limit: without one, HAMi gives a pod all of a GPU.
+
+    Source: Project-HAMi, pkg/scheduler/webhook.go."""
+    if "default-scheduler" in schedulers:
+        return True
+    # The instants of a handover are not exact, so the last two windows of each do not count.
+    edges = [(one.start_ms, 1) for one in listed]
+    edges += [(max(one.start_ms, one.end_ms - 2 * seen.window_ms), -1) for one in listed]
+    return max(accumulate(step for _, step in sorted(edges))) > cards
 
 
 _LISTED_PARTS = 1_000

@@ -331,6 +331,9 @@ def limited(**limits: object) -> dict[str, object]:
         ({"gpucores": 1}, 1_000_000),  # memory without a limit is all of it
         ({"gpucores": 200}, 1_000_000),
         ({"gpumem_percentage": 25}, 250_000),
+        ({"gpumem": "8k"}, 55_644),  # as an API server writes 8000
+        ({"gpumem": "8Ki", "gpucores": "1e0"}, 56_979),
+        ({"gpumem_percentage": "25000m"}, 250_000),
         ({"gpucores": "many"}, 1_000_000),
         ({"gpucores": "nan", "gpumem": "much"}, 1_000_000),
         ({}, 1_000_000),
