@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent.core import settings
 from agent.core.lean_http_client import Identity
@@ -31,9 +30,6 @@ from gputally.base.errors import AgentError
 from gputally.base.host_names import KnownHosts
 from gputally.base.units import MS_PER_DAY
 from gputally.base.version import __version__
-
-if TYPE_CHECKING:
-    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 
 log = logging.getLogger("agent")
 
@@ -128,26 +124,32 @@ def once(chosen: Settings) -> int:
 def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
     """Return the source of readings: a simulated node or this machine.
 
+    At SIGUSR1 the source closes the driver for some time.
+
     Raises FileFault for a scenario or pods file that is invalid or cannot be read, and SettingsError if this machine
-    has no kubelet and the settings name no other source of holders, or for an address that cannot be used."""
+    has no kubelet and the settings name no other source of holders, or for a reader or an address that cannot be
+    used."""
     if chosen.simulated:
         from agent.simulation.scenario_file import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
-    from agent.gpu_readers.nvml.nvml_device import Access
-    from agent.gpu_readers.nvml.nvml_library import Driver
+    from agent.gpu_readers.chosen import open_readers
+    from agent.gpu_readers.protocol import Surroundings
+    from agent.gpu_readers.release_by_signal import ReleasableSource
     from agent.holders.node_reader import NodeSource
     from agent.holders.pod_and_job_files import HpcJobs, PodsFile
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 
-    gpus = Gpus(
-        Driver(),
+    surroundings = Surroundings(
+        clock,
+        tasks,
+        chosen.sees_processes,
+        chosen.accounting,
         Path(chosen.release_file) if chosen.release_file else None,
-        access=Access(processes=chosen.sees_processes, enable_accounting=chosen.accounting),
-        restarted=restarted,
-        clock=SystemClock(),  # the driver's times are the system clock's
+        restarted,
     )
+    gpus = open_readers(chosen.gpu_readers, surroundings)
+    source: Source
     if chosen.on_kubernetes:
         from agent.holders.kubernetes_source import kubernetes_source
         from agent.holders.lean_list_watch import BOUND_PODS_FILE, BoundPods
@@ -157,32 +159,15 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": settings.privilege_text(level)})
-        return _with_signal_and_dcgm(source, gpus, chosen, clock, tasks)
-    pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
-    if chosen.hpc_jobs:
-        pods = HpcJobs(Path(chosen.hpc_jobs))
-    logs_of_pods = PodLogs(Path(chosen.pod_logs))
-    processes = ProcessTable(Path(chosen.proc))
-    source = NodeSource(gpus, processes, pods, logs_of_pods, node, clock)
-    return _with_signal_and_dcgm(source, gpus, chosen, clock, tasks)
-
-
-def _with_signal_and_dcgm(source: Source, gpus: Gpus, chosen: Settings, clock: Clock, tasks: BackgroundTasks) -> Source:
-    """Return a source around `source` that closes the driver at SIGUSR1 and, if a dcgm-exporter is configured, adds the
-    exporter's figures.
-
-    Raises SettingsError for an exporter's address that is not http://."""
-    from agent.gpu_readers.nvml.driver_lifecycle import ReleasableSource
-
+    else:
+        pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
+        if chosen.hpc_jobs:
+            pods = HpcJobs(Path(chosen.hpc_jobs))
+        logs_of_pods = PodLogs(Path(chosen.pod_logs))
+        source = NodeSource(gpus, ProcessTable(Path(chosen.proc)), pods, logs_of_pods, node, clock)
     releasable = ReleasableSource(source, gpus, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.close_driver())
-    if not chosen.dcgm_url:
-        return releasable
-    from agent.gpu_readers.dcgm import Exporter, WithDcgm, fetch_from
-
-    exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
-    exporter.start(tasks)
-    return WithDcgm(releasable, exporter)
+    return releasable
 
 
 def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:

@@ -46,13 +46,16 @@ def main(argv: Sequence[str]) -> int:
 def installed() -> list[tuple[str, Plugin[Any]]]:
     """Return every plug-in with its seam."""
     # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
-    from accountant.channels.protocol import SEAM as CHANNELS
-    from accountant.channels.protocol import ChannelPlugin
-    from accountant.history_import.protocol import SEAM as HISTORIES
-    from accountant.history_import.protocol import HistoryPlugin
+    from accountant.channels import protocol as channels
+    from accountant.history_import import protocol as histories
+    from agent.gpu_readers import protocol as gpu_readers
     from gputally.base.plugins import plugins
 
-    manifests: dict[str, type[Any]] = {CHANNELS: ChannelPlugin, HISTORIES: HistoryPlugin}
+    manifests: dict[str, type[Any]] = {
+        channels.SEAM: channels.ChannelPlugin,
+        gpu_readers.SEAM: gpu_readers.GpuReaderPlugin,
+        histories.SEAM: histories.HistoryPlugin,
+    }
     return [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
 
 

@@ -39,6 +39,7 @@ from agent.core.readings import (
     sum_readings,
 )
 from agent.wire import Holder
+from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.errors import AgentError
@@ -408,8 +409,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `gputally agent smoke` and return its exit code."""
-    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
-    from agent.gpu_readers.nvml.nvml_library import Driver
+    from agent.gpu_readers.chosen import open_readers
+    from agent.gpu_readers.protocol import Surroundings
     from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import ProcessTable
 
@@ -420,12 +421,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     logging.basicConfig(level=logging.ERROR)
     processes = ProcessTable(Path(arguments.proc))
-    source = NodeSource(Gpus(Driver()), processes)
+    clock = SystemClock()
+    source = NodeSource(open_readers("nvml", Surroundings(clock, BackgroundTasks(clock))), processes)
     holder = processes.holder(os.getpid())
     if arguments.pod_uid:
         holder = Holder(kind="pod", uid=arguments.pod_uid)
     try:
-        return report(Cuda(arguments.device), source, SystemClock(), holder, memory, busy_ms, arguments.output)
+        return report(Cuda(arguments.device), source, clock, holder, memory, busy_ms, arguments.output)
     except NoCuda as error:
         sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
         return NO_GPU

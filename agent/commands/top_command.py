@@ -28,7 +28,7 @@ from agent.core.settings import SettingsError
 from agent.metering.usage_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
 from gputally.base import yaml_file
-from gputally.base.background_tasks import set_on_signals
+from gputally.base.background_tasks import BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.units import MS_PER_MINUTE, US_PER_MS
 
@@ -363,13 +363,14 @@ def _prices(arguments: argparse.Namespace) -> Prices:
 
 
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
-    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
-    from agent.gpu_readers.nvml.nvml_library import Driver
+    from agent.gpu_readers.chosen import open_readers
+    from agent.gpu_readers.protocol import Surroundings
     from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import PodLogs, ProcessTable
 
     names = PodLogs(Path(arguments.pod_logs))
-    source = NodeSource(Gpus(Driver()), ProcessTable(Path(arguments.proc)), None, names)
+    readers = open_readers("nvml", Surroundings(clock, BackgroundTasks(clock)))
+    source = NodeSource(readers, ProcessTable(Path(arguments.proc)), None, names)
     stack.callback(source.close)
     return lambda: from_snapshot(source.snapshot(clock.wall_ms()))
 

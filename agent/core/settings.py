@@ -111,6 +111,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "the host's processes: hostPID), profiling (also the driver's profiling counters)."
         ),
     ] = "allocation"
+    gpu_readers: Annotated[
+        str,
+        Meta(
+            description="Readers of the GPUs, separated by commas, each as NAME or NAME=PLACE: nvml, "
+            "dcgm=http://HOST:9400/metrics, and those of other packages (gputally plugins). A later one adds what the "
+            "earlier ones lack."
+        ),
+    ] = "nvml"
     gpu_sharing: Annotated[
         str,
         Meta(
@@ -152,13 +160,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     hpc_jobs: Annotated[
         str, Meta(description="Folder of HPC job files, one per GPU, in dcgm-exporter's format; empty: none.")
-    ] = ""
-    dcgm_url: Annotated[
-        str,
-        Meta(
-            description="Metrics page of this node's dcgm-exporter, http://HOST:9400/metrics, for readings that NVML "
-            "lacks; empty: none."
-        ),
     ] = ""
     dcgm_names: Annotated[
         bool,

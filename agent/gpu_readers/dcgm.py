@@ -1,11 +1,10 @@
 """Reads figures that NVML does not give on a GPU from the dcgm-exporter on the same node.
 
 These figures are, on GPUs older than Hopper, multiprocessor and tensor activity and the busy time of MIG instances. A
-figure that NVML has given at least once never comes from the exporter, because the two counters have different origins.
-A figure that NVML supports but refuses at the moment does not come from it either. The exporter's figures are averages
-that it renews periodically (every 30 s by default). They are integrated over time like any gauge, and unknown once they
-are too old. A separate thread fetches them. It limits the size and the time of a request, and pauses after repeated
-failures.
+figure that NVML has given at least once, or refuses at the moment, never comes from the exporter
+(`agent.gpu_readers.chosen`). The exporter's figures are averages that it renews periodically (every 30 s by default).
+They are integrated over time like any gauge, and unknown once they are too old. A separate thread fetches them. It
+limits the size and the time of a request, and pauses after repeated failures.
 
 The exporter's pod labels are ignored, because they name the holder at another moment. A device that several pods share
 is listed several times. Some of these samples have the device's whole value and others only a part of it, so the
@@ -20,16 +19,16 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
-import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from agent.core.lean_http_client import PAGE_TIMEOUT_S, page_reader
-from agent.core.readings import DeviceReading, InstanceReading, Reading, Snapshot, Source, Unavailable
+from agent.core.readings import DeviceReading, Gpu, InstanceReading
+from agent.gpu_readers.protocol import GpuReaderPlugin, GpuReadings, Surroundings
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
@@ -108,7 +107,7 @@ Fetch = Callable[[], str]
 
 def fetch_from(url: str) -> Fetch:
     """Return a function that scrapes an exporter. Raises SettingsError for an address that is not http://."""
-    return page_reader(url, 80, "dcgm_url")
+    return page_reader(url, 80, "gpu_readers: dcgm")
 
 
 class Exporter:
@@ -175,20 +174,16 @@ class Exporter:
             self._failure = error_summary(error)
 
 
-class WithDcgm:
-    """An `agent.core.readings.Source` that adds the exporter's figures to the snapshots of another source."""
+class DcgmReader:
+    """A `GpuReader` that fills: it integrates the exporter's figures, for the devices that other readers list."""
 
-    def __init__(self, inner: Source, exporter: Exporter) -> None:
-        self._inner = inner
+    def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}
-        self._shown: set[tuple[Place, Field]] = set()
-        """Figures that NVML has given at least once."""
         self._at_ms: int | None = None
 
-    def snapshot(self, at_ms: int) -> Snapshot:
-        """Take a snapshot. Raises the exceptions of the inner source."""
-        snapshot = self._inner.snapshot(at_ms)
+    def read(self, at_ms: int, before: Sequence[DeviceReading] = ()) -> GpuReadings:
+        """Return the figures of the devices that the exporter knows."""
         ratios, failure, took_ms = self._exporter.latest()
         elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
         self._at_ms = at_ms
@@ -197,66 +192,32 @@ class WithDcgm:
             for field, ratio in values.items():
                 key = place, field
                 self._sums[key] = self._sums.get(key, 0) + round(ratio * _PPM) * elapsed_us
-        devices = tuple(self._filled(device, ratios) for device in snapshot.devices)
-        sources, took = (*snapshot.sources, ("dcgm", failure)), (*snapshot.took_ms, ("dcgm", took_ms))
-        return replace(snapshot, devices=devices, sources=sources, took_ms=took)
+        known = {uuid for uuid, _ in ratios}
+        devices = tuple(self._device(device.gpu, ratios) for device in before if device.gpu.uuid in known)
+        return GpuReadings(devices, failure, took_ms=took_ms)
 
     def close(self) -> None:
-        """Close the exporter and the inner source."""
+        """Close the exporter."""
         self._exporter.close()
-        self._inner.close()
 
-    def _filled(self, device: DeviceReading, ratios: Ratios) -> DeviceReading:
-        gpu = device.gpu
-        if device.health != "ok" or not any(uuid == gpu.uuid for uuid, _ in ratios):
-            return device
+    def _device(self, gpu: Gpu, ratios: Ratios) -> DeviceReading:
+        """Return the figures of a GPU, or of its instances. If a GPU instance has several compute instances, the
+        exporter has only one figure for all of them, which is not used."""
         if not gpu.mig_enabled:
-            place = gpu.uuid, None
-            by_dcgm = self._is_missing(device.busy_us, place, "busy", ratios)
-            return msgspec.structs.replace(
-                device,
-                busy_us=self._or(device.busy_us, place, "busy", ratios),
-                sm_active_us=self._or(device.sm_active_us, place, "sm_active", ratios),
-                tensor_active_us=self._or(device.tensor_active_us, place, "tensor_active", ratios),
-                method="dcgm" if by_dcgm and device.method == "device" else device.method,
+            return DeviceReading(gpu, **self._values((gpu.uuid, None), ratios), method="dcgm")
+        alone = Counter(mig.gi for mig in gpu.mig)
+        instances = tuple(
+            InstanceReading(
+                mig.uuid, **self._values((gpu.uuid, mig.gi), ratios, mig.compute, gpu.compute_slices), method="dcgm"
             )
-        return msgspec.structs.replace(
-            device, instances=tuple(self._instance(device, i, ratios) for i in device.instances)
+            for mig in gpu.mig
+            if alone[mig.gi] == 1
         )
+        return DeviceReading(gpu, instances=instances)
 
-    def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
-        """Return the reading of an instance with the figures that NVML lacks. If a GPU instance has several compute
-        instances, the exporter has only one figure for all of them, which is not used."""
-        gpu = device.gpu
-        mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
-        if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
-            return instance
-        place = gpu.uuid, mig.gi
-        part = mig.compute, gpu.compute_slices
-        filled = instance
-        if self._is_missing(instance.busy_us, place, "busy", ratios):
-            filled = msgspec.structs.replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
-        return msgspec.structs.replace(
-            filled,
-            sm_active_us=self._or(instance.sm_active_us, place, "sm_active", ratios, *part),
-            tensor_active_us=self._or(instance.tensor_active_us, place, "tensor_active", ratios, *part),
-        )
-
-    def _or(self, known: Reading, place: Place, field: Field, ratios: Ratios, compute: int = 1, of: int = 1) -> Reading:
-        return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
-
-    def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
-        """Return True if NVML has never given the figure and the exporter has it. A figure that NVML supports and
-        refuses stays unknown, because the exporter uses the same driver and may repeat an old value."""
-        if isinstance(known, Unavailable):
-            if known.refused:
-                return False
-        else:
-            self._shown.add((place, field))
-        return (place, field) not in self._shown and field in ratios.get(place, {})
-
-    def _sum(self, place: Place, field: Field, compute: int, of: int) -> int:
-        return self._sums[place, field] * compute // (_PPM * of)
+    def _values(self, place: Place, ratios: Ratios, compute: int = 1, of: int = 1) -> dict[str, Any]:
+        """Return the counters of a place that the exporter has at the moment."""
+        return {f"{field}_us": self._sums[place, field] * compute // (_PPM * of) for field in ratios.get(place, {})}
 
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
@@ -266,3 +227,19 @@ def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, floa
     is also a lower bound of the true ratio, so the larger of the known ones becomes the busy ratio."""
     known = [values[field] for field in _BOUNDS if field in values]
     return {**values, "busy": max(known)} if place[1] is not None and known else values
+
+
+def _open(url: str, surroundings: Surroundings) -> DcgmReader:
+    exporter = Exporter(fetch_from(url), surroundings.clock)
+    exporter.start(surroundings.tasks)
+    return DcgmReader(exporter)
+
+
+READER: Final = GpuReaderPlugin(
+    name="dcgm",
+    place="the metrics page of this node's dcgm-exporter, http://HOST:9400/metrics",
+    open=_open,
+    fills=True,
+    reaches="reads the page of a dcgm-exporter every 10 s",
+    page="docs/from-dcgm-exporter.md",
+)

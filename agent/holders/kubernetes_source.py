@@ -27,7 +27,7 @@ from pathlib import Path
 
 from agent.core.readings import KAI, Gpu, Unavailable
 from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
-from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+from agent.gpu_readers.chosen import GpuReaders
 from agent.holders import kubernetes_api_objects
 from agent.holders.device_allocations import (
     SLICES_PATHS,
@@ -287,7 +287,7 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
 def kubernetes_source(
     chosen: Settings,
     node: str,
-    gpus: Gpus,
+    gpus: GpuReaders,
     clock: Clock,
     environ: Mapping[str, str],
     bound: BoundPods | None = None,

@@ -1,6 +1,6 @@
 """Reads one node: joins GPU readings with holders, and counts busy time per holder from per-process readings.
 
-The GPUs come from `driver_lifecycle`, the holders from an `AllocationSource`. Without one, every running process is a
+The GPUs come from `agent.gpu_readers`, the holders from an `AllocationSource`. Without one, every running process is a
 holder, and the pods among them get their names from the kubelet's log folders. If one source fails, the snapshot's
 `sources` names it, and the others continue. Busy time per holder is read only on shared devices. A sole holder gets all
 of the device's busy time.
@@ -39,7 +39,7 @@ from agent.core.readings import (
     Unavailable,
     sum_readings,
 )
-from agent.gpu_readers.nvml.driver_lifecycle import DriverReading, Gpus
+from agent.gpu_readers.chosen import GpuReaders
 from agent.holders.device_allocations import RunningHolder, replace_reservations
 from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
@@ -255,7 +255,7 @@ class NodeSource:
 
     def __init__(
         self,
-        gpus: Gpus,
+        gpus: GpuReaders,
         processes: ProcessTable | None,
         pods: AllocationSource | None = None,
         logs: PodLogs | None = None,
@@ -281,9 +281,8 @@ class NodeSource:
 
     def snapshot(self, at_ms: int) -> Snapshot:
         """Read the node. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
-        began_ms = self._now_ms()
         scan = self._gpus.read(at_ms)
-        took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []
+        took_ms = list(scan.took_ms)
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
         if pods.unresolved:
             self._gpus.look_again()
@@ -322,7 +321,8 @@ class NodeSource:
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
         facts = pods.facts if self._pods is not None else self._named_facts(running, at_ms)
-        sources = self._sources(scan, pods)
+        of_pods = (pods.sources or (("pods", pods.fault),)) if self._pods is not None else ()
+        sources = (*scan.sources, *of_pods)
         return Snapshot(
             at_ms, devices, allocations, facts, sources, (*took_ms, *pods.took_ms), tuple(sorted(unknown.items()))
         )
@@ -378,14 +378,9 @@ class NodeSource:
         return self._clock.monotonic_ms() if self._clock is not None else 0
 
     def close(self) -> None:
-        """Close the source of allocations, then the driver."""
+        """Close the source of allocations, then the readers of the GPUs."""
         self._on_close()
         self._gpus.close()
-
-    def _sources(self, scan: DriverReading, pods: Pods) -> tuple[tuple[str, str], ...]:
-        events = [("events", scan.events_failure)] if scan.events_failure else []
-        of_pods = (pods.sources or (("pods", pods.fault),)) if self._pods is not None else ()
-        return (("nvml", scan.failure), *events, *of_pods)
 
     def _named_facts(self, running: Sequence[RunningHolder], at_ms: int) -> tuple[PodFacts, ...]:
         """Return the facts of pods that are known only from their log folders, which contain only their names."""

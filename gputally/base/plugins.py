@@ -20,6 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Generic, TypeVar
 
 from gputally.base.errors import AccountantError
+from gputally.base.near_names import nearest, shown
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,6 +31,10 @@ _MOST_REASON = 300
 
 class NoPlugin(AccountantError):
     """No usable plug-in has this name."""
+
+
+class BrokenPlugin(NoPlugin):
+    """The plug-in of this name cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +84,15 @@ def usable(seam: str, kind: type[T]) -> Mapping[str, T]:
 
 
 def named(seam: str, kind: type[T], name: str) -> T:
-    """The manifest with this name. Raises NoPlugin, which says what is installed, or why it cannot be used."""
+    """The manifest with this name. Raises BrokenPlugin, which says why it cannot be used, or NoPlugin, which says what
+    is installed."""
     found = usable(seam, kind).get(name)
     if found is not None:
         return found
     for one in plugins(seam, kind):
         if one.name == name:
-            raise NoPlugin(f"{name} of the package {one.package} {one.version} cannot be used: {one.fault}")
-    raise NoPlugin(f"no plug-in is called {name!r}; installed are {', '.join(sorted(usable(seam, kind)))}")
+            raise BrokenPlugin(f"{name} of the package {one.package} {one.version} cannot be used: {one.fault}")
+    raise NoPlugin(f"no plug-in is called {shown(name)}{nearest(name, usable(seam, kind))}")
 
 
 def _package(point: EntryPoint) -> str:

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver, Fault
 from agent.holders.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
@@ -196,7 +197,7 @@ def read_machine(proc: Path, clock: Clock) -> Machine:
 
     Raises agent.core.readings.DriverReplaced."""
     driver = Driver()
-    source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
+    source = NodeSource(GpuReaders((ChosenReader("nvml", Gpus(driver)),)), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:
         snapshot = source.snapshot(clock.wall_ms())
         if snapshot.devices:

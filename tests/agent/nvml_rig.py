@@ -16,6 +16,7 @@ from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval
+from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml
 from tests.fakes.process_table import add_process
@@ -57,7 +58,7 @@ class Rig:
 
     def open_source(self, *, restarted: bool = False) -> None:
         self.gpus = Gpus(Driver(), access=self.access, restarted=restarted, hang_s=self.hang_s)
-        self.source = NodeSource(self.gpus, ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
+        self.source = NodeSource(nvml_alone(self.gpus), ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
 
     @staticmethod
     def uid(pod: int) -> str:

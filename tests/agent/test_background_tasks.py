@@ -14,7 +14,8 @@ import pytest
 
 from agent.core.readings import Snapshot
 from agent.core.settings import Settings
-from agent.gpu_readers.dcgm import Exporter, WithDcgm
+from agent.gpu_readers.chosen import ChosenReader, GpuReaders
+from agent.gpu_readers.dcgm import DcgmReader, Exporter
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
@@ -81,13 +82,14 @@ def whole(
     clock, before = SystemClock(), set(threading.enumerate())
     tasks = BackgroundTasks(clock, (AgentError,))
     gpus = Gpus(Driver(), access=Access(processes=False))
-    source = kubernetes_source(chosen, "node-1", gpus, clock, {}, tasks=tasks)
     exporter = Exporter(lambda: "", clock)
     exporter.start(tasks)
+    readers = GpuReaders((ChosenReader("nvml", gpus), ChosenReader("dcgm", DcgmReader(exporter), fills=True)), clock)
+    source = kubernetes_source(chosen, "node-1", readers, clock, {}, tasks=tasks)
     outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
     uploader = Uploader(outbox, "", "c", "node-1", "boot", None, clock)
     metrics = AgentMetrics("node-1", "0", tasks=tasks)
-    agent = Agent(chosen, WithDcgm(source, exporter), outbox, uploader, clock, metrics=metrics, tasks=tasks)
+    agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, tasks=tasks)
     exposition = Exposition("127.0.0.1", 0, metrics.exposition, agent.alive, tasks)
     made = Whole(tasks, exposition.port)
     main = threading.Thread(target=agent.run, args=(made.stop,), name="main of the agent")

@@ -16,6 +16,7 @@ from threading import Event
 import pytest
 
 from agent.core.readings import DeviceReading, Unavailable
+from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
@@ -69,7 +70,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.gpus = Gpus(Driver(), clock=CLOCK)
-        self.source = NodeSource(self.gpus, ProcessTable(Path("/proc")))
+        self.source = NodeSource(GpuReaders((ChosenReader("nvml", self.gpus),)), ProcessTable(Path("/proc")))
         self.busy_us: dict[int, int] = {}
         """Busy time by pid, scaled to that of the GPU."""
         self.device = self.source.snapshot(CLOCK.wall_ms()).devices[0]

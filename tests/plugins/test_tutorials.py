@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +18,35 @@ ROOT = Path(__file__).parents[2]
 _UV = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
 MOST_LINES = 150
 TUTORIALS = sorted(page for page in PAGES if page.startswith("docs/plugins/"))
+DELIVERIES = """
+from pathlib import Path
+from accountant.notifications.subscriptions import DeliveriesFile
+from gputally.server.config_loading import load_yaml
+print([one.channel.name for one in load_yaml(Path("deliveries.yaml"), DeliveriesFile).destinations.values()])
+"""
+
+
+class Built(NamedTuple):
+    """What a tutorial builds.
+
+    command: words after `python` that use the plug-in as the page says.
+    shows: a text that this prints."""
+
+    seam: str
+    name: str
+    command: tuple[str, ...]
+    shows: str
+
+
+BUILT = {
+    "docs/plugins/channel.md": Built("gputally.channels", "ntfy", ("-c", DELIVERIES), "['ntfy']"),
+    "docs/plugins/gpu-reader.md": Built(
+        "gputally.gpu_readers",
+        "jsonl",
+        ("-m", "agent", "run", "--standalone", "--once", "--gpu-readers", "jsonl=gpus.jsonl"),
+        "Tensor One",
+    ),
+}
 
 
 def lines_of_code(folder: Path) -> int:
@@ -47,13 +77,10 @@ def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: P
         [_UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), str(folder)],
         check=True,
     )
-    seam, name = Path(page).stem + "s", "ntfy"
+    built = BUILT[page]
     listed = json.loads(call(folder, site, "-m", "gputally", "plugins", "--output", "json"))
-    (found,) = [one for one in listed if one["name"] == name]
-    assert (found["seam"], found["fault"]) == (f"gputally.{seam}", "")
+    (found,) = [one for one in listed if one["name"] == built.name]
+    assert (found["seam"], found["fault"]) == (built.seam, "")
     told = call(folder, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml")
     assert " passed" in told
-    read = "from pathlib import Path; from gputally.server.config_loading import load_yaml; "
-    read += "from accountant.notifications.subscriptions import DeliveriesFile; "
-    read += "print([d.channel.name for d in load_yaml(Path('deliveries.yaml'), DeliveriesFile).destinations.values()])"
-    assert call(folder, site, "-c", read) == f"['{name}']\n"
+    assert built.shows in call(folder, site, *built.command)

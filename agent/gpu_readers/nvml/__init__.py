@@ -1,3 +1,37 @@
 """Reads the GPU driver: devices, processes, MIG instances, power and errors, through NVML, GPM and accounting mode.
 
-This package does not know pods or Kubernetes. Only `agent.gpu_readers.nvml.nvml_library` calls the library."""
+Only `agent.gpu_readers.nvml.nvml_library` calls the library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from agent.gpu_readers.protocol import GpuReaderPlugin, Surroundings
+
+if TYPE_CHECKING:
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+
+
+def _open(_: str, surroundings: Surroundings) -> Gpus:
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.nvml_device import Access
+    from agent.gpu_readers.nvml.nvml_library import Driver
+    from gputally.base.clock import SystemClock
+
+    return Gpus(
+        Driver(),
+        surroundings.release_file,
+        access=Access(processes=surroundings.sees_processes, enable_accounting=surroundings.accounting),
+        restarted=surroundings.restarted,
+        clock=SystemClock(),  # the driver's times are the system clock's
+    )
+
+
+READER: Final = GpuReaderPlugin(
+    name="nvml",
+    place="",
+    open=_open,
+    fills=False,
+    reaches="reads NVIDIA GPUs through libnvidia-ml.so.1; with `accounting` it switches accounting mode on",
+    page="docs/attribution.md",
+)

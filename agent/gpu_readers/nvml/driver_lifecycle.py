@@ -9,20 +9,17 @@ that were seen once stay listed without readings until they answer again, so the
 
 The driver is released while node labels of NVIDIA's operator or MIG manager ask for it
 (`agent.holders.kubernetes_source`), while the release file exists (the chart puts it in the spool folder), or after
-SIGUSR1. The signal is for a person or a script that can set neither the labels nor the file. `ReleasableSource` then
-closes the driver at the next sample. It opens the driver again after some time, so that a forgotten signal does not end
-the metering."""
+SIGUSR1 (`agent.gpu_readers.release_by_signal`)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.core.readings import DeviceReading, DriverReplaced, Gpu, Snapshot, Source
+from agent.core.readings import DeviceReading, DriverReplaced, Gpu
 from agent.gpu_readers.nvml.nvml_device import Access, Device, total_mib
 from agent.gpu_readers.nvml.nvml_events import Events
 from agent.gpu_readers.nvml.nvml_library import (
@@ -36,6 +33,7 @@ from agent.gpu_readers.nvml.nvml_library import (
     Restart,
     remedy,
 )
+from agent.gpu_readers.protocol import GpuReadings
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -54,20 +52,9 @@ _NO_ANSWER = "the driver does not answer"
 _LIBRARY, _EVENTS = "library", "events"
 
 
-@dataclass(frozen=True, slots=True)
-class DriverReading:
-    """One reading of the machine.
-
-    failure: why no reading succeeded; "" if the driver answered.
-    events_failure: why the driver's error events may be incomplete; "" if they are complete."""
-
-    devices: tuple[DeviceReading, ...]
-    failure: str
-    events_failure: str = ""
-
-
 class Gpus:
-    """The GPUs of this machine. One thread uses it; other threads may call `release` and `reacquire`.
+    """The `DriverReader` of this machine's NVIDIA GPUs. One thread uses it; other threads may call `release` and
+    `reacquire`.
 
     release_file: the driver stays closed while this file exists.
     restarted: True if this process replaced one whose driver was upgraded. If the library still does not fit the
@@ -131,7 +118,7 @@ class Gpus:
         """True while the driver is closed."""
         return not self._up
 
-    def read(self, at_ms: int) -> DriverReading:
+    def read(self, at_ms: int, before: Sequence[DeviceReading] = ()) -> GpuReadings:  # noqa: ARG002 - NVML adds to nobody
         """Read all GPUs. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
         self._origin = self._origin or str(at_ms)
         if self._was_set_back():
@@ -299,7 +286,7 @@ class Gpus:
 
     # --- the devices -----------------------------------------------------------------------------
 
-    def _scan(self, at_ms: int) -> DriverReading:
+    def _scan(self, at_ms: int) -> GpuReadings:
         devices = self._ordered()
         calls: list[tuple[str, Callable[[], DeviceReading | None]]] = [(_EVENTS, partial(self._events.poll, at_ms))]
         calls += [(device.gpu.uuid, partial(device.read, at_ms)) for device in devices]
@@ -326,8 +313,9 @@ class Gpus:
         if (lost or self._passed_over) and revive and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
-        return DriverReading(
-            tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure
+        return GpuReadings(
+            tuple(r for d, r in zip(devices, readings, strict=True) if d.known),
+            parts=(("events", self._events.failure),) if self._events.failure else (),
         )
 
     def _log_answering(self, gpu: Gpu, reason: str) -> None:
@@ -352,43 +340,11 @@ class Gpus:
         self._restarted_ms[group] = at_ms
         return False
 
-    def _unread(self) -> DriverReading:
+    def _unread(self) -> GpuReadings:
         """Return all known GPUs without readings."""
-        return DriverReading(
+        return GpuReadings(
             tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure
         )
 
     def _ordered(self) -> list[Device]:
         return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))
-
-
-BY_SIGNAL = "signal"
-
-
-class ReleasableSource:
-    """An `agent.core.readings.Source` around another one. A signal closes the driver for some time.
-
-    hold_s: how long one signal keeps the driver closed."""
-
-    def __init__(self, source: Source, gpus: Gpus, clock: Clock, hold_s: float) -> None:
-        self._source = source
-        self._gpus = gpus
-        self._clock = clock
-        self._hold_ms = round(hold_s * MS_PER_SECOND)
-        self._until_ms: int | None = None
-
-    def close_driver(self) -> None:
-        """Close the driver at the next sample. A further call starts the time again. Safe in a signal handler."""
-        self._until_ms = self._clock.monotonic_ms() + self._hold_ms
-        self._gpus.release(BY_SIGNAL)
-
-    def snapshot(self, at_ms: int) -> Snapshot:
-        until_ms = self._until_ms
-        if until_ms is not None and self._clock.monotonic_ms() >= until_ms:
-            self._until_ms = None
-            self._gpus.reacquire(BY_SIGNAL)
-            log.info("driver opened again after a signal")
-        return self._source.snapshot(at_ms)
-
-    def close(self) -> None:
-        self._source.close()

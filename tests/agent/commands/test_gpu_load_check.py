@@ -22,6 +22,7 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
+from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import CID, MIB, T0, UID
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build
@@ -78,7 +79,7 @@ def smoke(
         for name, value in environment.items():
             monkeypatch.setenv(f"FAKE_CUDA_{name}", value)
         processes = ProcessTable(root)
-        sources.append(NodeSource(Gpus(Driver()), processes))
+        sources.append(NodeSource(nvml_alone(Gpus(Driver())), processes))
         expected = holder or processes.holder(os.getpid())
         cuda = Cuda(0, str(fake_cuda_library))
         code = report(cuda, sources[-1], Lockstep(fake_nvml), expected, memory, busy_ms)

@@ -10,22 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.__main__ import main
-from agent.core.readings import DeviceReading, InstanceReading, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, InstanceReading, Unavailable
 from agent.core.settings import SettingsError
 from agent.gpu_readers import dcgm
+from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.dcgm import (
     FAILURES_BEFORE_PAUSE,
     MAX_AGE_MS,
     PAUSE_MS,
     PERIOD_MS,
+    DcgmReader,
     Exporter,
-    WithDcgm,
     fetch_from,
 )
 from agent.simulation.simulated_node import A100, make_gpu
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.testing.http_server import Handler, listening
+from tests.agent.readers import Read
 from tests.agent.sample_values import T0
 
 GPU = make_gpu("GPU-a", 0, A100)
@@ -55,30 +57,23 @@ DCGM_FI_PROF_TENSOR_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.1
 """
 
 
-class Inner:
-    """A node with a plain A100 that NVML reads and one in MIG mode that it does not read; or with the result of
-    `read`."""
-
-    def __init__(self, read: Callable[[int], DeviceReading] | None = None) -> None:
-        self.read = read
-
-    def snapshot(self, at_ms: int) -> Snapshot:
-        if self.read is not None:
-            return Snapshot(at_ms, (self.read(at_ms),), ())
-        whole = DeviceReading(GPU, busy_us=(at_ms - T0) * 500)
-        instances = tuple(InstanceReading(m.uuid, UNREAD) for m in MIG.mig)
-        cut = DeviceReading(MIG, busy_us=UNREAD, instances=instances, method="allocation")
-        return Snapshot(at_ms, (whole, cut), (), sources=(("nvml", ""),))
-
-    def close(self) -> None:
-        """Hold nothing."""
+def a100s(at_ms: int) -> tuple[DeviceReading, ...]:
+    """A node with a plain A100 that NVML reads and one in MIG mode that it does not read."""
+    whole = DeviceReading(GPU, busy_us=(at_ms - T0) * 500)
+    instances = tuple(InstanceReading(m.uuid, UNREAD) for m in MIG.mig)
+    return whole, DeviceReading(MIG, busy_us=UNREAD, instances=instances, method="allocation")
 
 
-def exported(read: Callable[[int], DeviceReading] | None = None) -> WithDcgm:
+def with_exporter(exporter: Exporter, read: Callable[[int], DeviceReading] | None = None) -> GpuReaders:
+    nvml = Read(a100s if read is None else lambda at_ms: (read(at_ms),))
+    return GpuReaders((ChosenReader("nvml", nvml), ChosenReader("dcgm", DcgmReader(exporter), fills=True)))
+
+
+def exported(read: Callable[[int], DeviceReading] | None = None) -> GpuReaders:
     """The node with the figures of an exporter that serves one page."""
     exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
     assert exporter.refresh() == PERIOD_MS
-    return WithDcgm(Inner(read), exporter)
+    return with_exporter(exporter, read)
 
 
 @pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
@@ -93,8 +88,8 @@ def test_old_and_new_names_say_the_same(page: str) -> None:
 
 def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
     source = exported()
-    source.snapshot(T0)
-    whole, cut = source.snapshot(T0 + 10_000).devices
+    source.read(T0)
+    whole, cut = source.read(T0 + 10_000).devices
     assert (whole.busy_us, whole.sm_active_us, whole.method) == (5_000_000, 2_500_000, "device")
     assert isinstance(whole.tensor_active_us, Unavailable)
     large, small = cut.instances
@@ -116,9 +111,19 @@ def test_two_counters_are_never_mixed(field: str) -> None:
         return DeviceReading(GPU, **known)  # type: ignore[arg-type]
 
     source = exported(hanging)
-    seen = [source.snapshot(T0 + second * 10_000).devices[0] for second in range(4)]
+    seen = [source.read(T0 + second * 10_000).devices[0] for second in range(4)]
     assert [getattr(device, field) for device in seen] == [7, 7, 7, UNREAD]
     assert {device.method for device in seen} == {"device"}
+
+
+def test_a_value_that_the_driver_gave_before_the_exporter_answered_is_not_mixed_with_its_own() -> None:
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    source = with_exporter(exporter, lambda at_ms: DeviceReading(GPU, busy_us=7 if at_ms == T0 else UNREAD))
+    assert source.read(T0).devices[0].busy_us == 7
+    exporter.refresh()
+    seen = [source.read(T0 + second * 10_000).devices[0] for second in (1, 2)]
+    assert [device.busy_us for device in seen] == [UNREAD, UNREAD]
+    assert seen[1].sm_active_us == 5_000_000
 
 
 @FIELDS
@@ -126,8 +131,8 @@ def test_what_the_driver_refuses_is_not_filled(field: str) -> None:
     refused = Unavailable("timeout (nvmlDeviceGetSamples, 10)", refused=True)
     unread = DeviceReading(GPU, **{"busy_us": UNREAD, "sm_active_us": UNREAD, field: refused})
     source = exported(lambda at_ms: unread)
-    source.snapshot(T0)
-    (device,) = source.snapshot(T0 + 10_000).devices
+    source.read(T0)
+    (device,) = source.read(T0 + 10_000).devices
     filled = {"busy_us": 8_000_000, "sm_active_us": 2_500_000, field: refused}
     assert (device.busy_us, device.sm_active_us) == (filled["busy_us"], filled["sm_active_us"])
 
@@ -136,14 +141,14 @@ def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None
     clock = VirtualClock(T0)
     pages = iter([OLD_PAGE, "", OLD_PAGE])
     exporter = Exporter(lambda: next(pages), clock)
-    source = WithDcgm(Inner(), exporter)
+    source = with_exporter(exporter)
     exporter.refresh()
-    source.snapshot(T0)
+    source.read(T0)
     clock.advance(MAX_AGE_MS + 1)
-    assert source.snapshot(T0 + 10_000).devices[1].instances[1].busy_us == UNREAD
+    assert source.read(T0 + 10_000).devices[1].instances[1].busy_us == UNREAD
     exporter.refresh()
     exporter.refresh()
-    assert source.snapshot(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
+    assert source.read(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
 
 
 def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
@@ -153,7 +158,7 @@ def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
     exporter = Exporter(fail, VirtualClock(T0))
     pauses = [exporter.refresh() for _ in range(FAILURES_BEFORE_PAUSE)]
     assert pauses == [PERIOD_MS] * (FAILURES_BEFORE_PAUSE - 1) + [PAUSE_MS]
-    snapshot = WithDcgm(Inner(), exporter).snapshot(T0)
+    snapshot = with_exporter(exporter).read(T0)
     assert snapshot.sources == (("nvml", ""), ("dcgm", "ConnectionRefusedError: refused"))
     assert isinstance(snapshot.devices[0].sm_active_us, Unavailable)
 
@@ -163,7 +168,7 @@ def test_an_instance_cut_into_compute_instances_is_not_guessed_at() -> None:
     double = replace(MIG, mig=(one, replace(other, uuid="MIG-x", gi=one.gi, ci=1)))
     instances = tuple(InstanceReading(m.uuid, UNREAD) for m in double.mig)
     source = exported(lambda at_ms: DeviceReading(double, busy_us=UNREAD, instances=instances))
-    (device,) = source.snapshot(T0).devices
+    (device,) = source.read(T0).devices
     assert [i.busy_us for i in device.instances] == [UNREAD, UNREAD]
 
 
@@ -187,7 +192,7 @@ def test_over_http() -> None:
 
 @pytest.mark.parametrize("url", ["https://x/metrics", "localhost:9400", "http:///x", "http://x/?collect=1"])
 def test_an_address_that_cannot_be_scraped_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="dcgm_url"):
+    with pytest.raises(SettingsError, match="gpu_readers: dcgm"):
         fetch_from(url)
 
 
@@ -227,5 +232,6 @@ def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) 
 def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "--once", "--standalone", "--dcgm-url", url]) == 2
-    assert capsys.readouterr().err == (f"gputally agent: dcgm_url: expected http://HOST:PORT/metrics, got {url!r}\n")
+    assert main(["run", "--once", "--standalone", "--gpu-readers", f"nvml,dcgm={url}"]) == 2
+    expected = f"gputally agent: gpu_readers: dcgm: expected http://HOST:PORT/metrics, got {url!r}\n"
+    assert capsys.readouterr().err == expected

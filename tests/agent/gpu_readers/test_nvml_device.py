@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from agent.core.readings import DeviceReading, DriverReplaced, Unavailable
-from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, DriverReading, Gpus
+from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
+from agent.gpu_readers.protocol import GpuReadings
 from agent.holders.device_allocations import DeviceNames, DeviceRef
 from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml
@@ -34,7 +35,7 @@ class Machine:
         self.fake = fake
         self.gpus = Gpus(Driver(), release, access=access)
 
-    def read(self, after_ms: int, *lines: str) -> DriverReading:
+    def read(self, after_ms: int, *lines: str) -> GpuReadings:
         """Read the GPUs. lines: commands for the fake library."""
         if lines:
             self.fake.show(*lines)
@@ -308,7 +309,7 @@ def test_a_machine_without_a_driver_is_asked_again_ever_more_rarely(machine: Mac
     asked: list[int] = []
     for second in range(3_600):
         before = machine.fake.calls("nvmlInitWithFlags")
-        assert machine.read(second * 1_000) == DriverReading((), "driver not loaded (nvmlInit, 9)")
+        assert machine.read(second * 1_000) == GpuReadings((), "driver not loaded (nvmlInit, 9)")
         if machine.fake.calls("nvmlInitWithFlags") != before:
             asked.append(second * 1_000)
     waits = [b - a for a, b in pairwise(asked)]

@@ -19,6 +19,7 @@ from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval
 from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.readers import nvml_alone
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml, loaded
 from tests.hypothesis_examples import THOROUGH
@@ -163,7 +164,7 @@ class Standalone(Rig):
 
     def open_source(self, *, restarted: bool = False) -> None:
         super().open_source(restarted=restarted)
-        self.source = NodeSource(self.gpus, ProcessTable(self.root))
+        self.source = NodeSource(nvml_alone(self.gpus), ProcessTable(self.root))
 
 
 @pytest.mark.parametrize("code", [3, 4, 10, 13, 17])

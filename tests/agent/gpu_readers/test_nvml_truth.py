@@ -20,6 +20,7 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.readers import nvml_alone
 
 NewRig = Callable[..., Any]
 SECONDS = 300
@@ -189,7 +190,7 @@ class ClockRig(Rig):
     def open_source(self, *, restarted: bool = False) -> None:
         self.clock = VirtualClock(T0)
         self.gpus = Gpus(Driver(), access=self.access, hang_s=self.hang_s, clock=self.clock)
-        self.source = NodeSource(self.gpus, ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
+        self.source = NodeSource(nvml_alone(self.gpus), ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
 
     def wait(self, milliseconds: int) -> None:
         super().wait(milliseconds)

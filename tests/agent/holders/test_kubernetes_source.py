@@ -14,10 +14,11 @@ import pytest
 
 from agent.core.readings import Snapshot, Unavailable
 from agent.core.settings import Settings, SettingsError
-from agent.gpu_readers.nvml.driver_lifecycle import Gpus, ReleasableSource
+from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.mig_layout import LOOK_MS
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
+from agent.gpu_readers.release_by_signal import ReleasableSource
 from agent.holders.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
 from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore, kubernetes_source
 from agent.holders.lean_list_watch import PodStore, Reflector
@@ -32,6 +33,7 @@ from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import SystemClock, VirtualClock
 from tests import deadlines
 from tests.agent.pods import UID, pod_object
+from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
@@ -242,7 +244,7 @@ class Node:
         cluster.list()
         gpus = Gpus(Driver(), access=Access(processes=processes is not None))
         uploader = Uploader(outbox, "", "c1", "node-1", "boot", None, self.clock)
-        source = NodeSource(gpus, processes, cluster.whole, None, "node-1")
+        source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1")
         self.agent = Agent(Settings(node="node-1"), source, outbox, uploader, self.clock)
 
     def pass_(self, seconds: int) -> None:
@@ -402,7 +404,7 @@ def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tok
         pod_labels=" team ,",
     )
     gpus = Gpus(Driver(), access=Access(processes=False))
-    made = Running(kubernetes_source(chosen, "node-1", gpus, SystemClock(), {}), gpus)
+    made = Running(kubernetes_source(chosen, "node-1", nvml_alone(gpus), SystemClock(), {}), gpus)
     yield made
     made.source.close()
 
@@ -435,7 +437,8 @@ def test_the_driver_is_let_go_while_the_node_asks_for_it(running: Running, api_s
 
 def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> None:
     gpus = Gpus(Driver())
-    source = ReleasableSource(NodeSource(gpus, None), gpus, clock, hold_s=60)
+    readers = nvml_alone(gpus)
+    source = ReleasableSource(NodeSource(readers, None), readers, clock, hold_s=60)
     assert dict(source.snapshot(1_000).sources)["nvml"] == ""
     source.close_driver()
     assert dict(source.snapshot(2_000).sources)["nvml"] == "released: signal"
@@ -452,14 +455,14 @@ def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> N
 def test_neither_a_pod_nor_a_node_is_said_with_the_ways_out(nvml: FakeNvml, tmp_path: Path) -> None:
     chosen = Settings(kubelet_socket=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="--standalone"):
-        kubernetes_source(chosen, "n", Gpus(Driver()), SystemClock(), {})
+        kubernetes_source(chosen, "n", nvml_alone(Gpus(Driver())), SystemClock(), {})
 
 
 def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet) -> None:
     give(kubelet, "GPU-a")
     chosen = Settings(kubelet_socket=str(kubelet.path), api_url="off")
     gpus = Gpus(Driver(), access=Access(processes=False))
-    made = Running(kubernetes_source(chosen, "n", gpus, SystemClock(), {}), gpus)
+    made = Running(kubernetes_source(chosen, "n", nvml_alone(gpus), SystemClock(), {}), gpus)
     until(lambda: made.holders() == ["vision/train-0"])
     assert set(dict(made.look().sources)) == {"nvml", "kubelet", "allocations"}
     made.source.close()

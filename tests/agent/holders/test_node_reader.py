@@ -23,6 +23,7 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import Holder, UsageInterval
 from gputally.base.clock import VirtualClock
+from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import CID, MIB, T0, UID
 from tests.agent.snapshots import pod
 from tests.fakes.nvml.library import FakeNvml
@@ -38,7 +39,7 @@ class Shown(NodeSource):
     """A node with the fake library's GPUs."""
 
     def __init__(self, fake: FakeNvml, *parts: Any, **options: Any) -> None:
-        super().__init__(Gpus(Driver()), *parts, **options)
+        super().__init__(nvml_alone(Gpus(Driver()), options.get("clock")), *parts, **options)
         self.fake = fake
 
     def look(self, after_ms: int, *lines: str) -> Snapshot:

@@ -22,6 +22,7 @@ from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Holder, Owner
 from gputally.base.yaml_file import FileFault
+from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import T0
 
 GPUS = (Gpu("GPU-a", 0, "NVIDIA H200", 144_384), Gpu("GPU-b", 1, "NVIDIA H200", 144_384))
@@ -221,7 +222,7 @@ def test_the_time_of_a_job_whose_file_cannot_be_read_is_not_booked_as_unallocate
     (folder / "0").write_text("7\n")
     facts = ("mem 1048576000 0", "util 50 0", "power 1 1")
     fake_nvml.show("gpu GPU-a NVIDIA_H200", *facts, "gpu GPU-b NVIDIA_H200", *facts)
-    source = NodeSource(Gpus(Driver()), None, HpcJobs(folder))
+    source = NodeSource(nvml_alone(Gpus(Driver())), None, HpcJobs(folder))
     meter = Meter(60_000, ZoneInfo("UTC"), boot_id="boot")
     closed: list[ClosedSet] = []
     for second in range(61):
@@ -281,7 +282,7 @@ def test_the_processes_of_a_mapped_job_are_that_job(
     (folder / "0").write_text("7\n8\n")
     root = proc(10, cgroup=f"0::/system.slice/slurmstepd.scope/job_7/step_{step}/user/task_0")
     fake_nvml.show("gpu GPU-a NVIDIA_H200", "mem 1048576000 0", "util 50 0", "power 1 1", "proc 10 1048576")
-    source = NodeSource(Gpus(Driver()), ProcessTable(root), HpcJobs(folder))
+    source = NodeSource(nvml_alone(Gpus(Driver())), ProcessTable(root), HpcJobs(folder))
     snapshot = source.snapshot(T0)
     assert not isinstance(snapshot.allocations, Unavailable)
     assert [a.holder.uid for a in snapshot.allocations] == ["7", "8"]
