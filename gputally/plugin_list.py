@@ -6,12 +6,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gputally.base.command_output import OUTPUTS, show
 
 if TYPE_CHECKING:
     from gputally.base.plugins import Plugin
+
+
+_SEAMS = {
+    "accountant.channels.protocol": "ChannelPlugin",
+    "accountant.history_import.protocol": "HistoryPlugin",
+    "agent.gpu_readers.protocol": "GpuReaderPlugin",
+}
+"""The module of each seam, with the type of its manifests."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,19 +53,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def installed() -> list[tuple[str, Plugin[Any]]]:
-    """Return every plug-in with its seam."""
+    """Return every plug-in with its seam. The seams of a program whose libraries are not installed are left out: an
+    image has only those of its own program."""
     # Imported here, because each seam imports what its plug-ins need, and `--help` needs none of it.
-    from accountant.channels import protocol as channels
-    from accountant.history_import import protocol as histories
-    from agent.gpu_readers import protocol as gpu_readers
     from gputally.base.plugins import plugins
 
-    manifests: dict[str, type[Any]] = {
-        channels.SEAM: channels.ChannelPlugin,
-        gpu_readers.SEAM: gpu_readers.GpuReaderPlugin,
-        histories.SEAM: histories.HistoryPlugin,
-    }
-    return [(seam, one) for seam, kind in manifests.items() for one in plugins(seam, kind)]
+    found: list[tuple[str, Plugin[Any]]] = []
+    for path, kind in _SEAMS.items():
+        try:
+            protocol = import_module(path)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in ("accountant", "agent", "fairshare", "gputally"):
+                raise
+            continue
+        found += [(protocol.SEAM, one) for one in plugins(protocol.SEAM, getattr(protocol, kind))]
+    return found
 
 
 def _state(one: Plugin[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -92,6 +93,16 @@ def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, caps
     registry._listed.cache_clear()
     assert main(["plugins", "--output", "csv"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_an_image_without_the_libraries_of_another_program_lists_its_own_plugins() -> None:
+    code = (
+        "import sys; sys.modules['httpx2'] = None; from gputally.__main__ import main; main(['plugins', '-o', 'json'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seams = {one["seam"] for one in json.loads(done.stdout)}
+    assert "gputally.gpu_readers" in seams
+    assert "gputally.channels" not in seams
 
 
 def test_code_that_hangs_is_left_behind() -> None:
