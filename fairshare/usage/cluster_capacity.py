@@ -14,7 +14,9 @@ because a growing cluster is not a fault. A node that was metered and is silent 
 
 Replicas: schedulers, quotas, demand and shares count the GPUs that a node lists, so a GPU in four replicas counts as
 four. The ledger counts it once. Where both are needed (a lost GPU, the length of a window), the nodes' labels give the
-number of replicas. If nodes have different numbers, GPU counts have no common meaning, and a condition reports this.
+number of replicas. With MIG's strategy `single`, each `nvidia.com/gpu` of a node is an instance of the profile that its
+product names, and counts as one too. If nodes have different numbers, GPU counts have no common meaning, and a
+condition reports this.
 
 Sources: NVIDIA/gpu-feature-discovery (`nvidia.com/gpu.replicas`, `nvidia.com/mig-….replicas`), NVIDIA/k8s-device-plugin
 (`renameByDefault`: `nvidia.com/gpu.shared`), GKE (`cloud.google.com/gke-max-shared-clients-per-gpu`)."""
@@ -35,6 +37,8 @@ from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.laws.weight_calculation import ModelPart, Pool, pools
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
+from gputally.base.gpu_model_names import profile_of_product
+from gputally.base.mig_profiles import instances_of
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, quantity, value_at
 
@@ -85,11 +89,13 @@ def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
 
 
 def _replicas(labels: dict[str, str], resource: str) -> float:
+    product = labels.get("nvidia.com/gpu.product", "")
+    instances = float(instances_of(product, profile_of_product(product))) if resource == GPU else 1.0
     for key in (f"{resource.removesuffix('.shared')}.replicas", *((_GKE_REPLICAS,) if resource == GPU else ())):
         count = quantity(labels.get(key))
         if count is not None and count > 1:
-            return count
-    return 1.0
+            return count * instances
+    return instances
 
 
 def _renamed(node: Object) -> float:

@@ -23,8 +23,9 @@ MODEL_LABELS = (
     "kubernetes.azure.com/accelerator",
 )  # fmt: skip
 """In order of precedence. Sources: NVIDIA gpu-feature-discovery, and the label lists in the clouds' documentation."""
-_SHARING = re.compile(r"-SHARED$|-MIG-[0-9a-z.+]+$")
+_SHARING = re.compile(r"(?:-MIG-[0-9a-z.+-]+)?(?:-SHARED)?$")
 """Suffixes that feature discovery adds to the product with time-slicing and with MIG's `single` strategy."""
+_SINGLE = re.compile(r"-MIG-(\d+g\.\d+gb[0-9a-z.+-]*)(?:-SHARED)?$")
 _SPLIT = re.compile(r"[\s_\-/]+")
 _MIG_TAIL = re.compile(r"[\s_\-]+MIG[\s_\-]+\d+g\.\d+gb\S*$", re.IGNORECASE)
 _MEMORY = re.compile(r"(\d{1,4})(?:GB|GIB|G)")
@@ -105,3 +106,10 @@ def most_precise(name: str, models: Iterable[str]) -> str | None:
     model = parse_gpu_model(name)
     covering = [each for each in models if parse_gpu_model(each).covers(model)]
     return max(covering, key=lambda each: (parse_gpu_model(each).precision, each), default=None)
+
+
+def profile_of_product(product: str) -> str:
+    """The MIG profile that feature discovery adds to the product of a node with MIG's `single` strategy, whose
+    `nvidia.com/gpu` are instances: `NVIDIA-A100-SXM4-80GB-MIG-1g.10gb` -> `1g.10gb`; "" for any other."""
+    match = _SINGLE.search(product)
+    return match[1] if match is not None else ""

@@ -152,3 +152,13 @@ def usual_memory_gb(product: str) -> int | None:
     """The memory of a GPU of which there is only one size; None for any other."""
     known = _known(product)
     return known[1] if known is not None else None
+
+
+def instances_of(product: str, profile: str) -> int:
+    """How many instances of one profile fit on a GPU of this name; 1 for a profile that is none."""
+    mig = parse_mig_profile(profile)
+    if mig is None:
+        return 1
+    known = [slices for key, sizes in _SIZES.items() for slices in sizes if key[0] == compute_slices(product, profile)]
+    eighths = min((e for compute, e, gb in known if (compute, gb) == (mig.gpu_instance, mig.memory_gb)), default=1)
+    return max(1, min(compute_slices(product, profile) // mig.gpu_instance, _EIGHTHS // eighths))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputally.base.mig_profiles import compute_slices, mig_sizes, parse_mig_profile
+from gputally.base.mig_profiles import compute_slices, instances_of, mig_sizes, parse_mig_profile
 from gputally.kubernetes.objects import gpus
 
 
@@ -72,3 +72,21 @@ def test_instances_of_a_gpu_smallest_first():
         "NVIDIA H100 NVL": ["1g", "1g", "2g", "3g", "4g"],
         "NVIDIA L4": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("product", "profile", "count"),
+    [
+        ("NVIDIA-A100-SXM4-80GB", "1g.10gb", 7),
+        ("NVIDIA-A100-SXM4-80GB", "1g.20gb", 4),
+        ("NVIDIA-A100-SXM4-80GB", "3g.40gb", 2),
+        ("NVIDIA-H100-NVL", "1g.24gb", 4),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "1g.24gb", 4),
+        ("NVIDIA-RTX-PRO-5000-Blackwell", "1g.24gb", 2),
+        ("NVIDIA-A30", "1g.6gb+me", 4),
+        ("NVIDIA-H100-80GB-HBM3", "7g.80gb", 1),
+        ("anything", "", 1),
+    ],
+)
+def test_as_many_instances_of_one_profile_as_slices_and_memory_allow(product, profile, count):
+    assert instances_of(product, profile) == count

@@ -214,6 +214,16 @@ def test_a_lost_gpu_takes_its_replicas_along() -> None:
         ({"nvidia.com/mig-1g.10gb.shared": "14"}, {"nvidia.com/mig-1g.10gb.replicas": "2"}, 1),
         ({GPU: "6"}, {"cloud.google.com/gke-max-shared-clients-per-gpu": "3"}, 2),
         ({GPU: "6"}, {"nvidia.com/gpu.replicas": "many"}, 6),
+        ({GPU: "14"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"}, 2),
+        ({GPU: "4"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-3g.40gb"}, 2),
+        (
+            {GPU: "28"},
+            {
+                "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb-SHARED",
+                "nvidia.com/gpu.replicas": "2",
+            },
+            2,
+        ),
     ],
 )
 def test_replicas_are_told_by_the_nodes_labels(listed: dict[str, str], labels: dict[str, str], physical: float) -> None:

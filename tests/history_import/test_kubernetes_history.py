@@ -285,6 +285,31 @@ def test_without_an_exporter_a_node_has_what_it_offers():
     assert {one.model for one in node.gpus} == {PRODUCT}
 
 
+@pytest.mark.parametrize(
+    ("suffix", "offered", "labels", "minutes", "gpus"),
+    [
+        ("-MIG-1g.10gb", 14, {}, 60 / 7, 2),
+        ("-MIG-3g.40gb", 4, {}, 60 * 3 / 7, 2),
+        ("-MIG-1g.10gb-SHARED", 28, {"label_nvidia_com_gpu_replicas": "2"}, 60 / 14, 2),
+    ],
+)
+def test_without_an_exporter_the_product_names_the_instances_of_mig_strategy_single(
+    suffix, offered, labels, minutes, gpus
+):
+    about = ({"node": "n1", "label_nvidia_com_gpu_product": PRODUCT + suffix, **labels},)
+    observed = seen(requests=(request("a"),), allocatable=((OFFERED, float(offered)),), node_labels=about)
+    found, capacity = held(observed)
+    assert (sum(found.values()), capacity) == (pytest.approx(minutes), gpus * 60)
+    (node,) = histories(observed)
+    assert {one.model for one in node.gpus} == {PRODUCT}
+
+
+def test_a_product_that_is_named_shared_is_divided_by_time_slicing():
+    about = ({"node": "n1", "label_nvidia_com_gpu_product": f"{PRODUCT}-SHARED"},)
+    observed = seen(requests=(request("a"),), allocatable=((OFFERED, 4.0),), node_labels=about, busy=(gpu(0),))
+    assert held(observed) == ({("a", "GPU-0"): 15}, 60)
+
+
 def test_facts_name_queue_owner_and_labels_under_the_usual_rules():
     mine = {"namespace": "vision", "pod": "a", "uid": "uid-a"}
     observed = seen(

@@ -37,6 +37,7 @@ from accountant.history_import.gpu_assignment import (
 )
 from accountant.inventory.pod_facts import JOB_LABELS
 from agent.wire import Slice
+from gputally.base.gpu_model_names import gpu_model_of_node, profile_of_product
 from gputally.base.mig_profiles import parse_mig_profile
 from gputally.base.pod_queue_labels import QUEUE_KEYS
 from gputally.base.untrusted_text import as_name
@@ -361,6 +362,7 @@ _MILLION, _MILLI = 1_000_000, 1_000
 _MOST_RATIO, _MOST_MIB, _MOST_WATTS = 1.0, 2**24, 100_000
 MAKESHIFT = "imported:"
 """Prefix of the name of a GPU that was never listed."""
+WHOLE = "nvidia.com/gpu"
 MIG_RESOURCE = "nvidia.com/mig-"
 Place = tuple[str, int | None]
 
@@ -521,13 +523,14 @@ def assumed_devices(
 ) -> list[Device]:
     """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
     node's."""
-    model = as_name(labels.get("label_nvidia_com_gpu_product", ""))
-    replicas = labels.get("label_nvidia_com_gpu_replicas", "")
-    each = whole_number(replicas) or 1
+    product = labels.get("label_nvidia_com_gpu_product", "")
+    model, profile = as_name(gpu_model_of_node({"nvidia.com/gpu.product": product})), profile_of_product(product)
+    each = whole_number(labels.get("label_nvidia_com_gpu_replicas", "")) or 1
     needed = {one.resource: 0 for one in containers}
     for one in containers:
         needed[one.resource] = max(needed[one.resource], one.count)
     counts = {**needed, **offered}
+    single = -(-counts.pop(WHOLE, 0) // each) if profile else 0  # MIG strategy single
     whole = sum(-(-count // each) for name, count in counts.items() if not name.startswith(MIG_RESOURCE))
     made = [Device(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
     instances = [
@@ -536,7 +539,7 @@ def assumed_devices(
         if name.startswith(MIG_RESOURCE)
         for _ in range(count)
     ]
-    return [*made, *_partitioned(node, model, instances, whole)]
+    return [*made, *_partitioned(node, model, [*instances, *[profile] * single], whole)]
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:

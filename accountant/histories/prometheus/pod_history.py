@@ -25,6 +25,7 @@ from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.histories.prometheus.exporter_series import (
     MIG_RESOURCE,
     MOST_GPUS,
+    WHOLE,
     Container,
     Device,
     Labels,
@@ -233,9 +234,6 @@ def sharers(device: Device, part: int) -> int:
     return max(together.values(), default=1)
 
 
-WHOLE = "nvidia.com/gpu"
-
-
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
     """The history of each node, ascending.
 
@@ -264,6 +262,7 @@ def _node(
     cards = sum(max(1, len(device.slices)) for device in own) or count
     replicas = whole_number(labels.get("label_nvidia_com_gpu_replicas", ""))
     divided = cards is not None and offered.get(WHOLE, 0) > cards and (replicas is None or replicas < 2)
+    divided &= not labels.get("label_nvidia_com_gpu_product", "").endswith("-SHARED")  # time-slicing or MPS
     pods = {one.pod for one in containers}
     schedulers = {of(labels, "name") for labels in seen.schedulers if pod_of(labels) in pods} if divided else set()
     limited = any(one.limits for one in containers) or any("hami" in name for name in schedulers)
