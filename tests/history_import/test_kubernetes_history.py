@@ -286,22 +286,45 @@ def test_without_an_exporter_a_node_has_what_it_offers():
 
 
 @pytest.mark.parametrize(
-    ("suffix", "offered", "labels", "minutes", "gpus"),
+    ("suffix", "offered", "kind", "replicas", "minutes", "gpus"),
     [
-        ("-MIG-1g.10gb", 14, {}, 60 / 7, 2),
-        ("-MIG-3g.40gb", 4, {}, 60 * 3 / 7, 2),
-        ("-MIG-1g.10gb-SHARED", 28, {"label_nvidia_com_gpu_replicas": "2"}, 60 / 14, 2),
+        ("-MIG-1g.10gb", 14, "nvidia_com_gpu", 1, 60 / 7, 2),
+        ("-MIG-3g.40gb", 4, "nvidia_com_gpu", 1, 60 * 3 / 7, 2),
+        ("-MIG-1g.10gb-SHARED", 28, "nvidia_com_gpu", 2, 60 / 14, 2),
+        ("-MIG-1g.10gb", 28, "nvidia_com_gpu_shared", 2, 60 / 14, 2),
     ],
 )
 def test_without_an_exporter_the_product_names_the_instances_of_mig_strategy_single(
-    suffix, offered, labels, minutes, gpus
+    suffix, offered, kind, replicas, minutes, gpus
 ):
-    about = ({"node": "n1", "label_nvidia_com_gpu_product": PRODUCT + suffix, **labels},)
-    observed = seen(requests=(request("a"),), allocatable=((OFFERED, float(offered)),), node_labels=about)
+    labels = {"label_nvidia_com_gpu_product": PRODUCT + suffix, "label_nvidia_com_gpu_replicas": str(replicas)}
+    observed = seen(
+        requests=(request("a", kind=kind),), allocatable=(({"node": "n1", "resource": kind}, float(offered)),),
+        node_labels=({"node": "n1", **labels},),
+    )  # fmt: skip
     found, capacity = held(observed)
     assert (sum(found.values()), capacity) == (pytest.approx(minutes), gpus * 60)
     (node,) = histories(observed)
     assert {one.model for one in node.gpus} == {PRODUCT}
+
+
+@pytest.mark.parametrize("suffix", ["", "_shared"])
+def test_without_an_exporter_a_label_says_how_often_an_instance_is_offered(suffix):
+    about = ({"node": "n1", "label_nvidia_com_gpu_product": PRODUCT, "label_nvidia_com_mig_1g_10gb_replicas": "2"},)
+    kind = f"nvidia_com_mig_1g_10gb{suffix}"
+    offered = (({"node": "n1", "resource": kind}, 14.0),)
+    found, capacity = held(seen(requests=(request("a", kind=kind),), allocatable=offered, node_labels=about))
+    assert (sum(found.values()), capacity) == (pytest.approx(60 / 14), 60)
+
+
+def test_instances_of_an_exporter_that_are_offered_as_shared_gpus_are_parts_of_their_gpus():
+    """Four instances in four replicas each, under the name of shared GPUs."""
+    kind = "nvidia_com_gpu_shared"
+    busy = tuple(gpu(0, **A100, GPU_I_ID=str(number), GPU_I_PROFILE="1g.20gb") for number in range(3, 7))
+    observed = seen(
+        requests=(request("a", kind=kind),), allocatable=(({"node": "n1", "resource": kind}, 16.0),), busy=busy
+    )
+    assert held(observed) == ({("a", "GPU-0"): pytest.approx(60 / 7 / 4)}, 60)
 
 
 def test_a_product_that_is_named_shared_is_divided_by_time_slicing():

@@ -525,21 +525,27 @@ def assumed_devices(
     node's."""
     product = labels.get("label_nvidia_com_gpu_product", "")
     model, profile = as_name(gpu_model_of_node({"nvidia.com/gpu.product": product})), profile_of_product(product)
-    each = whole_number(labels.get("label_nvidia_com_gpu_replicas", "")) or 1
+    each = _replicas(labels, WHOLE)
     needed = {one.resource: 0 for one in containers}
     for one in containers:
         needed[one.resource] = max(needed[one.resource], one.count)
     counts = {**needed, **offered}
-    single = -(-counts.pop(WHOLE, 0) // each) if profile else 0  # MIG strategy single
-    whole = sum(-(-count // each) for name, count in counts.items() if not name.startswith(MIG_RESOURCE))
+    listed = sum(-(-count // each) for name, count in counts.items() if not name.startswith(MIG_RESOURCE))
+    single, whole = (listed, 0) if profile else (0, listed)  # MIG strategy single: instances, each listed as a GPU
     made = [Device(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
     instances = [
         name.removeprefix(MIG_RESOURCE)
         for name, count in sorted(counts.items())
         if name.startswith(MIG_RESOURCE)
-        for _ in range(count)
+        for _ in range(-(-count // _replicas(labels, name)))
     ]
     return [*made, *_partitioned(node, model, [*instances, *[profile] * single], whole)]
+
+
+def _replicas(labels: Labels, name: str) -> int:
+    """In how many replicas a node offers each device of a resource, by its label `RESOURCE.replicas`; 1 if unknown."""
+    label = re.sub(r"[^a-zA-Z0-9_]", "_", f"label_{name.removesuffix('.shared')}.replicas")
+    return whole_number(labels.get(label, "")) or 1
 
 
 def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:

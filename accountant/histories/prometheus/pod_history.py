@@ -434,7 +434,7 @@ def _mig_pool(profile: str, names: Collection[str]) -> str:
     best = min((one for one in like if one[1] <= _ROUNDING_GB), default=None)
     if best is not None:
         return best[2]
-    return WHOLE if WHOLE in names else named
+    return next((name for name in (WHOLE, f"{WHOLE}.shared") if name in names), named)
 
 
 def _divided(
