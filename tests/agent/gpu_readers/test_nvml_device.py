@@ -338,6 +338,24 @@ def test_mig_instances_are_listed_with_their_memory(machine: Machine) -> None:
     assert [(p.mig_uuid, p.pid, p.memory_mib) for p in device.processes] == [("MIG-1111", 77, 1024)]
 
 
+@pytest.mark.parametrize(
+    ("model", "slices", "profile"),
+    [
+        ("NVIDIA_RTX_PRO_6000_Blackwell_Server_Edition", 4, "1g.24gb"),
+        ("NVIDIA_RTX_PRO_5000_Blackwell", 2, "1g.24gb+gfx"),
+        ("NVIDIA_A30", 4, "1g.6gb"),
+        ("NVIDIA_of_next_year", 9, "1g.10gb"),
+    ],
+)
+def test_the_driver_says_into_how_many_slices_mig_divides_a_gpu(
+    machine: Machine, model: str, slices: int, profile: str
+) -> None:
+    layout = [f"mig MIG-{number} {number} 0 1 {profile} {GIB} 0" for number in range(slices)]
+    gpu = machine.first(0, f"gpu GPU-a {model}", f"mem {96 * GIB} 0", f"migmode {slices}", *layout).gpu
+    assert (gpu.mig_enabled, gpu.compute_slices) == (True, slices)
+    assert [(one.profile, one.compute) for one in gpu.mig] == [(profile, 1)] * slices
+
+
 def test_slow_mig_lookups_happen_once_a_minute_holes_included(machine: Machine) -> None:
     machine.fake.show(*MIG)
     for second in range(60):

@@ -1,9 +1,9 @@
 /* NVML: MIG instances, and GPM, which is the only thing that can look inside them. */
 #include "fake.h"
 
-Return nvmlDeviceGetMigMode(void *device, u32 *mode, u32 *pending) { BEGIN DEVICE *mode = *pending = (u32)g->migmode; GROW(pending);
+Return nvmlDeviceGetMigMode(void *device, u32 *mode, u32 *pending) { BEGIN DEVICE *mode = *pending = g->migmode != 0; GROW(pending);
     END }
-Return nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count) { BEGIN DEVICE *count = g->migmode ? 7 : 0; GROW(count);
+Return nvmlDeviceGetMaxMigDeviceCount(void *device, u32 *count) { BEGIN DEVICE *count = g->migmode == 1 ? 7 : (u32)g->migmode; GROW(count);
     END }
 Return nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **instance) {
     BEGIN DEVICE

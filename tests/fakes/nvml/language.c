@@ -11,7 +11,7 @@
  *             garbage N (readings no process made) · entry BYTES (size of an entry in the lists of processes, else 24) · scrambled 0|1 (they name no process) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1 · addressing 0|1|2 (2: coherent)
  * simulated:  simulate IDLE_MW EXTRA_MW · load PID PPM [BYTES [GI CI]] · exit PID · noise SEED · wrap MILLIJOULES
  *             shares SM_PPM TENSOR_PPM (of the busy time) · draw PID 0|1|2 (it computes, draws, does both)
- * MIG:        migmode [0|1] · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES [PROFILE_ID START]]
+ * MIG:        migmode [0|1|SLICES] (1: seven) · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES [PROFILE_ID START]]
  */
 #include "fake.h"
 #include <sys/stat.h>
