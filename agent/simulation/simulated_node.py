@@ -1,9 +1,9 @@
 """Simulates a node with exact counters: GPUs, holders and faults.
 
-Only the hardware is simulated: the agent meters a `SimulatedSource` like NVML. The node knows the holders and their use
-at every moment, so tests and the demo compare the ledger with `allocated_us`, `busy_us` and similar figures. A device's
-counter is the sum of its holders' counters. There is no clock: every change has a time, which is never before the
-previous change.
+Only the hardware is simulated: the agent meters a `SimulatedSource` like the driver. The node knows the holders and
+their use at every moment, so tests and the demo compare the ledger with `allocated_us`, `busy_us` and similar figures.
+A device's counter is the sum of its holders' counters. There is no clock: every change has a time, which is never
+before the previous change.
 
 A rate is stored as an integer number of small units (1/`per`), so its integral over time is exact. A counter shows this
 integral rounded down, so no rounding errors add up over any number of spans.

@@ -29,7 +29,7 @@ def api_page(url: str) -> object:
 
 
 def metrics_page(url: str) -> object:
-    return page_reader(f"{url}/metrics", 9400, "dcgm_url")()
+    return page_reader(f"{url}/metrics", 9400, "gpu_readers: dcgm")()
 
 
 @pytest.mark.parametrize("ask", [post, api_page, metrics_page])

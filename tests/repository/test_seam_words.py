@@ -1,0 +1,46 @@
+"""The word of a source stands in its own folder. What else names it is listed here with its reason; the list gets
+shorter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("agent", "accountant", "fairshare", "gputally")
+HISTORY = "accountant/histories/prometheus/"
+NAMED_ELSEWHERE = {
+    "nvml": {
+        "agent/core/settings.py": "the default of gpu_readers",
+        "agent/core/readings.py": "the bits of throttle reasons are NVML's",
+        "agent/main_loop.py": "the metric gputally_nvml_up, on which alerts stand",
+        "agent/metrics/metric_families.py": "the same, and the names of throttle reasons",
+        "agent/commands/gpu_load_check.py": "checks what the driver says",
+        "agent/commands/top_command.py": "shows this machine's GPUs",
+        "gputally/doctor/check_inputs.py": "counts the GPUs that the driver knows and cannot open",
+        "gputally/doctor/node_checks.py": "says what to do if the driver does not start",
+        "gputally/base/gpu_model_names.py": "models as the driver writes them",
+        "accountant/prices/price_book.py": "models as the driver writes them",
+    },
+    "dcgm": {
+        "agent/core/settings.py": "an example of gpu_readers; dcgm_names",
+        "agent/composition.py": "dcgm_names",
+        "agent/metrics/exporter.py": "metrics under the exporter's names",
+        "agent/metrics/dcgm_compat.py": "metrics under the exporter's names",
+        "agent/holders/pod_and_job_files.py": "the format of HPC job files",
+        "agent/metering/reading_deltas.py": "a method of the wire format",
+        "agent/wire.py": "a method of the wire format",
+        "accountant/reports/figure_formatting.py": "what an import read",
+    },
+}
+FOLDERS = {"nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY)}
+
+
+@pytest.mark.parametrize("word", NAMED_ELSEWHERE)
+def test_a_source_is_named_in_its_folder_alone(word: str) -> None:
+    paths = (path for program in PROGRAMS for path in (ROOT / program).rglob("*.py"))
+    named = {str(path.relative_to(ROOT)) for path in paths if re.search(word, path.read_text("utf-8"), re.IGNORECASE)}
+    outside = {path for path in named if not path.startswith(FOLDERS[word])}
+    assert outside == NAMED_ELSEWHERE[word].keys()
