@@ -108,16 +108,20 @@ def _import_command(plugin: HistoryPlugin) -> Callable[..., None]:
         at: ZonedLedger,
         **own: Any,
     ) -> None:
+        from accountant.history_import.import_run import Destination
+
         if not replace:
             refuse_ignored("without --replace", "reason")
         asked = _Asked(at, replace)
         summaries: list[tuple[Destination, Summary]] = []
         with contextlib.ExitStack() as stack:
             remote = None
-            found = iter(_safely(plugin, lambda: plugin.imports(asked, **own)))
+            found = _safely(plugin, lambda: iter(plugin.imports(asked, **own)))
             while (one := _safely(plugin, lambda: next(found, None))) is not None:
+                if not isinstance(one, Import):
+                    raise CannotImport(f"the history {plugin.name} failed: it yields a {type(one).__name__}")
                 remote = remote or stack.enter_context(at.connection())
-                to = _destination(plugin, one, remote)
+                to = Destination(remote, one.cluster, plugin.name, one.origin)
                 summaries.append((to, _run(plugin, to, one, reason if replace else "")))
         _print_summaries(summaries, output)
         if not partial and (asked.left_out or any(summary.unplaced_us for _, summary in summaries)):
@@ -152,7 +156,7 @@ def _names_command(plugin: HistoryPlugin, names: Callable[..., HolderNames]) -> 
 def _with_options_of(own: Callable[..., object], run: Callable[..., None]) -> Callable[..., None]:
     """A typer command with the options of a history's function, and then the shared ones. Raises what typer and Python
     raise for options that cannot be read."""
-    _, *options = _parameters(own)
+    options = _parameters(own)[1:]
     shared = [one for one in _parameters(run) if one.kind is not inspect.Parameter.VAR_KEYWORD]
     every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*options, *shared)]
     run.__annotations__ = {one.name: one.annotation for one in every}
@@ -162,8 +166,9 @@ def _with_options_of(own: Callable[..., object], run: Callable[..., None]) -> Ca
 
 
 def _parameters(of: Callable[..., object]) -> list[inspect.Parameter]:
+    """The parameters with their types. One without a type is a text, as for typer."""
     types = get_type_hints(of, include_extras=True)
-    return [one.replace(annotation=types[one.name]) for one in inspect.signature(of).parameters.values()]
+    return [one.replace(annotation=types.get(one.name, str)) for one in inspect.signature(of).parameters.values()]
 
 
 def _safely(plugin: HistoryPlugin, call: Callable[[], T]) -> T:
@@ -181,17 +186,14 @@ def _safely(plugin: HistoryPlugin, call: Callable[[], T]) -> T:
 _MOST_REASON: Final = 300
 
 
-def _destination(plugin: HistoryPlugin, one: Import, remote: Any) -> Destination:
-    from accountant.history_import.import_run import Destination
-
-    return Destination(remote, one.cluster, plugin.name, one.origin)
-
-
 def _run(plugin: HistoryPlugin, to: Destination, one: Import, replace: str) -> Summary:
     from accountant.history_import.import_run import run
 
     def read(chunk: Chunk) -> Sequence[NodeHistory]:
-        return _safely(plugin, lambda: one.read(chunk))
+        found = _safely(plugin, lambda: one.read(chunk))
+        if any(node.unplaced_us < 0 for node in found):
+            raise CannotImport(f"the history {plugin.name} failed: it counts negative time on no GPU")
+        return found
 
     with _bar(f"{to.source} → {to.cluster}") as progress:
         return run(to, read, one.span, one.chunk_ms, progress, left_out=one.left_out, replace=replace)

@@ -24,14 +24,14 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final
 
 import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
-from accountant.history_import.protocol import known_limits
+from accountant.history_import.protocol import HISTORY_NAME, known_limits
 from accountant.inventory.pod_facts import is_job_number
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import ImportSpan
@@ -43,18 +43,7 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from gputally.base.untrusted_text import known_epoch, known_name, known_reference
 from gputally.server.config_loading import Model
 
-BOOKED: Final[tuple[str, ...]] = get_args(ImportSpan.model_fields["source"].annotation)
-"""The names of the histories whose imports the ledger books, and can withdraw."""
-
-
-def bookable(name: str) -> str:
-    """The name of a history in `BOOKED`. Raises ValueError."""
-    if name not in BOOKED:
-        raise ValueError(f"this accountant books the imports of {' and '.join(BOOKED)}, and not those of {name[:80]!r}")
-    return name
-
-
-Source = Annotated[str, AfterValidator(bookable), Field(json_schema_extra={"enum": list(BOOKED)})]
+Source = Annotated[str, Field(pattern=HISTORY_NAME)]
 """The name of a history."""
 _PREFIX = "import:"
 _PER_MINUTE = 1_000_000
@@ -127,6 +116,10 @@ def without(span: Span, taken: Iterable[Span]) -> list[Span]:
     return subtract(span, union(taken))
 
 
+_MOST_US: Final = 2**62
+"""More than all GPUs have in a chunk. What the source says of time on no GPU is believed up to this."""
+
+
 class ImportedChunk(Model):
     """One chunk that was sent completely. Times are UTC ms; *_us are GPU-microseconds.
 
@@ -147,12 +140,12 @@ class ImportedChunk(Model):
     end_ms: int = Field(ge=0, le=2**53)
     nodes: int = Field(ge=0, le=2**31)
     gpus: int = Field(ge=0, le=2**31)
-    sent_us: int = Field(ge=0, le=2**62)
-    held_us: int = Field(ge=0, le=2**62)
-    unknown_us: int = Field(ge=0, le=2**62)
-    metered_us: int = Field(ge=0, le=2**62)
-    missing_us: int = Field(ge=0, le=2**62)
-    unplaced_us: int = Field(default=0, ge=0, le=2**62)
+    sent_us: int = Field(ge=0, le=_MOST_US)
+    held_us: int = Field(ge=0, le=_MOST_US)
+    unknown_us: int = Field(ge=0, le=_MOST_US)
+    metered_us: int = Field(ge=0, le=_MOST_US)
+    missing_us: int = Field(ge=0, le=_MOST_US)
+    unplaced_us: int = Field(default=0, ge=0, le=_MOST_US)
     left_out: int = Field(default=0, ge=0, le=2**53)
 
     @model_validator(mode="after")
@@ -457,7 +450,7 @@ def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk], left_out: i
         unknown_us=tally.unknown_us,
         metered_us=sum(one.metered_us for one in made),
         missing_us=sum(one.missing_us for one in made),
-        unplaced_us=sum(one.unplaced_us for one in made),
+        unplaced_us=min(_MOST_US, sum(one.unplaced_us for one in made)),
         left_out=left_out,
     )
 

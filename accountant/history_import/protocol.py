@@ -9,6 +9,7 @@ This module imports little, because help and completion load every manifest."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from agent.wire import PodFacts
 
 SEAM: Final = "gputally.histories"
+HISTORY_NAME: Final = "^[a-z][a-z0-9_]{0,31}$"
+"""The form of a history's name, which is a part of epochs."""
 
 
 class CannotImport(AccountantError):
@@ -123,6 +126,10 @@ class HistoryPlugin:
     reaches: str
     page: str
     names: Callable[..., HolderNames] | None = None
+
+    def __post_init__(self) -> None:
+        if re.match(HISTORY_NAME, self.name) is None:
+            raise ValueError(f"the name {self.name!r} is not of the form {HISTORY_NAME}")
 
 
 UNTIL_HELP: Final = (

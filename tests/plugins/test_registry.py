@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +22,6 @@ SEAM = "tests.seam"
 @dataclass(frozen=True)
 class Manifest:
     name: str
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the path, in which a test installs packages."""
-    monkeypatch.syspath_prepend(tmp_path)
-    registry._listed.cache_clear()
-    before = set(sys.modules)
-    yield tmp_path
-    registry._listed.cache_clear()
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
 
 
 def good(name: str) -> str:

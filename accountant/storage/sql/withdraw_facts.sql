@@ -1,6 +1,6 @@
 -- Removes what an import said about the holders of its withdrawn rows: of jobs, which only imports describe, and of pods
 -- that hold nothing else. Of jobs whose time agents metered, what it said for a chunk of the span. $cluster: of the
--- import; $jobs: whether it is a batch system's, whose jobs have numbers, which no agent describes.
+-- import; $queues: what the queues of its jobs begin with, if it is a batch system's: their numbers no agent describes.
 CREATE OR REPLACE TEMP TABLE undescribed AS
 SELECT DISTINCT h.uid FROM withdrawn w JOIN holder h ON h.id = w.holder
 WHERE h.kind = 'slurm' OR NOT EXISTS (
@@ -8,7 +8,7 @@ WHERE h.kind = 'slurm' OR NOT EXISTS (
     WHERE o.cluster = h.cluster AND o.uid = h.uid AND r.method != 'withdrawn'
 )
 UNION SELECT uid FROM pod
-WHERE $jobs AND cluster = $cluster AND observed_ms > $start AND observed_ms <= $end AND queue_ref LIKE 'slurm:%'
+WHERE cluster = $cluster AND observed_ms > $start AND observed_ms <= $end AND starts_with(queue_ref, $queues)
   AND starts_with(workload, 'SlurmJob/');
 DELETE FROM pod WHERE cluster = $cluster AND uid IN (FROM undescribed);
 DELETE FROM pod_label WHERE cluster = $cluster AND uid IN (FROM undescribed);

@@ -41,7 +41,8 @@ def withdraw(cursor: Cursor, span: ImportSpan, days: DailySums, frozen: Collecti
     rows, capacity_us = cursor.run("SELECT count(*), coalesce(sum(capacity_us) FILTER (booked), 0) FROM withdrawn")[0]
     if rows:
         _withdraw_rows(cursor, span, days, frozen)
-    jobs = {"jobs": span.source == "slurm", "start": span.start_ms, "end": span.end_ms, "cluster": span.cluster}
+    queues = f"{span.source}:"  # a batch system's history has its name, and so have the queues of its jobs
+    jobs = {"queues": queues, "start": span.start_ms, "end": span.end_ms, "cluster": span.cluster}
     for part in statement("withdraw_facts").split(";"):
         cursor.run(part, {name: value for name, value in jobs.items() if f"${name}" in part})
     return Withdrawn(int(rows), int(capacity_us))

@@ -1,0 +1,60 @@
+"""The word of a plug-in's subject stands in its folder and its registration. What remains elsewhere is listed here with
+what it means there; the lists only become shorter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "accountant"
+_DECAY = "Slurm's own calculation of decay, a setting of windows"
+_HOLDER = "jobs as holders that agents report: the seam of holders"
+_METRICS = "the accountant's own metrics, in Prometheus' format"
+_SOURCES = "the sources of imports that the ledger and its reports know: the seam of histories"
+SLURM = {
+    "api/usage_cost_and_job_routes.py": _DECAY,
+    "core/settings.py": _HOLDER,
+    "core/window_decay.py": _DECAY,
+    "lake/lake_ledger.py": _DECAY,
+    "lake/tables.py": _HOLDER,
+    "ledger/protocols.py": _SOURCES,
+    "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
+    "reports/figure_formatting.py": _SOURCES,
+    "reports/focus_export.py": _HOLDER,
+    "reports/savings_hints.py": _HOLDER,
+    "reports/templates/report.html": _HOLDER,
+    "storage/query/window_query.py": _DECAY,
+    "storage/sql/holder_users.sql": _HOLDER,
+    "storage/sql/withdraw_facts.sql": _HOLDER,
+    "storage/write/gpu_and_pod_ownership.py": _HOLDER,
+    "wire/policy_models.py": _DECAY,
+}
+PROMETHEUS = {
+    "api/access_control.py": _METRICS,
+    "api/ledger_metrics.py": _METRICS,
+    "api/operator_routes.py": _METRICS,
+    "compat/kai_usage_api.py": "the queries that KAI sends to Prometheus: the seam of exports",
+    "composition.py": _METRICS,
+    "core/settings.py": "the same queries, and the token for metrics",
+    "fleet/fleet_server.py": _METRICS,
+    "ledger/protocols.py": _SOURCES,
+    "reports/figure_formatting.py": _SOURCES,
+    "runtime/job_and_task_metrics.py": _METRICS,
+}
+
+
+@pytest.mark.parametrize(("word", "elsewhere"), [("slurm", SLURM), ("prometheus", PROMETHEUS)])
+def test_the_word_of_a_history_stands_in_its_folder(word: str, elsewhere: dict[str, str]) -> None:
+    found = set()
+    for path in ROOT.rglob("*"):
+        place = path.relative_to(ROOT)
+        if path.suffix not in (".py", ".sql", ".html", ".yaml", ".css", ".js") or place.parts[:2] == (
+            "histories",
+            word,
+        ):
+            continue
+        if re.search(word, path.read_text("utf-8"), re.IGNORECASE):
+            found.add(str(place))
+    assert sorted(found) == sorted(elsewhere)
