@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
+
+from typer import Option
 
 from gputally.base.errors import AccountantError
 from gputally.base.plugins import usable
@@ -132,10 +134,11 @@ class HistoryPlugin:
             raise ValueError(f"the name {self.name!r} is not of the form {HISTORY_NAME}")
 
 
-UNTIL_HELP: Final = (
-    "End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."
-)
-"""The help of an option --until."""
+Until = Annotated[
+    str | None,
+    Option(help="End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."),
+]
+"""The option --until, for `Asked.end`."""
 
 
 def known_limits(source: str) -> tuple[str, ...]:

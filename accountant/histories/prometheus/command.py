@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from accountant.history_import.protocol import UNTIL_HELP, Asked, CannotImport, HistoryPlugin, Import
+from accountant.history_import.protocol import Asked, CannotImport, HistoryPlugin, Import, Until
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
 
@@ -16,7 +16,7 @@ def imports(
     asked: Asked,
     source: Annotated[str, Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")],
     since: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
-    until: Annotated[str | None, Option(help=UNTIL_HELP)] = None,
+    until: Until = None,
     cluster: Annotated[str, Option(help="Name of the cluster in the ledger, the same as in its agents.")] = "default",
     match: Annotated[str, Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
     scheduler: Annotated[str, Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from accountant.history_import.protocol import UNTIL_HELP, Asked, CannotImport, HistoryPlugin, HolderNames, Import
+from accountant.history_import.protocol import Asked, CannotImport, HistoryPlugin, HolderNames, Import, Until
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 
@@ -21,7 +21,7 @@ def imports(
     nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
     model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
     since: Annotated[str | None, Option(help="Start of the history (default: that of the first job).")] = None,
-    until: Annotated[str | None, Option(help=UNTIL_HELP)] = None,
+    until: Until = None,
 ) -> Iterator[Import]:
     """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates. Exit 1 if a part
     of the history was left out."""
