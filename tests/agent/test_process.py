@@ -29,9 +29,10 @@ from agent.upload.spool import Outbox
 from agent.wire import UsageInterval
 from tests.agent.pods import UID, pod_object
 from tests.agent.scripted_accountant import ScriptedAccountant
-from tests.deadlines import Deadline, patience_s
+from tests.deadlines import Deadline, patience_s, until
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
+from tests.plugins.installed import install
 
 FORBIDDEN = ("pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "httpx")
 
@@ -162,6 +163,37 @@ def test_without_a_driver_it_says_so_once_and_keeps_serving(start: Callable[...,
     assert 'gputally_collector_success{collector="nvml"} 0.0' in text
     assert process.end(signal.SIGTERM) == 0
     assert sum(line["event"].startswith("no NVIDIA driver") for line in process.lines) == 1
+
+
+HANGS = """
+import threading
+from agent.gpu_readers.protocol import GpuReaderPlugin
+
+class Hangs:
+    def read(self, at_ms, before=()):
+        threading.Event().wait()
+
+    close = read
+
+READER = GpuReaderPlugin("hangs", "", lambda place, surroundings: Hangs(), False, "nothing", "none")
+"""
+
+
+def test_a_reader_of_another_package_that_hangs_stops_neither_the_metering_nor_the_end(
+    start: Callable[..., Process], gpu_environment: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site, "hanging-package", {"gputally.gpu_readers": {"hangs": "hanging_reader:READER"}}, hanging_reader=HANGS)
+    process = start(
+        "--standalone", "--sample", "0.05", "--gpu-readers", "nvml,hangs", **gpu_environment(), PYTHONPATH=str(site)
+    )
+    process.wait_for("agent started")
+    until(lambda: "gputally_gpu_info{" in process.get("/metrics")[1], "no GPU is metered")
+    text = process.get("/metrics")[1]
+    assert 'gputally_collector_success{collector="nvml"} 1.0' in text
+    assert 'gputally_collector_success{collector="hangs"} 0.0' in text
+    assert process.end(signal.SIGTERM) == 0
 
 
 def once(**env: str) -> tuple[int, str, str]:
