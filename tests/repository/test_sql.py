@@ -24,6 +24,7 @@ OWN = {
         "literal",
         "name",
         "source",
+        "table",
     },
     "accountant/storage/invoice_file.py": {
         "_DAY_S",
