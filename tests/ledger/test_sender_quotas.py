@@ -100,6 +100,8 @@ def test_a_refused_pod_leaves_no_name_behind(send, ledger, hand):
     told = hand.fact(2, "pod-5", node="n2", queue_ref="kai:red")
     assert send(told, node="n2").quarantined == 0
     assert "foreign-pod" not in reasons(ledger), "the pod is its first booked node's"
+    send(hand.fact(6, "pod-5", queue_ref="kai:blue"))
+    assert "foreign-pod" in reasons(ledger), "and of no other"
 
 
 def test_records_that_remain_keep_the_digests_of_what_was_sent(send, ledger, hand):
