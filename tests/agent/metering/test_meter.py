@@ -122,6 +122,16 @@ def test_energy_that_cannot_be_read_while_the_rest_can_is_unknown() -> None:
     assert (row.busy_us, row.energy_uj, row.gaps) == (9_000_000, None, ())
 
 
+def test_energy_that_cannot_be_read_while_instances_can_is_unknown() -> None:
+    def reading(busy_s: int, energy_uj: int | Unavailable) -> DeviceReading:
+        instances = tuple(InstanceReading(part.uuid, busy_s * 1_000_000) for part in MIG.mig)
+        return DeviceReading(MIG, busy_us=UNREAD, energy_uj=energy_uj, instances=instances)
+
+    claim = Allocation("GPU-1", pod("a"), MIG.mig[0].uuid)
+    found = over_a_minute(reading(0, 0), reading(4, 4_000_000), reading(8, UNREAD), claims=[claim])
+    assert {row.energy_uj for row in found} == {None}
+
+
 def test_a_shared_gpu_without_holder_readings_leaves_its_busy_time_unattributed() -> None:
     a, b, nobody = over_a_minute(device(0), device(7), claims=BOTH)
     assert (a.busy_us, b.busy_us) == (None, None)
@@ -158,7 +168,7 @@ def test_a_process_of_nobody_is_unattributed_beside_the_holder() -> None:
 
 def test_a_holder_that_a_complete_reading_does_not_list_did_nothing() -> None:
     held, nobody = over_a_minute(device(0, method="process"), device(60, method="process"))
-    assert (held.busy_us, nobody.busy_us) == (0, 60_000_000)
+    assert (held.busy_us, nobody.busy_us, held.memory_mib_s) == (0, 60_000_000, 0)
 
 
 def test_a_sole_holder_gets_tensor_and_memory_readings_of_the_device() -> None:
