@@ -82,6 +82,27 @@ def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
         assert extra.get(claim.name, 0.0) <= 1.0
 
 
+@given(st.integers(0, 10**9), st.sampled_from((0.0, 0.5, 1.0, 3.0)))
+@USUAL
+def test_many_queues_get_the_same_with_and_without_an_explanation(seed: int, k: float) -> None:
+    """Without one they are divided in columns; with one, queue by queue."""
+    chance = Random(seed)
+    claims = tuple(
+        Claim(
+            f"q{i:03d}",
+            request=chance.choice((float(chance.randrange(60)), chance.random() * 10.0 ** chance.randrange(-6, 3))),
+            deserved=chance.random() * chance.choice((1e-9, 8.0)),
+            weight=chance.choice((0.0, 1 / 3, chance.random() * 10.0 ** chance.randrange(-6, 7))),
+            usage=chance.random() / 50,
+            creation=chance.randrange(5),
+        )
+        for i in range(chance.randrange(64, 130))
+    )
+    case = DivisionProblem("many", chance.random() * 20 * len(claims), k, claims)
+    quick, explained = divide(case), divide(case, explain=True)
+    assert (quick.shares, quick.remaining) == (explained.shares, explained.remaining)
+
+
 @given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
 @USUAL
 def test_the_pool_is_conserved(claims: Claims, total: float, k: float, compat: bool) -> None:
