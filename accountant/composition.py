@@ -327,11 +327,11 @@ class Service:
         if self._cluster is not None:
             self._cluster.start()
         begin = self._pulses.begin
-        begin("windows", _PULSE_SECONDS, self.warm_windows)
+        begin("windows", _PULSE_SECONDS, self.warm_windows, may_stop=True)
         begin("maintenance", _PULSE_SECONDS, self._start_routines)
         if self.deliveries is not None:
             begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
-        begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
+        begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S, may_stop=True)
 
     def warm_windows(self) -> None:
         """Queries the windows of a policy once after it came into force, so that the ledger caches them. Raises

@@ -46,6 +46,7 @@ from fairshare.web.ended_session_config_map import SessionConfigMap
 from fairshare.web.page_authentication import PageAuthentication, SignInFault, SignIns
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_worker import Previews, Worker
+from gputally.base import called_off
 from gputally.base.background_tasks import BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import ClusterError, FairshareError
@@ -60,6 +61,8 @@ from gputally.server.ended_sessions import EndedSessions
 from gputally.server.https_server import Identity, Tls
 from gputally.server.tokens_and_grants import TokenFile
 
+CALLS_S = 5.0
+"""How long the last cycle may wait for accountants after the process was asked to end."""
 END_S = 5.0
 """How long a thread may take to end before the process exits without it."""
 HISTORY_TIMEOUT_S = 300.0
@@ -178,8 +181,28 @@ def run(settings: Settings, stop: threading.Event) -> None:
             posts=posts,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        stack.enter_context(_ending_calls(stop))
         controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
     events.info("stopping")
+
+
+@contextmanager
+def _ending_calls(stop: threading.Event) -> Iterator[None]:
+    """Inside the context, end this thread's calls to accountants when `stop` has been set for CALLS_S, so that a cycle
+    ends although an accountant hangs."""
+    calls, cycles = called_off.Work(), threading.current_thread()
+
+    def end() -> None:
+        stop.wait()
+        cycles.join(CALLS_S)
+        calls.end(cycles)
+
+    called_off.make_current(calls)
+    threading.Thread(target=end, name="fairshare-calls", daemon=True).start()
+    try:
+        yield
+    finally:
+        called_off.make_current(None)
 
 
 def in_mode(policy: Policy, settings: Settings) -> Policy:

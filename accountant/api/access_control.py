@@ -95,6 +95,8 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
     _limit_rate(deps, (principal.name, address))
     if not principal.may(scope):
         raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}, which this request needs")
+    if scope == "admin" and request.method not in ("GET", "HEAD"):
+        deps.require_quota("acts", principal.name)
     return principal
 
 

@@ -54,7 +54,7 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
 from gputally.base.background_tasks import BackgroundTasks
-from gputally.base.called_off import CalledOff, stoppable
+from gputally.base.called_off import CalledOff, Work, make_current, stoppable
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
@@ -234,6 +234,7 @@ class AnswerCache:
         self._computing: dict[Hashable, Future[Any]] = {}
         self._due: SimpleQueue[_Refresh | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
+        self._refreshes = Work()
         self._closed = False
         self._read_ms: int | None = None
         self._ahead_ms: int | None = None
@@ -356,7 +357,7 @@ class AnswerCache:
             worker = self._worker
         if worker is not None:
             self._due.put(None)
-            worker.join()
+            self._refreshes.end(worker)
 
     def __len__(self) -> int:
         with self._lock:
@@ -413,10 +414,13 @@ class AnswerCache:
             self._worker.start()
 
     def _refresh(self) -> None:
+        make_current(self._refreshes)
         while (due := self._due.get()) is not None:
             self._task.begin()
             try:
                 self._compute(*due)
+            except CalledOff:
+                pass  # by `close`
             except Exception as error:  # noqa: BLE001 - counted; the next reader computes the answer or gets the error
                 self._task.fail(error)
                 _log.error("refresh_failed", key=str(due[0]), reason=str(error))

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast
 
+import structlog
 from fastapi import Depends, Request
 
 from accountant.api.answer_cache import AnswerCache
@@ -20,7 +21,7 @@ from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
-from accountant.core.errors import LedgerFailed
+from accountant.core.errors import LedgerFailed, OverQuota
 from accountant.core.periods import Month
 from accountant.core.settings import Limits, Settings
 from accountant.ledger.journal import Journal
@@ -45,6 +46,10 @@ from gputally.server.turns import TurnLimits, Turns
 
 if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
     from accountant.lake.publisher import Publisher
+
+
+CallerQuota = Literal["acts", "decisions"]
+"""The quotas of a caller, whatever node it speaks of."""
 
 
 class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
@@ -217,10 +222,30 @@ class Deps:
         return RateLimit(self.clock, 10 / 3600, 10)
 
     @cached_property
-    def decisions_recorded(self) -> RateLimit:
-        """The rate at which a caller may record decisions."""
-        most = self.settings.quotas.decisions
-        return RateLimit(self.clock, most * 1000 / MS_PER_DAY, most)
+    def recorded(self) -> Mapping[CallerQuota, RateLimit]:
+        """What callers have left of their allowances of a day, by (caller, quota)."""
+        quotas = self.settings.quotas
+        allowed: Mapping[CallerQuota, int] = {"acts": quotas.acts, "decisions": quotas.decisions}
+        return {quota: RateLimit(self.clock, most * 1000 / MS_PER_DAY, most) for quota, most in allowed.items()}
+
+    def require_quota(self, quota: CallerQuota, who: str) -> None:
+        """Use one of a caller's allowance of a day. Raises OverQuota if nothing is left of it."""
+        if not self.recorded[quota].admit((who, quota)):
+            return
+        most = getattr(self.settings.quotas, quota)
+        over = OverQuota(
+            f"{who!r} has recorded {most} {quota} within a day: find out who sends them, and then raise quotas.{quota}"
+            " in the accountant's settings",
+            quota,
+        )
+        self.count_refusal(over)
+        raise over
+
+    def count_refusal(self, error: OverQuota) -> None:
+        """Count a refused sender, and log the first ones of an hour, because senders can be invented without end."""
+        self.metrics.refused(error.quota)
+        if not self.refusals_logged.admit(("", error.quota)):
+            structlog.get_logger("ingest").warning("sender_over_quota", quota=error.quota, reason=str(error))
 
     @cached_property
     def turns(self) -> RequestTurns:

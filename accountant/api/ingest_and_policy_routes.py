@@ -15,7 +15,6 @@ from functools import partial
 from typing import Annotated, Any, Final, get_args
 
 import msgspec
-import structlog
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, Field, TypeAdapter
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -94,16 +93,9 @@ async def report_usage(request: Request, deps: AppDeps, principal: IngestPrincip
     except BadBatch as error:
         raise _bad_batch(error) from error
     except OverQuota as error:
-        _count_refusal(deps, error)
+        deps.count_refusal(error)
         raise
     return _acknowledged(deps, receipt, started)
-
-
-def _count_refusal(deps: Deps, error: OverQuota) -> None:
-    """Counts a refused sender, and logs the first ones of an hour, because senders can be invented without end."""
-    deps.metrics.refused(error.quota)
-    if not deps.refusals_logged.admit(("", error.quota)):
-        structlog.get_logger("ingest").warning("sender_over_quota", quota=error.quota, reason=str(error))
 
 
 def _bad_batch(error: BadBatch) -> Refusal:
@@ -233,7 +225,7 @@ async def report_import(request: Request, deps: AppDeps, principal: ImportPrinci
     except BadBatch as error:
         raise _bad_batch(error) from error
     except OverQuota as error:
-        _count_refusal(deps, error)
+        deps.count_refusal(error)
         raise
     return _acknowledged(deps, receipt, started)
 
@@ -442,16 +434,10 @@ def record_decisions(
     decisions: Annotated[tuple[Decision, ...], body(_DECISIONS, "policy")], deps: AppDeps, principal: PolicyPrincipal
 ) -> Recorded:
     """Stores a list of decisions, except those whose cluster, id and instant are already stored."""
-    most = deps.settings.quotas.decisions
-    if deps.decisions_recorded.admit((principal.name, "decisions"), min(len(decisions), most)):
-        over = OverQuota(
-            f"{principal.name!r} has recorded {most} decisions within a day: find out who sends them, and then raise"
-            " quotas.decisions in the accountant's settings",
-            "decisions",
-        )
-        _count_refusal(deps, over)
-        raise over
+    # What is stored already leaves nothing, so it costs nothing: a controller repeats all that waits until it is taken.
+    deps.require_quota("decisions", principal.name)
     new = deps.ledger.record_decisions(decisions, deps.clock.wall_ms())
+    deps.recorded["decisions"].charge((principal.name, "decisions"), new - 1)
     return Recorded(recorded=new, known=len(decisions) - new)
 
 

@@ -117,11 +117,13 @@ def run(service: Service) -> int:
         for listener in service.listeners:
             at, name = host_and_port(listener.listen), f"http {listener.what}"
             address = open_ports.enter_context(
-                serving(listener.app, *at, limits=limits, name=name, tasks=service.tasks)
+                serving(listener.app, *at, limits=limits, name=name, tasks=service.tasks, over=service.over)
             )
             events.info("serving_for_others", what=listener.what, url=address)
         url = open_ports.enter_context(
-            serving(service.app, settings.host, settings.port, service.tls, limits, tasks=service.tasks)
+            serving(
+                service.app, settings.host, settings.port, service.tls, limits, tasks=service.tasks, over=service.over
+            )
         )
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)

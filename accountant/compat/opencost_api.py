@@ -65,6 +65,7 @@ from accountant.ledger.protocols import Ledger, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
@@ -728,6 +729,7 @@ class AllocationSource:
         for spans in question.sets:
             steps = []
             for start, end in spans:
+                called_off.check()
                 step_charges = next(charges_of_steps)
                 unmetered_us += sum(charge.gpu_us for charge in step_charges if charge.account == "unmetered")
                 steps.append(

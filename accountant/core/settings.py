@@ -138,6 +138,9 @@ class Quotas(Model):
     decisions: int = Field(default=2_000_000, ge=1)
     """Decisions that a caller may record within a day; above it 429 with Retry-After, and the controller waits. A
     thousand queues whose weights change every minute are 1,440,000."""
+    acts: int = Field(default=10_000, ge=1)
+    """Acts (corrections, closed months, price books, deliveries sent again and so on) and previews that an admin may
+    ask for within a day; above it 429 with Retry-After."""
     policies: int = Field(default=20_000, ge=1)
     """Policies that may be put in force in all time; above it 409. Two a day for ten years are 7,300."""
     import_chunks: int = Field(default=20_000, ge=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -26,6 +27,7 @@ from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, PolicyVersion
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, error_summary
+from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
@@ -145,9 +147,19 @@ class PeriodicTasks:
         self._log = structlog.get_logger("accountant.composition")
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._reads = Work()
 
-    def begin(self, name: str, seconds: float, do: Callable[[], None], patience_s: float = PATIENCE_S) -> None:
-        """Starts a thread that calls `do` every `seconds`. patience_s: how long one call may take."""
+    def begin(
+        self,
+        name: str,
+        seconds: float,
+        do: Callable[[], None],
+        patience_s: float = PATIENCE_S,
+        *,
+        may_stop: bool = False,
+    ) -> None:
+        """Starts a thread that calls `do` every `seconds`. patience_s: how long one call may take. may_stop: `do` only
+        reads, so that `join` calls it off."""
 
         def report(error: Exception) -> None:
             if isinstance(error, LedgerFailed):
@@ -157,9 +169,10 @@ class PeriodicTasks:
                 _log_failure(self._log, "failed", name, error)
 
         def work(stop: threading.Event, task: BackgroundTask) -> None:
+            make_current(self._reads if may_stop else None)
             task.succeed()
             while not stop.wait(seconds):
-                with task.guarded(report):
+                with task.guarded(report), suppress(CalledOff):
                     do()
 
         self._threads.append(self._tasks.start(name, work, self._over, report, patience_s))
@@ -169,8 +182,9 @@ class PeriodicTasks:
         self._over.set()
 
     def join(self) -> None:
+        """Calls off calls in progress that only read, and waits for all."""
         for thread in self._threads:
-            thread.join()
+            self._reads.end(thread)
 
 
 class Maintenance:

@@ -96,6 +96,7 @@ class Metrics:
             "import_nodes",
             "nodes",
             "decisions",
+            "acts",
         ):
             self._over_quota.labels(quota)
         self._batches.labels("200")

@@ -32,9 +32,10 @@ _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRe
 MOST_CHANGES = 32
 """Largest number of events about changed weights of a target in one cycle, because each is a request."""
 MOST_PENDING = 10_000
-"""Largest number of decisions that wait for an accountant that does not answer. The oldest are dropped first."""
+"""Largest number of decisions that wait for an accountant that does not take them. The oldest are dropped first."""
 MOST_CYCLES = 60
-"""Largest number of cycles whose inputs wait. In a large cluster each contains every queue or every pod."""
+"""Largest number of cycles whose inputs wait. In a large cluster each contains every queue or every pod. The decisions
+of older cycles wait without them."""
 
 
 class CycleRecorder:
@@ -51,6 +52,7 @@ class CycleRecorder:
         self._refused: tuple[str, ...] = ()
         self._status_error: str | None = None
         self._previous_conditions: tuple[status_config_map.Scoped, ...] = ()
+        self._log = structlog.get_logger("fairshare")
 
     def resume(self, status: Object) -> None:
         """Continue from the conditions in the status object of another leader (or the last run)."""
@@ -128,7 +130,10 @@ class CycleRecorder:
 
         accountant_away: the report already says that the accountant is unreachable, so a failure sets no further
             condition."""
-        self._pending = _newest_cycles([*self._pending, *decisions])
+        waiting = [*self._pending, *decisions]
+        self._pending = _newest(waiting)
+        if len(self._pending) < len(waiting):
+            self._log.warning("decisions_dropped", count=len(waiting) - len(self._pending), waiting=len(self._pending))
         self._delivery_error, self._refused = None, ()
         if self._pending:
             try:
@@ -174,13 +179,15 @@ class CycleRecorder:
         return status_config_map.render(where, report.scoped_conditions(), previous, report.at_ms, state)
 
 
-def _newest_cycles(decisions: Sequence[Decision]) -> list[Decision]:
-    """Return the decisions of the newest complete cycles, within the limits. A cycle's inputs precede its decisions.
-    Changes of the policy are few, and the newest `MOST_CYCLES` of them stay."""
-    cycles = [at for at, decision in enumerate(decisions) if is_record(decision) and decision.inputs]
-    first = max(cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0, len(decisions) - MOST_PENDING)
-    policies = [decision for decision in decisions[: max(0, first)] if decision.kind == "policy"][-MOST_CYCLES:]
-    return [*policies, *decisions[max(0, first) :]]
+def _newest(decisions: Sequence[Decision]) -> list[Decision]:
+    """Return what waits within the limits: every decision, and the inputs of the newest cycles, which are large. Beyond
+    `MOST_PENDING` the newest decisions stay, and the newest `MOST_CYCLES` changes of the policy, which are few."""
+    inputs = [at for at, decision in enumerate(decisions) if is_record(decision) and decision.inputs]
+    old = set(inputs[:-MOST_CYCLES])
+    kept = [decision for at, decision in enumerate(decisions) if at not in old]
+    first = max(0, len(kept) - MOST_PENDING)
+    policies = [decision for decision in kept[:first] if decision.kind == "policy"][-MOST_CYCLES:]
+    return [*policies, *kept[first:]]
 
 
 def configure(level: Level) -> None:

@@ -30,6 +30,7 @@ from fairshare.laws import weight_calculation
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
 from fairshare.usage.stale_usage_hold import UsageHold, usage_hold
 from gputally.base.accountant_connection import Query, Unanswered
+from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
@@ -315,6 +316,8 @@ def _translated(*, sent: bool = False) -> Iterator[None]:
     except Unanswered as error:
         final = sent and error.status in _FINAL
         raise (AccountantRefused if final else AccountantUnavailable)(str(error)) from error
+    except CalledOff as error:
+        raise AccountantUnavailable("this program ends, or nobody waits for the answer any more") from error
 
 
 def _lost(line: UsageLine) -> int:

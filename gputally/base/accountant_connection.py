@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from gputally.base import atomic_file, http_calls
+from gputally.base import atomic_file, called_off, http_calls
 from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
@@ -77,7 +77,7 @@ class AccountantConnection:
         self._token_file = token_file
         self._timeout_s, self._proxies, self._transport = timeout_s, proxies, transport
         self._most_bytes = most_bytes
-        self._reused: httpx2.Client | None = None
+        self._reused: http_calls.Client | None = None
 
     def __enter__(self) -> Self:
         self._reused = self._connection()
@@ -142,12 +142,16 @@ class AccountantConnection:
     def _response(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **request: Any
     ) -> Iterator[httpx2.Response]:
-        """Send a request and yield the open response, also if its status is an error."""
+        """Send a request and yield the open response, also if its status is an error. The request of work that can be
+        called off (`gputally.base.called_off`) has a connection of its own, which ends with that work. Raises
+        CalledOff."""
         headers = {**self._authorization(), **(headers or {})}
         self._reload_ca_file()
         try:
             with contextlib.ExitStack() as stack:
-                client = self._reused or stack.enter_context(self._connection())
+                shared = self._reused if called_off.current() is None else None
+                client = shared or stack.enter_context(self._connection())
+                stack.enter_context(called_off.stoppable(client.abort))
                 yield stack.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
         except httpx2.HTTPError as error:
             raise Unanswered(f"{self.url}: {http_calls.reason(error)}") from error
@@ -159,7 +163,7 @@ class AccountantConnection:
             raise Unanswered(f"{self.url}: the answer is larger than {self._most_bytes} bytes")
         return content
 
-    def _connection(self) -> httpx2.Client:
+    def _connection(self) -> http_calls.Client:
         return http_calls.client(self._tls, self._timeout_s, transport=self._transport, proxies=self._proxies)
 
     def _authorization(self) -> dict[str, str]:

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
+
+_AGAIN_S: Final = 0.2
 
 
 class CalledOff(Exception):
@@ -32,6 +35,12 @@ class Work:
             self.over = True
             for stop in self._stops:
                 stop()
+
+    def end(self, thread: threading.Thread) -> None:
+        """Call the work off until the thread that does it has ended."""
+        while thread.is_alive():
+            self.call_off()
+            thread.join(_AGAIN_S)
 
     @contextmanager
     def stoppable(self, stop: Callable[[], None]) -> Iterator[None]:

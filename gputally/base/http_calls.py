@@ -78,7 +78,7 @@ def client(
     head_s: float | None = None,
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
-) -> httpx2.Client:
+) -> Client:
     """Return an HTTP client.
 
     timeout_s: time limit of each wait for the server.
@@ -86,12 +86,10 @@ def client(
     transport: replaces the network.
     proxies: True to use the proxies that environment variables name."""
     head_s = PATIENCE * timeout_s if head_s is None else head_s
-    return _Client(
-        head_s, timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies
-    )
+    return Client(head_s, timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies)
 
 
-class _Client(httpx2.Client):
+class Client(httpx2.Client):
     """A client whose requests end after `head_s` unless the headers of their answer have arrived. The time limit of a
     socket alone begins anew with every byte."""
 
@@ -99,6 +97,12 @@ class _Client(httpx2.Client):
         super().__init__(**more)
         self._head_s = head_s
         self._connections: WeakSet[Any] = WeakSet()
+
+    def abort(self) -> None:
+        """End the requests in progress, which then fail. Does not wait."""
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # already closed
+                socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
 
     def send(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
         over = threading.Event()
@@ -109,9 +113,7 @@ class _Client(httpx2.Client):
 
         def end() -> None:
             over.set()
-            for connection in list(self._connections):
-                with contextlib.suppress(OSError):  # already closed
-                    socket.socket.shutdown(connection.get_extra_info("socket"), socket.SHUT_RDWR)
+            self.abort()
 
         request.extensions["trace"] = connected
         limit = threading.Timer(self._head_s, end)

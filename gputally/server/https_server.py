@@ -176,6 +176,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._stop_stall_timer()
 
+    def abort_unread(self) -> None:
+        """Close the connection at once if its client has not read all that was sent."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def _start_header_timer(self) -> None:
         if self._header_timer is None:
             self._header_timer = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
@@ -198,6 +203,8 @@ _DRAIN_SECONDS = 20
 """Time that requests in progress have to finish when the server stops."""
 _CALLED_OFF_SECONDS = 5.0
 """Time after which a server that stops calls off the reads in progress, so that acts and senders have the rest."""
+_UNREAD_SECONDS = 1.0
+"""Time after that, and then pause, after which connections are closed whose clients do not read their answers."""
 STOPPING = "gputally.stopping"
 """The name in an ASGI scope of an `asyncio.Event` that is set when the server, which stops, calls off reads."""
 _THREADS = 16
@@ -222,9 +229,11 @@ class _Server(uvicorn.Server):
         *,
         renew: bool,
         called_off_s: float,
+        over: threading.Event | None,
     ) -> None:
         super().__init__(config)
         self._stopping = asyncio.Event()
+        self._over = over
         self._called_off_s = called_off_s
         self._task = task
         self._tls = tls
@@ -254,14 +263,24 @@ class _Server(uvicorn.Server):
             self._accepting = asyncio.create_task(self._accept())
         elif self._task is not None:
             self._task.progress()
-        return await super().on_tick(counter)
+        return await super().on_tick(counter) or (self._over is not None and self._over.is_set())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self._called_off_s, self._stopping.set)
+        ending = asyncio.create_task(self._end_reads())
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting, *self._handshakes])
         await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_reads(self) -> None:
+        """Call off the reads in progress when their time is over, and then leave clients that do not read."""
+        await asyncio.sleep(self._called_off_s)
+        self._stopping.set()
+        while True:
+            await asyncio.sleep(_UNREAD_SECONDS)
+            for connection in list(self.server_state.connections):
+                cast(BoundedProtocol, connection).abort_unread()
 
     async def _accept(self) -> None:
         """Accept connections up to the limits, and start the handshake of each."""
@@ -354,15 +373,18 @@ def serve(
     tasks: BackgroundTasks | None = None,
     renew: bool = False,
     called_off_s: float = _CALLED_OFF_SECONDS,
+    over: threading.Event | None = None,
 ) -> Iterator[str]:
     """Serve the app in a thread and yield its base URL. When the block ends, accept no more connections, let requests
-    finish, and after a time call off reads that are still in progress (`gputally.server.turns`).
+    finish, and after a time call off reads that are still in progress (`gputally.server.turns`) and leave clients that
+    do not read their answers.
 
     port: 0 for any free port.
     tls: the certificate for HTTPS; None for HTTP.
     name: the name of the thread and its background task.
     tasks: gets the server as a background task, which has a fault while one request blocks the event loop.
     called_off_s: the time that reads have to finish when the block ends.
+    over: when set, the server begins to stop before the block ends, so that several servers stop at one time.
     renew: True to check the certificate files at each new connection. If False, the owner of `tls` calls `Tls.renew`.
 
     Raises CannotStart."""
@@ -386,6 +408,7 @@ def serve(
         task,
         renew=renew,
         called_off_s=called_off_s,
+        over=over,
     )
 
     def run() -> None:

@@ -113,3 +113,9 @@ class RateLimit:
             wait = 0.0 if level >= amount else (amount - level) / self._per_ms / 1000
             self._buckets[client] = (level if wait else level - amount, now)
         return wait
+
+    def charge(self, client: tuple[str, str], amount: int) -> None:
+        """Count what an admitted request turned out to be beyond what it was admitted for, however much is left."""
+        with self._lock:
+            level, since = self._buckets.pop(client, (self._burst, self._clock.monotonic_ms()))
+            self._buckets[client] = (level - amount, since)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -13,6 +14,7 @@ import pytest
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base import http_calls
 from gputally.base.accountant_connection import AccountantConnection, Unanswered
+from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.prometheus_api import Prometheus
 from gputally.testing.http_server import Handler, TricklingHead, listening
 
@@ -59,6 +61,40 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left_and_the_reason_is_said(
         with pytest.raises(httpx2.ReadTimeout, match=r"no whole answer within 0\.5 s"):
             http_calls.exchange(tls, "GET", url, seconds=0.5, most_bytes=10**9)
         assert left.wait(30), "the connection is closed"
+
+
+def test_a_call_of_work_that_nobody_waits_for_ends_and_no_other_one() -> None:
+    asked, answers = threading.Semaphore(0), threading.Event()
+
+    class Hanging(Handler):
+        def do_GET(self) -> None:
+            asked.release()
+            answers.wait()
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    work = Work()
+
+    def called_off_call(connection: AccountantConnection) -> None:
+        make_current(work)
+        connection.get("/")
+
+    with listening(Hanging) as url, AccountantConnection(url) as shared, ThreadPoolExecutor(2) as threads:
+        try:
+            other = threads.submit(shared.get, "/")
+            mine = threads.submit(called_off_call, shared)
+            for _ in range(2):
+                assert asked.acquire(timeout=30)
+            work.call_off()
+            with pytest.raises(CalledOff):
+                mine.result(30)
+            with pytest.raises(CalledOff):
+                threads.submit(called_off_call, shared).result(30)
+            assert not other.done()
+        finally:
+            answers.set()
+        assert other.result(30) == b""
 
 
 @pytest.mark.parametrize("url", ["here", "ftp://here", "http://", "file:///etc/passwd"])

@@ -15,8 +15,10 @@ import pytest
 import trustme
 
 from accountant.wire.policy_models import Decision, Policy, WindowSpec
+from fairshare.controller.event_and_decision_recorder import CycleRecorder
 from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.testing.http_server import Handler, listening
 from tests.usage_windows import usage_window
 
@@ -145,6 +147,32 @@ def test_large_decisions_are_sent_a_few_at_a_time() -> None:
 @pytest.mark.parametrize(("status", "final"), [(413, True), (422, True), (429, False), (503, False), (401, False)])
 def test_what_is_never_taken_is_told_from_what_is_not_taken_now(status: int, final: bool) -> None:
     assert isinstance(_refused(lambda _: httpx2.Response(status), _posts), AccountantRefused) is final
+
+
+@pytest.mark.parametrize("status", [409, 429])
+def test_decisions_beyond_a_quota_are_kept_named_and_sent_again_with_none_lost(status: int) -> None:
+    left, taken, problem = [1], dict[str, None](), {"Content-Type": "application/problem+json"}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if not left[0]:
+            return httpx2.Response(status, json={"title": "t", "detail": "quotas.decisions"}, headers=problem)
+        left[0] -= 1
+        taken.update(dict.fromkeys(each["id"] for each in json.loads(gzip.decompress(request.content))))
+        return httpx2.Response(200, json={"recorded": 1, "known": 0})
+
+    decisions = [_decision(number) for number in range(MOST_DECISIONS_PER_POST + 500)]
+    with _client(answer) as client:
+        recorder = CycleRecorder(MemoryCluster([]), client, None)
+        assert not recorder.deliver(decisions, accountant_away=False)
+        (condition,) = recorder.conditions()
+        assert (condition.type, condition.reason, "quotas.decisions" in condition.message) == (
+            "Recorded", "DecisionsWait", True,
+        )  # fmt: skip
+        assert not recorder.deliver([_decision(9_999)], accountant_away=False)
+        left[0] = 2
+        assert recorder.deliver([], accountant_away=False)
+        assert recorder.conditions() == ()
+    assert list(taken) == [each.id for each in (*decisions, _decision(9_999))]
 
 
 def test_a_problem_is_told_in_its_own_words() -> None:

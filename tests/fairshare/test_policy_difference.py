@@ -141,7 +141,7 @@ def test_the_difference_of_many_values_and_of_long_ones_is_limited() -> None:
 def test_changes_of_the_policy_stay_among_many_decisions_that_wait() -> None:
     change = policy_decision(None, policy_of(), 0)
     others = [change.model_copy(update={"id": f"w{number}", "kind": "weight"}) for number in range(20_000)]
-    kept = event_and_decision_recorder._newest_cycles([change, *others])
+    kept = event_and_decision_recorder._newest([change, *others])
     assert kept[0] == change
     assert kept[-1] == others[-1]
     assert len(kept) <= event_and_decision_recorder.MOST_PENDING + 1

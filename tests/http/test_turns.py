@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,28 @@ def test_a_server_that_stops_ends_reads_that_run_or_wait_and_says_so(
             until(lambda: gate.inside == 3, "three reads should run")
         assert gate.inside == 0
         assert {each.result().status_code for each in asked} == {503}
+
+
+def test_servers_stop_at_one_time_and_leave_clients_that_do_not_read(logs: list[Any]) -> None:
+    """Each would otherwise wait its own 20 seconds for the client, one after the other."""
+    over, content = threading.Event(), b"x" * 2**25
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": content})
+
+    with ExitStack() as ports:
+        for _ in range(2):
+            port = serve(large, "127.0.0.1", 0, name="stopping", called_off_s=0, over=over)
+            at = httpx2.URL(ports.enter_context(port))
+            client = ports.enter_context(socket.create_connection((at.host, at.port or 0)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(1)
+        over.set()
+        running = [thread for thread in threading.enumerate() if thread.name == "stopping"]
+        assert len(running) == 2
+        until(lambda: not any(thread.is_alive() for thread in running), "both should end before the first block does")
+    assert [one for one in logs if one["level"] == "error"] == [], "no request that had to be given up"
 
 
 def test_a_query_of_the_engine_ends_when_its_work_is_called_off(tmp_path: Path) -> None:

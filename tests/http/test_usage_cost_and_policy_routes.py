@@ -11,6 +11,7 @@ import pytest
 from accountant.core.errors import LedgerUnavailable
 from accountant.reports import figure_formatting
 from accountant.wire.usage_cost_and_job_models import CostLine
+from gputally.base.units import MS_PER_DAY
 from tests.http.conftest import HOUR_US, NOW_MS, decision, refused, scoped, usage_line
 
 OCTOBER = 1_790_812_800_000
@@ -383,8 +384,23 @@ def test_decisions_have_an_allowance_of_a_day(accountant):
         body = [decision(id=f"d{number}") for number in range(first, first + count)]
         return running.client.post("/v1/decisions", json=body, headers=scoped("policy")).status_code
 
-    assert [post(0, 40), post(40, 8), post(48, 1)] == [200, 200, 429]
+    assert [post(0, 40), post(0, 40), post(0, 48), post(48, 1)] == [200, 200, 200, 429], "what is known costs nothing"
     running.clock.advance(3_700_000)
     assert [post(48, 2), post(50, 1)] == [200, 429]
     assert len(running.ledger.decided) == 50
     assert 'gputally_ingest_over_quota_records_total{quota="decisions"} 2.0' in running.client.get("/metrics").text
+
+
+def test_acts_of_an_admin_have_an_allowance_of_a_day(accountant):
+    running = accountant(tokens="", quotas={"acts": 3})
+
+    def act(scope: str = "admin", path: str = "/v1/gpus/retire") -> int:
+        return running.client.post(path, json={}, headers=scoped(scope)).status_code
+
+    assert [act("read"), *(act() for _ in range(4))] == [403, 422, 422, 422, 429]
+    paths = ("/v1/deliveries/again", "/v1/imports/withdraw", "/v1/periods/2026-10/close", "/node/prod/node-1/gpus")
+    assert {act(path=path) for path in paths} == {429}
+    assert running.client.get("/v1/audit", headers=scoped("admin")).status_code == 200
+    running.clock.advance(MS_PER_DAY // 3 + 1_000)
+    assert [act(), act()] == [422, 429]
+    assert 'gputally_ingest_over_quota_records_total{quota="acts"} 6.0' in running.client.get("/metrics").text

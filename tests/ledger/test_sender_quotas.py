@@ -248,6 +248,19 @@ def test_the_known_nodes_of_a_cluster_cost_nothing_after_a_restart(opened, path,
     assert [isinstance(answer, OverQuota) for answer in again.append(new, hand.now_ms)] == [False, True]
 
 
+def test_a_restart_gives_a_node_one_more_allowance_and_no_more(opened, path, hand):
+    seq, restarts = 0, 2
+    for _ in range(1 + restarts):
+        started = opened(fresh(path), quotas=SMALL)
+        for _ in range(3):
+            seq += 3
+            rows = [hand.row(number, gpu=f"gpu-{number}") for number in range(seq - 2, seq + 1)]
+            booked(started, hand.now_ms, hand.batch(*rows))
+        known = len(started.gpu_owners())
+        started.close()
+    assert known == (1 + restarts) * SMALL.gpus
+
+
 def test_the_nodes_of_a_cluster_report_a_limited_number_of_gpus_together(few, hand):
     over: Counter[str] = Counter()
     for number in range(3):
