@@ -145,6 +145,7 @@ def test_a_server_that_stops_ends_reads_that_run_or_wait_and_says_so(
         with serve(service.app, "127.0.0.1", 0, called_off_s=0) as url:
             asked = [senders.submit(get, url, name) for name in ("lead", "lead", "lead", "other")]
             until(lambda: gate.inside == 3, "three reads should run")
+            until(lambda: deps.turns._pools["reads"].waiting, "the fourth should wait")
         assert gate.inside == 0
         assert {each.result().status_code for each in asked} == {503}
 
