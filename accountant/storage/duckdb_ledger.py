@@ -59,7 +59,7 @@ from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, re
 from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
-from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest
+from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
 from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
@@ -238,50 +238,69 @@ class Offsite(Transactions):
         """Replay the archive parts that this ledger lacks, and return their number. Raises LedgerDamaged."""
         if self._archive is None:
             return 0
-        # The archive may be far away, so it is listed before the writer is locked. Only `archive` writes parts, which
-        # calls this method first, and one call at a time.
+        # The archive may be far away, so it is listed, and each part is copied, before the writer is locked. Only
+        # `archive` writes parts, which calls this method first, and one call at a time.
         parts = self._archive.parts(self._state.parts)
-        if not parts:
-            return 0
-        with self._writing:
-            for position, part in enumerate(parts):
-                # A ledger that lacks the preceding part is older than this part, even if the part has no rows.
-                self._adopt(self._archive, part, now_ms, behind=position > 0)
+        for position, part in enumerate(parts):
+            # A ledger that lacks the preceding part is older than this part, even if the part has no rows.
+            with self._scratch() as folder:
+                local = self._archive.copy(part, folder)
+                self._with_archived(partial(self._replay, local, part, now_ms, position > 0))
+        if parts:
             self.checkpoint()
-            return len(parts)
+        return len(parts)
 
-    def _adopt(self, archive: Archive, part: ArchivePart, now_ms: int, *, behind: bool) -> None:
-        archive.verify(part)
-        self._heal(archive, part)
-        with self._database.cursor() as reading:
-            last = {**self._state.archived, **marks_of(reading, archive, part)}
-            for group in groups(reading, archive, part, self._state.marks, now_ms):
-                behind = True
-                with self._fetching(Needs(retention.touched_hours(group.incoming, self._state.frozen))) as fetched:
+    def _replay(self, archive: Archive, part: ArchivePart, now_ms: int, behind: bool, fetched: Fetched) -> None:
+        """Replay a part and record it in the ledger. If that needs frozen hours, NotFetched is raised; the replay is
+        then begun again, and skips what it has booked. behind: the ledger is older than the part for certain."""
+        with self._writing:
+            self._heal(archive, part, fetched)
+            self._take_whole(archive, part, behind)
+            with self._database.cursor() as reading:
+                last = {**self._state.archived, **marks_of(reading, archive, part)}
+                for group in groups(reading, archive, part, self._state.marks, now_ms):
+                    needs = Needs(retention.touched_hours(group.incoming, self._state.frozen))
+                    fetched.require(needs, self._state.parts)
                     self._book(group, fetched)
+            with self._transaction() as cursor:
+                take_rest(cursor, archive, part)
+                self._enter(cursor, part, last)
+            self._names.forget()
+            self._reread()
+
+    def _take_whole(self, archive: Archive, part: ArchivePart, behind: bool) -> None:
+        """Take the registers that a newer part replaces. This comes before the rows and acts that show that the part is
+        newer, so that a replay that goes on after a kill takes them too."""
         with self._transaction() as cursor:
-            take_rest(cursor, archive, part, behind=behind)
-            self._enter(cursor, part, last)
-        self._names.forget()
+            known = self._state
+            behind |= part.registers.get("act", 0) > known.acts
+            behind |= any(seq > known.marks.get(stream, 0) for stream, seq in marks_of(cursor, archive, part).items())
+            if behind:
+                take_whole(cursor, archive, part)
+                self._commit(cursor, known)
         self._reread()
 
-    def _heal(self, archive: Archive, part: ArchivePart) -> None:
+    def _heal(self, archive: Archive, part: ArchivePart, fetched: Fetched) -> None:
         """Repeat the corrections of misdated records and the withdrawals of imports that the part's acts record, before
         the part is replayed. Each correction is committed with its act, so that a replay that is continued does not
-        repeat it on rows of the part."""
+        repeat it on rows of the part; the last one with the registers that the part replaces, because nothing else may
+        show that the part is newer."""
         (acts,) = archive.files([part.number], "act")
         with self._database.cursor() as reading:
             corrections = corrections_in(reading, acts)
         for number, kind, at_ms, content in corrections:
             span = ImportSpan.model_validate_json(content) if kind == "withdrawn" else None
-            needs = Needs() if span is None else self._frozen_in(span)
-            with self._fetching(needs) as fetched, self._transaction() as cursor:
+            if span is not None:
+                fetched.require(self._frozen_in(span), self._state.parts)
+            with self._transaction() as cursor:
                 cursor.run("INSERT INTO act FROM read_parquet(?) WHERE number = ?", [acts, number])
                 after = self._state
                 if span is not None:
                     after, _ = self._withdraw(cursor, span, fetched)
                 else:
                     redate_records(cursor, at_ms, self._state.days)
+                if number == corrections[-1][0]:
+                    take_whole(cursor, archive, part)
                 self._commit(cursor, after)
             self._names.forget()
             self._reread()

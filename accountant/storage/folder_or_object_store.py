@@ -73,6 +73,17 @@ class FileStore:
             digest.update(chunk)
         return digest.hexdigest()
 
+    def get(self, name: str, to: Path) -> str:
+        """Copy a file to a new local one, and return its SHA-256."""
+        digest = hashlib.sha256()
+        with self._reachable():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with to.open("xb") as file:
+                for chunk in self.chunks(name):
+                    digest.update(chunk)
+                    file.write(chunk)
+        return digest.hexdigest()
+
     def url(self, name: str) -> str:
         """Return the name by which DuckDB opens a file."""
         return f"{PROTOCOL}://{name}" if self.folder is None else str(self.folder / name)

@@ -35,7 +35,7 @@ import pyarrow as pa
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.folder_or_object_store import FileStore, sha256
+from accountant.storage.folder_or_object_store import FileStore, in_folder, sha256
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods
@@ -123,16 +123,18 @@ class Archive:
             numbers.pop()
         return numbers
 
-    def verify(self, part: ArchivePart) -> None:
-        """Raise LedgerDamaged if a file of the part, or one that the part refers to, does not match its SHA-256."""
+    def copy(self, part: ArchivePart, folder: Path) -> Archive:
+        """Copy the files of a part, and those that it refers to, into an empty local folder, and return the archive in
+        it. Raises LedgerDamaged if a file is missing or does not match its SHA-256."""
         for name, digest in part.files.items():
-            self._verify(part.number, name, digest)
+            self._copy(part.number, name, digest, folder)
         for name, number in part.unchanged.items():
-            self._verify(number, name, self.part(number).files.get(name))
+            self._copy(number, name, self.part(number).files.get(name), folder)
+        return Archive(in_folder(folder))
 
-    def _verify(self, number: int, name: str, digest: str | None) -> None:
+    def _copy(self, number: int, name: str, digest: str | None, folder: Path) -> None:
         place = f"{_place(number)}/{name}"
-        if not self.store.exists(place) or self.store.sha256(place) != digest:
+        if not self.store.exists(place) or self.store.get(place, folder / place) != digest:
             raise LedgerDamaged(f"{self.store}/{place}: the file is missing, or its SHA-256 differs: restore it")
 
     def tables(self, part: ArchivePart) -> dict[str, str]:
@@ -339,9 +341,16 @@ def _interval(row: Row) -> UsageInterval:
     )
 
 
-def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bool) -> None:
-    """Replay everything in a part of the archive except its rows. behind: whether the ledger is older than the part.
-    The part's registers of nodes, namespaces and retired GPUs then replace the ledger's."""
+def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
+    """Replace the ledger's registers of nodes, namespaces and retired GPUs by those of a part that is newer."""
+    files = archive.tables(part)
+    for table in _WHOLE:
+        cursor.run(f"DELETE FROM {table}")  # noqa: S608
+        cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
+
+
+def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
+    """Replay everything in a part of the archive except its rows and the registers of `take_whole`."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (
@@ -376,10 +385,6 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, *, behind: bo
             [files[table]],
         )
     cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
-    if behind:
-        for table in _WHOLE:
-            cursor.run(f"DELETE FROM {table}")  # noqa: S608
-            cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
 def _take_pods(cursor: Cursor, file: str) -> None:

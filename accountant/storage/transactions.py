@@ -172,8 +172,8 @@ class Transactions:
     def _with_archived(self, write: Callable[[Fetched], T]) -> T:
         """Write what needs the archive only now and then, for example late records of hours whose rows left the file.
 
-        `write` locks the writer, and raises NotFetched before it changes anything. What it lacks is then read while
-        the writer is free, and it is called again."""
+        `write` locks the writer, and raises NotFetched before it changes anything, or anything that it would change
+        again. What it lacks is then read while the writer is free, and it is called again."""
         with ExitStack() as files:
             fetched = Fetched()
             while True:
@@ -192,14 +192,18 @@ class Transactions:
             try:
                 archive = retention.archive_of(self._archive)
                 self._require_space()
-                folder = files.enter_context(
-                    TemporaryDirectory(prefix=self._fetching_prefix, dir=self._database.path.parent)
-                )
+                folder = files.enter_context(self._scratch())
                 with self._snapshot() as (cursor, state):
-                    fetched = retention.fetch(cursor, archive, needs, state.parts, Path(folder))
+                    fetched = retention.fetch(cursor, archive, needs, state.parts, folder)
             except (LedgerUnavailable, LedgerDamaged, OSError) as error:
                 raise ArchiveUnavailable(f"rows that are only in the archive cannot be read: {error}") from error
             yield fetched
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """Make a folder on the ledger's volume for files of the archive, and remove it after the block."""
+        with TemporaryDirectory(prefix=self._fetching_prefix, dir=self._database.path.parent) as folder:
+            yield Path(folder)
 
     def _book(self, group: GroupCommit, fetched: Fetched) -> None:
         """Write a group in a transaction of its own. fetched: has the rows of the frozen hours that the group

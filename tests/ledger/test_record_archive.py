@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem, SubTreeFileSystem
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import EpochReport, Facts, JobKey, NodeFacts
+from accountant.ledger.protocols import EpochReport, Facts, JobKey, NodeFacts, Retirement
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import FileStore, in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
@@ -324,6 +325,42 @@ def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_ne
     assert len(ledger.decisions(0, NOW_MS)) == 3
     ledger.archive(NOW_MS)
     assert [row[0] for row in register(archive, 2, "decision")] == ["d/3"]
+
+
+@pytest.mark.parametrize("commits", range(5))
+def test_a_replay_that_is_killed_after_any_commit_is_taken_up(make, hand, path, copied, commits):
+    """Whatever the killed one has booked, the registers of nodes, namespaces and retired GPUs are those of the part."""
+    ledger = make()
+    ledger.put_policy(POLICY, START_MS, "ann")
+    copy = copied(ledger)
+    ledger = filled(ledger, hand)
+    ledger.retire(Retirement(node="n1"), NOW_MS, NOW_MS, "ann", "sold")
+    ledger.archive(NOW_MS)
+    truth = everything(ledger), ledger.gpu_owners()
+    put_back(ledger, copy, path)
+    left = commits
+
+    def killed() -> str:
+        nonlocal left
+        left -= 1
+        return "killed" if left < 0 else ""
+
+    with contextlib.suppress(LedgerUnavailable):
+        make(fence=killed).close()
+    again = make()
+    assert (everything(again), again.gpu_owners()) == truth
+
+
+def test_a_part_with_only_an_act_and_its_register_is_newer_than_a_copy_of_before(make, hand, path, copied):
+    ledger = filled(make(), hand)
+    ledger.archive(NOW_MS)
+    copy = copied(ledger)
+    ledger.retire(Retirement(node="n1"), NOW_MS, NOW_MS, "ann", "sold")
+    ledger.archive(NOW_MS)
+    truth = everything(ledger), ledger.gpu_owners()
+    put_back(ledger, copy, path)
+    again = make()
+    assert (everything(again), again.gpu_owners()) == truth
 
 
 @in_both_stores

@@ -33,7 +33,7 @@ HOURS = tuple(START_MS + n * MS_PER_HOUR for n in range(1, 4))
 
 
 class FarStore(FileStore):
-    """An archive in a folder whose rows can be read only while `near` is set."""
+    """An archive in a folder whose Parquet files can be read only while `near` is set."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -42,10 +42,17 @@ class FarStore(FileStore):
         self.near.set()
 
     def url(self, name: str) -> str:
-        if name.endswith("rows.parquet") and not self.near.is_set():
+        self._reach(name)
+        return super().url(name)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        self._reach(name)
+        return super().chunks(name)
+
+    def _reach(self, name: str) -> None:
+        if name.endswith(".parquet") and not self.near.is_set():
             self.asked.set()
             assert self.near.wait(patience_s(60))
-        return super().url(name)
 
     @contextmanager
     def far(self) -> Iterator[None]:
@@ -101,6 +108,28 @@ def test_nobody_waits_while_a_write_reads_a_far_archive(two_hours, hand, store, 
     waiting.join()
     assert not waited, "the writer is locked while the archive is read"
     assert done
+
+
+def test_nobody_waits_while_a_part_that_the_ledger_lacks_is_replayed(opened, store, hand, tmp_path):
+    """The part was written, and the ledger could not record it, for example because its disk was full."""
+    first, full = store.folder / "part-00000001" / "part.json", True
+    ledger = opened(archive=store, fence=lambda: "the disk is full" if full and first.exists() else "")
+    ledger.append([hand.batch(hand.row(1, 0, 1))], NOW_MS)
+    with pytest.raises(LedgerUnavailable):
+        ledger.archive(NOW_MS)
+    full = False
+    with store.far():
+        waiting = threading.Thread(target=ledger.archive, args=(NOW_MS,))
+        waiting.start()
+        assert store.asked.wait(patience_s(30))
+        others = threading.Thread(target=_others, args=(ledger, hand), daemon=True)
+        others.start()
+        others.join(patience_s(30))
+        waited = others.is_alive()
+    waiting.join()
+    assert not waited, "the writer is locked while the archive is read"
+    assert ledger.parts() == 2
+    assert everything(opened(tmp_path / "rebuilt.duckdb", archive=in_folder(store.folder))) == everything(ledger)
 
 
 def _others(ledger: DuckLedger, hand: Hand) -> None:
