@@ -1,5 +1,6 @@
 """Every page, format, message and listing command for months with hardly anything in them: nothing, a credit alone, a
-correction alone, one team, no team, unpriced time. Each says the same amount due as the statement, or none."""
+correction alone, one team, no team, unpriced time. Each says the same amount due as the statement, or none. So do the
+answers in OpenCost's form and the controller's pages, which know the month's own time only."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, get_args
 
 import pyarrow.parquet as pq
@@ -20,6 +22,8 @@ from starlette.testclient import TestClient
 
 from accountant.__main__ import COMMANDS
 from accountant.channels.protocol import SEAM, ChannelPlugin
+from accountant.compat import opencost_api
+from accountant.compat.opencost_api import AllocationSource
 from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.core.settings import Lake
@@ -33,13 +37,26 @@ from accountant.reports import report_builder
 from accountant.reports.focus_export import unpack
 from accountant.reports.output_formats import RENDERINGS, Form
 from accountant.reports.report_builder import Report
+from accountant.wire.policy_models import Policy
 from agent.wire import Batch
+from fairshare.controller.control_loop import ALONE, Controller
+from fairshare.controller.policy_file import PolicyLocation
+from fairshare.explain.queue_and_pod_explanation import budget_words
+from fairshare.targets import KINDS
+from fairshare.usage.accountant_client import AccountantApi
+from fairshare.web import policy_pages
+from fairshare.web.page_authentication import PageAuthentication
+from fairshare.web.page_routing import PageContext, PagesApp
+from fairshare.web.queue_history import History, ReportCache
+from fairshare.web.what_if_worker import Previews
 from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
 from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY
+from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.https_server import serve
 from gputally.testing.http_receiver import http_receiver
+from tests.fairshare.web.controller_pages import quick, sample
 from tests.fakes.mailserver import mail_server
 from tests.http.addresses import FIGURES, NO_FIGURES, address
 from tests.http.conftest import (
@@ -62,6 +79,13 @@ DECEMBER_MS, JANUARY_MS = 40 * MS_PER_DAY, 70 * MS_PER_DAY
 """From the tests' records of 1 November to a day of December, and from then to one of January, after the grace
 period."""
 MONTH, BEFORE = "2026-12", "2026-11"
+POLICY = Policy.model_validate(
+    {
+        "queues": [{"name": team, "team": team, "refs": [f"kai:{team}"]} for team in ("vision", "speech")],
+        "budgets": [{"name": "vision's", "team": "vision", "limit": "100.00", "currency": "EUR"}],
+        "targets": {"kai": {"mode": "weight"}},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -71,9 +95,11 @@ class SparseMonth:
     before, within: what is reported for November, and for December.
     credited: a credit of 5.00 for the team vision.
     late: what arrives for November after it was closed.
-    due: by team, without those that owe nothing."""
+    due: by team, without those that owe nothing.
+    spent: of the budget of the team vision; None: not known."""
 
     due: Mapping[str, str]
+    spent: str | None = "0.00"
     before: tuple[Batch, ...] = ()
     within: tuple[Batch, ...] = ()
     credited: bool = False
@@ -87,9 +113,9 @@ MONTHS: Final[Mapping[str, SparseMonth]] = {
     "nothing": SparseMonth({}),
     "a credit only": SparseMonth({"vision": "-5.00"}, credited=True),
     "a correction only": SparseMonth({"vision": "1.20"}, before=(UNHELD,), late=(LATE,)),
-    "one team only": SparseMonth({"vision": "1.20"}, within=(HELD,)),
+    "one team only": SparseMonth({"vision": "1.20"}, "1.20", within=(HELD,)),
     "no team": SparseMonth({"__idle__": "1.20"}, within=(UNHELD,)),
-    "unpriced time only": SparseMonth({}, within=(HELD,), prices=ONLY_NOVEMBER),
+    "unpriced time only": SparseMonth({}, None, within=(HELD,), prices=ONLY_NOVEMBER),
     "a credit beside another team's time": SparseMonth(
         {"speech": "1.20", "vision": "-5.00"}, within=(SPOKEN,), credited=True
     ),
@@ -104,6 +130,8 @@ class Running:
     service: Service
     client: TestClient
     clock: VirtualClock
+    controllers: dict[str, str] = field(default_factory=dict)
+    """The controller's pages in the month, by route, and what it explains of budgets."""
 
     @lru_cache  # noqa: B019 - it lives as long as the module's fixture
     def report(self, team: str | None) -> Report:
@@ -122,6 +150,31 @@ class Running:
 
     def post(self, path: str, **content: Any) -> None:
         self.client.post(path, json={"reason": "a test", **content}).raise_for_status()
+
+
+CONTROLLER: Final[Mapping[str, str]] = {
+    "/": "", "/queue/": "vision", "/decisions": "", "/decision": "?id=none&at=1", "/policy": "", "/preview/": "none",
+}  # fmt: skip
+"""The rest of the addresses of the controller's pages."""
+
+
+def controllers_pages(service: Service, clock: VirtualClock, folder: Path) -> dict[str, str]:
+    """Return the pages of a controller that asks this accountant, by route, and what it explains of budgets."""
+    scene, policy = ReportCache(), folder / "policy-of-controller.yaml"
+    policy.write_text(POLICY.model_dump_json())
+    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as api:
+        controller = Controller(
+            POLICY, api, cluster, clock, observe=lambda report: scene.observe(report, POLICY), term=lambda: ALONE
+        )
+        controller.cycle()
+        history, place = History(api, clock), PolicyLocation(policy)
+        context = PageContext(scene, history, Previews(quick), place, clock, 600.0, lambda *said: None, url)
+        client = TestClient(PagesApp(context, PageAuthentication(None, None), policy_pages.ROUTES).observed())
+        answers = {route: client.get(route + rest, headers={"host": "localhost"}) for route, rest in CONTROLLER.items()}
+        budgets = " ".join(budget_words(api.budgets()))
+    assert {route: answer.text for route, answer in answers.items() if answer.status_code not in (200, 404)} == {}
+    return {route: answer.text for route, answer in answers.items()} | {"budgets": budgets}
 
 
 @pytest.fixture(scope="module", params=MONTHS)
@@ -143,7 +196,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         settings = settings_in(
             folder, prices=month.prices, inventory=SPACES, deliveries=json.dumps(orders),
             lake=Lake(warehouse=str(folder / "lake")),
-            policy=json.dumps({"queues": [{"name": team, "team": team} for team in ("vision", "speech")]}),
+            policy=POLICY.model_dump_json(),
         )  # fmt: skip
         with Service(settings, clock) as service, client_of(service) as client:
             found = Running(month, service, client, clock)
@@ -159,6 +212,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             found.deliver(*(moved(batch, DECEMBER_MS) for batch in month.within))
             if month.credited:
                 found.post("/v1/adjustments", month=MONTH, team="vision", amount="-5.00", approved_by="cfo")
+            found.controllers.update(controllers_pages(service, clock, folder))
             clock.advance(JANUARY_MS - DECEMBER_MS)
             yield found
 
@@ -174,6 +228,54 @@ def test_every_address_answers(running: Running, route: str) -> None:
     assert answer.status_code in (200, 404) if route in FIGURES else answer.status_code < 500, answer.text[:500]
     if answer.headers.get("content-type", "").startswith("text/html"):
         assert not re.search(r"\b(None|nan|Decimal)\b", answer.text), route
+
+
+def test_every_page_of_the_controller_has_a_row() -> None:
+    assert CONTROLLER.keys() == {page.prefix for page in policy_pages.ROUTES if page.method == "GET"}
+
+
+def test_the_controller_has_the_amount_spent_of_a_budget(running: Running) -> None:
+    texts = running.controllers
+    assert not {route for route, text in texts.items() if re.search(r"\b(None|nan|Decimal)\b", text)}
+    spent = re.search(r"([\d.]+) of 100\.00 EUR", texts["budgets"])
+    assert texts["budgets"]
+    assert (None if spent is None else spent[1]) == running.month.spent
+
+
+OPENCOST: Final[Mapping[str, str | None]] = {
+    **dict.fromkeys(("/allocation", "/allocation/compute", "/allocation/summary", "/allocation/compute/summary"),
+                    "window=2026-12-01T00:00:00Z,2027-01-01T00:00:00Z&aggregate=namespace&includeIdle=true"),
+    "/allocation/autocomplete": "window=30d&field=namespace", "/assets": "window=30d", "/clusterInfo": None,
+    "/getConfigs": None, **dict.fromkeys(opencost_api._EMPTY, None), "/healthz": None,
+}  # fmt: skip
+"""The questions of OpenCost's interface; None: without parameters."""
+
+
+@pytest.fixture(scope="module")
+def opencost(running: Running) -> TestClient:
+    service = running.service
+    source = AllocationSource(service.ledger, running.clock, service.book, "prod", service.settings.limits)
+    return TestClient(opencost_api.create_app(source))
+
+
+def test_every_question_of_opencosts_interface_has_a_row(running: Running, opencost: TestClient) -> None:
+    served = {str(route.path).removeprefix("/model") for route in opencost.app.routes}  # type: ignore[attr-defined]
+    assert served - {"/docs", "/redoc", "/docs/oauth2-redirect"} == OPENCOST.keys()
+
+
+@pytest.mark.parametrize("route", OPENCOST)
+def test_opencosts_interface_has_the_costs_of_the_months_own_time(
+    running: Running, opencost: TestClient, route: str
+) -> None:
+    answer = opencost.get(route, params=OPENCOST[route] or "")
+    assert answer.status_code == 200, answer.text[:500]
+    assert not re.search(r"\b(None|NaN|Infinity)\b", answer.text)
+    if route.startswith("/allocation") and OPENCOST[route] and "includeIdle" in OPENCOST[route]:
+        sets = answer.json()["data"]
+        sets = [one["allocations"] for one in sets["sets"]] if isinstance(sets, dict) else sets
+        costs = [Decimal(str(one["gpuCost"])) for one_set in sets for one in (one_set or {}).values()]
+        own = [Decimal(due) for due in running.month.due.values() if Decimal(due) > 0] if running.month.within else []
+        assert exact_sum(costs) == exact_sum(own)
 
 
 def total(amounts: Mapping[str, Any]) -> Decimal:
