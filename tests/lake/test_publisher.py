@@ -22,6 +22,7 @@ from accountant.core.periods import Month
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.publisher import LakeComparison, Published, Publisher
+from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import focus_export, report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -227,6 +228,19 @@ def test_late_records_write_their_day_again(running):
     (line,) = running.ledger.usage(after["start_ms"], after["end_ms"], ())
     assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
     assert after["end_ms"] == before["end_ms"] + 2 * HOUR
+
+
+def test_the_lake_tells_of_a_day_that_was_written_again_without_newer_records(running):
+    """Otherwise cached answers of a fleet would stay as they were."""
+    with closing(DuckDbEngine(running.connect())) as engine:
+        before = running.asked(engine)
+        running.clock.advance(HOUR)
+        late = HAND.row(1, 0, 15, "gpu-late", gpu_model="H100")
+        running.ledger.append([HAND.batch(late, node="n9", epoch="late")], running.clock.wall_ms())
+        assert len(running.publisher.publish().days) == 1
+        after = running.asked(engine)
+        assert after.status.newest_ms == before.status.newest_ms
+        assert after.mark(*SPAN) != before.mark(*SPAN)
 
 
 def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again(known):

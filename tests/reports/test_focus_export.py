@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from decimal import Decimal
@@ -119,6 +120,14 @@ def check_sums(report: Report) -> None:
 @pytest.mark.parametrize("team", [None, "vision", "genomics", "__idle__"])
 def test_a_months_charges_are_its_statement(team: str | None) -> None:
     check_sums(replace(sample_month.charged(), team=team))
+
+
+def test_what_rounds_an_invoice_is_not_named_in_a_unit_of_one_currency() -> None:
+    report = sample_month.charged()
+    rounding = [row for row in read(report) if row["ChargeCategory"] == "Adjustment"]
+    assert rounding
+    texts = {text for row in (*rounding, *read(report, "invoice_detail.csv")) for text in row.values()}
+    assert not [text for text in texts if re.search(r"\bcents?\b", text, re.IGNORECASE)]
 
 
 def test_a_running_month_has_charges_of_whole_local_days() -> None:
