@@ -179,6 +179,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             others=others,
             name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",
             posts=posts,
+            claims_counted=bool(claims),
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         stack.enter_context(_ending_calls(stop))

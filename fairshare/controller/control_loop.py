@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -33,6 +33,7 @@ from fairshare.controller.weight_writer import (
     write_weights,
 )
 from fairshare.core.gpu_models import ModelMap, waiting_models
+from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Condition, Pod, SchedulerHistory, Value, own_window
 from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_law import Memory
@@ -44,7 +45,7 @@ from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import ADAPTERS, status_config_map
 from fairshare.targets.status_config_map import StatusObject
-from fairshare.targets.weight_plan import Adapter, Apply, list_if_served, look_at, plan, release
+from fairshare.targets.weight_plan import Adapter, Apply, list_first_served, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, UsageReader, UsageReading, window_by_model
 from fairshare.usage.cluster_capacity import (
     LostGpus,
@@ -67,6 +68,20 @@ from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object
 
 ALONE: Final = Term("", 1)
 """The term of a controller without other replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of the cluster, as one cycle sees them.
+
+    hold: the reason why weights stay as they are, if nodes or pods are unknown.
+    without_free: names of nodes whose free GPUs are unknown.
+    conditions: about what the API server refuses to list."""
+
+    nodes: tuple[Object, ...] = ()
+    hold: UsageHold | None = None
+    without_free: frozenset[str] = frozenset()
+    conditions: tuple[Condition, ...] = ()
 
 
 class Controller:
@@ -95,6 +110,7 @@ class Controller:
         others: OtherClusters = NO_OTHER_CLUSTERS,
         name: str = "",
         posts: Callable[[], Sequence[Decision]] = tuple,
+        claims_counted: bool = False,
     ) -> None:
         """policy: the policy in force at first.
         accountant: returns usage, and stores decisions.
@@ -116,7 +132,9 @@ class Controller:
         others: clusters whose usage the policy may count.
         name: NAMESPACE/LEASE, by which controllers recognise each other's weights; "" without a Lease.
         posts: returns decisions of this process's pages that are to be recorded, each once. A standby records them
-            too."""
+            too.
+        claims_counted: whether `pods` have the GPUs of their ResourceClaims. Otherwise it is unknown which GPUs are
+            free on a node that offers them by claims alone, and none counts as free there."""
         self._policy = policy
         self._name = name
         self._state_fault = ""
@@ -143,6 +161,7 @@ class Controller:
         self._finisher = PreemptionFinisher()
         self._acts = dict(acts or {})
         self._posts = posts
+        self._claims_counted = claims_counted
         self._lost = LostGpus(accountant.lost_gpus)
         self._unmetered = UnmeteredNodes(accountant.metered_nodes)
 
@@ -201,11 +220,12 @@ class Controller:
         if term is not None and not took_over:
             text = "the state of earlier cycles in the status ConfigMap cannot be read"
             hold = UsageHold("StateUnread", f"{text}: {self._state_fault}")
-        nodes, nodes_hold = self._nodes()
-        up = tuple(node for node in nodes if node_up(node))
-        hold = with_capacity_reason(hold, nodes) or nodes_hold or self._unmetered_hold(up, cluster_window, now_ms)
+        nodes = self._nodes()
+        up = tuple(node for node in nodes.nodes if node_up(node))
+        hold = with_capacity_reason(hold, nodes.nodes) or nodes.hold or self._unmetered_hold(up, cluster_window, now_ms)
         usable = window if hold is None else None
         serving = self._lost.serving(up, cluster_window if hold is None else None, now_ms)
+        placing = tuple(node for node in serving.nodes if node["metadata"]["name"] not in nodes.without_free)
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -228,7 +248,7 @@ class Controller:
                 if usable is not None:
                     decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
                     target, preemption_decisions = self._preempt(
-                        target, serving.nodes, now_ms, own_window(usable).watermark_ms, leading, finished.keys
+                        target, placing, now_ms, own_window(usable).watermark_ms, leading, finished.keys
                     )
                     decisions += preemption_decisions
                     events += target.preemption.events if target.preemption is not None else ()
@@ -244,13 +264,19 @@ class Controller:
             policy_version=version,
             window=window,
             hold=hold,
-            conditions=(freshness_condition(hold), *policy_conditions, *pods_conditions, *self._recorder.conditions()),
+            conditions=(
+                freshness_condition(hold),
+                *policy_conditions,
+                *pods_conditions,
+                *nodes.conditions,
+                *self._recorder.conditions(),
+            ),
             targets=tuple(targets),
             decisions=tuple(decisions),
-            gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
+            gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in placing},
             leading=term is not None,
-            free_by_node=free_by_node(serving.nodes, self._pods()),
-            model_by_node=ModelMap.of(self._policy, serving.nodes, {}).of_node if self._policy.gpu_models else {},
+            free_by_node=free_by_node(placing, self._pods()),
+            model_by_node=ModelMap.of(self._policy, placing, {}).of_node if self._policy.gpu_models else {},
         )
         report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
         if not silent:
@@ -289,15 +315,17 @@ class Controller:
         self._preemptions.restore(status)
         return True
 
-    def _nodes(self) -> tuple[Sequence[Object], UsageHold | None]:
+    def _nodes(self) -> _Nodes:
         """Return every node, and a hold if nodes or pods are unknown. Without nodes the capacity is unknown, and
         without pods every GPU would seem free."""
         unseen = self._unseen()
         hold = UsageHold("PodsUnseen", unseen) if unseen is not None else None
         try:
-            return list_if_served(self._cluster, NODE), hold
+            slices, refused = list_first_served(self._cluster, SLICES)
+            nodes, by_claims = with_published(list_if_served(self._cluster, NODE), slices)
         except ClusterError as error:
-            return (), UsageHold("NodesUnread", str(error))
+            return _Nodes(hold=UsageHold("NodesUnread", str(error)))
+        return _Nodes(nodes, hold, frozenset() if self._claims_counted else by_claims, refused)
 
     def _pods_left_out(self) -> tuple[Condition, ...]:
         """Return a condition if pods cannot be read. They count as they were before, or not at all."""

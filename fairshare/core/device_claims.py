@@ -25,13 +25,14 @@ from gputally.kubernetes.objects import Kind, Object, gpus, value_at
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 
 
-def _kinds(kind: str, plural: str, *, namespaced: bool = True) -> tuple[Kind, ...]:
+def kinds(kind: str, plural: str, *, namespaced: bool = True) -> tuple[Kind, ...]:
+    """Return a kind in each of `VERSIONS`."""
     return tuple(Kind(f"resource.k8s.io/{version}", kind, plural, namespaced=namespaced) for version in VERSIONS)
 
 
-CLAIMS = _kinds("ResourceClaim", "resourceclaims")
-TEMPLATES = _kinds("ResourceClaimTemplate", "resourceclaimtemplates")
-CLASSES = _kinds("DeviceClass", "deviceclasses", namespaced=False)
+CLAIMS = kinds("ResourceClaim", "resourceclaims")
+TEMPLATES = kinds("ResourceClaimTemplate", "resourceclaimtemplates")
+CLASSES = kinds("DeviceClass", "deviceclasses", namespaced=False)
 DRIVERS: Final = frozenset({"gpu.nvidia.com", "gpu.amd.com", "gpu.intel.com"})
 """Drivers whose devices are GPUs or parts of GPUs."""
 _OWN_CLASSES = DRIVERS | {"mig.nvidia.com"}

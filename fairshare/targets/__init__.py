@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accountant.wire.policy_models import Policy
+from fairshare.core.published_devices import SLICES
 from fairshare.targets import kai, kube_scheduler, kueue, runai, volcano
 from fairshare.targets.weight_plan import Adapter
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
@@ -24,6 +25,7 @@ KINDS: tuple[Kind, ...] = (
     EVENT,
     BUDGET,
     PRIORITY_CLASS,
+    *SLICES,
 )
 
 

@@ -321,9 +321,9 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    readable = [Condition("Readable", "False", "ReadRefused", join_texts(refusals), _RIGHTS)] if refusals else []
+    readable = _readable(refusals)
     if observation.unreadable and not refusals:
-        readable = [Condition("Readable", "False", "ObjectsLeftOut", join_texts(observation.unreadable))]
+        readable = (Condition("Readable", "False", "ObjectsLeftOut", join_texts(observation.unreadable)),)
     return replace(observation, standings=standings, conditions=(*observation.conditions, *readable))
 
 
@@ -336,8 +336,18 @@ def _one_quantity(policy: Policy, adapter: Adapter) -> Condition:
 
 def list_if_served(cluster: ObjectReader, kind: Kind) -> Sequence[Object]:
     """Return all objects of a kind, or none if the API server does not serve the kind or refuses to list it."""
-    answer = _read(cluster, ObjectQuery((kind,)), [])
-    return answer[1] if answer is not None else ()
+    return list_first_served(cluster, (kind,))[0]
+
+
+def list_first_served(cluster: ObjectReader, kinds: Sequence[Kind]) -> tuple[Sequence[Object], tuple[Condition, ...]]:
+    """Return all objects of the first kind that the API server serves, and a condition if it refuses to list them."""
+    refusals: list[str] = []
+    answer = _read(cluster, ObjectQuery(tuple(kinds)), refusals)
+    return answer[1] if answer is not None else (), _readable(refusals)
+
+
+def _readable(refusals: Sequence[str]) -> tuple[Condition, ...]:
+    return (Condition("Readable", "False", "ReadRefused", join_texts(refusals), _RIGHTS),) if refusals else ()
 
 
 def _read(cluster: ObjectReader, query: ObjectQuery, refusals: list[str]) -> tuple[Kind, Sequence[Object]] | None:

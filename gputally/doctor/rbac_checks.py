@@ -99,6 +99,7 @@ _FAIRSHARE = (
     *_every("scheduling.k8s.io", "priorityclasses", "list"),
     *_every("core", "configmaps", "get", SCHEDULER_CONFIGS),
     *_every("core", "nodes", "list"),
+    *_every("resource.k8s.io", "resourceslices", "list"),
     *_every("events.k8s.io", "events", "create"),
     *_every("core", "configmaps", "get patch", (OWN, f"{OWN}-runai", f"{OWN}-sessions"), local=True),
     *_every("coordination.k8s.io", "leases", "get patch", (OWN,), local=True),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fairshare.controller.claimed_pods import ClaimedPods
+from fairshare.controller.control_loop import Controller
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
 from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import QUEUE_LABEL, BoundPods, read_claiming
@@ -22,6 +23,8 @@ from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import POD
 from tests.deadlines import until
+from tests.fairshare.builders import policy_of
+from tests.fairshare.conftest import Accountant
 from tests.fairshare.real.chart_roles import install
 from tests.fairshare.real_api_server import MERGE
 from tests.real.controlplane import ApiServer, scheduler
@@ -50,6 +53,19 @@ def _followed(cluster: KubernetesCluster, index: PodIndex) -> Iterator[ClaimedPo
         yield claimed
     finally:
         stop.set()  # the threads end with the watches' connections
+
+
+def _capacity(kubeconfig: Path, index: PodIndex) -> dict[str, float]:
+    """Return the GPUs of the nodes as a controller with the chart's role counts them."""
+    policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
+    cluster = KubernetesCluster.connect(KINDS, kubeconfig)
+    report = Controller(
+        policy, Accountant(), cluster, SystemClock(), pods=index.pods, claims_counted=True, silent=True
+    ).cycle()
+    counted = {node: report.gpus_by_node[node] for node in NODES}
+    assert counted == dict.fromkeys(NODES, 4.0)
+    assert not [each for each in report.conditions if each.type == "Readable"]
+    return counted
 
 
 def test_claims_are_counted_where_the_scheduler_allocates_them(
@@ -89,7 +105,7 @@ def test_claims_are_counted_where_the_scheduler_allocates_them(
 
     try:
         with _followed(KubernetesCluster.connect(KINDS, kubeconfig), index) as claimed:
-            view = ExtenderView(dict.fromkeys(NODES, 4.0), index)
+            view = ExtenderView(_capacity(kubeconfig, index), index)
             extender = Extender(lambda: view, SystemClock(), with_claims=claimed.with_claims)
             with serve_extender("127.0.0.1", 0, extender, answered=lambda *told: answers.append(told)) as url:
                 options = {"urlPrefix": f"{url}/scheduler", "prioritizeVerb": "prioritize", "nodeCacheCapable": True}
