@@ -215,6 +215,27 @@ def test_a_clock_that_is_set_for_a_minute_dates_nothing(
     assert_whole(books.booked, T0, books.now_ms)
 
 
+@pytest.mark.parametrize("back", [True, False], ids=["put right in the outage", "put right after it"])
+@pytest.mark.parametrize("by_ms", [MS_PER_HOUR, MS_PER_DAY, -MS_PER_HOUR, -MS_PER_DAY])
+def test_a_clock_that_is_set_during_an_outage_dates_nothing(
+    node: Node, machine: VirtualClock, books: Books, by_ms: int, back: bool
+) -> None:
+    """The agent knows the accountant's time from before the outage."""
+    node.run(3 * MS_PER_MINUTE)
+    node.run(4 * MS_PER_MINUTE, ship=False)
+    machine.step_wall(by_ms)
+    node.run(20 * MS_PER_MINUTE, ship=False)
+    if back:
+        machine.step_wall(-by_ms)
+    node.run(4 * MS_PER_MINUTE, ship=False)
+    node.run(3 * MS_PER_MINUTE)
+    if not back:
+        machine.step_wall(-by_ms)
+    node.run(3 * MS_PER_MINUTE)
+    assert books.refused == []
+    assert_whole(books.booked, T0, books.now_ms)
+
+
 @AHEAD
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_clock_that_was_ahead_from_the_start_is_right_again_within_a_minute(
