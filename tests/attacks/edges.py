@@ -5,6 +5,7 @@ Generators of random values find none of them. A kind is that of a parameter of 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 DAY_MS = 86_400_000
@@ -15,9 +16,11 @@ INTEGERS = (
     YEAR_1_MS, YEAR_1_MS - 1, YEAR_10000_MS - 1, YEAR_10000_MS,
 )  # fmt: skip
 DECIMALS = (
-    "0", "-0", "1e-30", "1e30", "1E+999999", "-1E+999999", "1e-999999", "NaN", "sNaN", "Infinity", "-Infinity",
-    "0.1", "1" * 40, "0." + "0" * 40 + "1", "1_0", "٣", "",
+    "0", "-0", "1e-30", "1e30", "1E+999999", "-1E+999999", "1e-999999", "1e308", "1e309", "NaN", "sNaN",
+    "Infinity", "-Infinity", "0.1", "1" * 40, "0." + "0" * 40 + "1", "1_0", "٣", "",
 )  # fmt: skip
+FLOATS = (1.5, -0.0, 5e-324, 1e308, math.nan, math.inf, -math.inf)
+"""JSON has no last three, but many programs write them."""
 MONTHS = ("0000-01", "0001-01", "1969-12", "1970-01", "1970-12", "1971-01", "2026-00", "2026-13", "9998-12", "9999-01",
           "9999-12", "10000-01", "٢٠٢٦-١٠")  # fmt: skip
 INSTANTS = (
@@ -121,8 +124,8 @@ def of_value(value: Any) -> tuple[Any, ...]:
     """Return what may stand in a body instead of a value."""
     if isinstance(value, bool):
         return (1, None)
-    if isinstance(value, int):
-        return (*INTEGERS, 1.5, None, "0")
+    if isinstance(value, int | float):
+        return (*INTEGERS, *FLOATS, None, "0")
     if isinstance(value, str):
         fitting = INSTANTS if value[:4].isdigit() and "-" in value else DECIMALS if value[:1].isdigit() else TEXTS
         return (*fitting, None, 0)

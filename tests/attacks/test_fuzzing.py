@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.tokens_and_grants import Callers
 from tests.attacks.conftest import PRICES, ROLES, Running
+from tests.attacks.edges import DECIMALS, FLOATS, IDS, INSTANTS, INTEGERS
 from tests.hypothesis_examples import THOROUGH, examples
 
 if TYPE_CHECKING:
@@ -87,15 +88,9 @@ def _may(status: int, text: str) -> bool:
     return status == 501 and "cannot-render" in text
 
 
-TEXT = st.text(max_size=40) | st.sampled_from(
-    ["", "\0", "\u202e", "../..", "'; DROP TABLE usage; --", "x" * 5_000, "node-1"]
-)
-NUMBER = (
-    st.integers(0, 100)
-    | st.integers(-(2**80), 2**80)
-    | st.sampled_from([0, -1, 2**31, 2**63 - 1, 2**63, 2**64, NOW_MS])
-)
-ODD = st.none() | st.booleans() | NUMBER | TEXT | st.floats() | st.just([]) | st.just({})
+TEXT = st.text(max_size=40) | st.sampled_from([*IDS, *INSTANTS, *DECIMALS, "../..", "'; DROP TABLE usage; --"])
+NUMBER = st.integers(0, 100) | st.integers(-(2**80), 2**80) | st.sampled_from([*INTEGERS, NOW_MS])
+ODD = st.none() | st.booleans() | NUMBER | TEXT | st.floats() | st.sampled_from(FLOATS) | st.just([]) | st.just({})
 
 
 def mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -119,6 +119,20 @@ def test_every_route_says_whom_it_lets_pass(accountant):
     assert routes(accountant().app) == set(NEEDS) | PUBLIC_ROUTES
 
 
+@pytest.mark.parametrize("route", sorted(PUBLIC_ROUTES - {("GET", "/metrics")}), ids=" ".join)
+def test_a_public_route_answers_everybody_alike(accountant, route):
+    """Sign-in, probes and files: no scope and no grant of teams changes whether they answer, as it does for metrics."""
+    limited = "".join(token_entry(name, scope, ", teams: [vision]") for name, (_, scope) in LIMITED.items())
+    running = accountant(tokens=limited)
+    method, path = route
+    callers = [{}, bearer("unknown"), *(bearer(token) for token in (*TOKENS.values(), *LIMITED))]
+    statuses = {
+        running.client.request(method, path, headers=headers, follow_redirects=False).status_code for headers in callers
+    }
+    assert len(statuses) == 1
+    assert max(statuses) < 500
+
+
 @pytest.mark.parametrize("route", sorted(NEEDS), ids=" ".join)
 def test_a_route_lets_its_own_scope_and_admin_pass_and_nobody_else(accountant, route):
     running = accountant(tokens="")
