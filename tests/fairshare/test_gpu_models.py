@@ -270,19 +270,54 @@ def test_a_gang_on_two_models_gives_way_for_either_of_them() -> None:
 
 
 def test_a_gang_on_two_models_stays_where_its_end_costs_a_quota_of_the_other() -> None:
-    """Without its gang on both models b would hold less A10 than its quota: the other one gives way, though it lost
+    """Without its gang on both models b would hold less A10 than its quota: the other one gives way, though it loses
     more. Where there is no other, the claim waits."""
-    both, other = _gang("both", "b", ("h", 4), ("t", 4)), _gang("other", "b", ("h", 4))
-    claim = _gang("big", "a", ("", 4), model=H100)
-    assert _kai_verdicts(both, other, claim) == {"PodGroup/ns/big": ("preempts", ["other"])}
-    held = _gang("both", "b", ("h", 6), ("t", 4)), _gang("mine", "a", ("h", 2))
-    assert _kai_verdicts(*held, _gang("big", "a", ("", 2), model=H100)) == {"PodGroup/ns/big": ("denied", [])}
+    kept, both = _gang("kept", "b", ("h", 4), preemptibility="non-preemptible"), _gang("both", "b", ("h", 1), ("t", 1))
+    claim = _gang("big", "a", ("", 1), model=H100)
+    assert _kai_verdicts(kept, both, _gang("other", "b", ("h", 3)), claim) == {
+        "PodGroup/ns/big": ("preempts", ["other"])
+    }
+    assert _kai_verdicts(kept, both, _gang("mine", "a", ("h", 3)), claim) == {"PodGroup/ns/big": ("denied", [])}
 
 
 def test_what_a_gang_frees_of_another_model_is_no_room_on_the_needed_one() -> None:
     """Four GPUs of the needed model are not eight, however many of another model end with them."""
     held = [_gang("both", "b", ("h", 4), ("t", 8)), _gang("mine", "a", ("h", 4))]
     assert _kai_verdicts(*held, _gang("big", "a", ("", 8), model=H100))["PodGroup/ns/big"][0] == "denied"
+
+
+@st.composite
+def gangs_on_two_models(draw: st.DrawFn) -> list[list[Object]]:
+    """Workloads of both queues on both nodes, as far as they have room, and two that wait."""
+    free = {"h": 8, "t": 8}
+    work: list[list[Object]] = []
+    for number, queue in enumerate(draw(st.lists(st.sampled_from("abb"), min_size=2, max_size=6))):
+        on = []
+        for node in draw(st.sampled_from(("h", "t", "ht", "hht"))):
+            gpus = draw(st.integers(1, 4))
+            if gpus <= free[node]:
+                free[node] -= gpus
+                on.append((node, gpus))
+        if on:
+            least = draw(st.integers(1, len(on)))
+            work.append(_gang(f"{queue}-{number}", queue, *on, minMember=least))
+    waiting = draw(st.lists(st.tuples(st.sampled_from((H100, A10)), st.integers(1, 6)), min_size=1, max_size=2))
+    return [*work, *(_gang(f"w{i}", "a", ("", gpus), model=model) for i, (model, gpus) in enumerate(waiting))]
+
+
+@given(gangs_on_two_models())
+@settings(max_examples=examples(30, 500), deadline=None)
+def test_no_queue_falls_below_its_quota_of_any_model(work: list[list[Object]]) -> None:
+    """What gives way leaves its queue its quota of each model that it ends on, and makes the room that was needed."""
+    cluster = cluster_with(*_nodes(), *(queue_object(name) for name in "ab"), *(obj for each in work for obj in each))
+    (target,) = _cycle(cluster, _policy("kai")).targets
+    assert target.preemption is not None
+    ended = [pod for verdict in target.preemption.verdicts for victim in verdict.victims for pod in victim.pods]
+    assert len({pod.uid for pod in ended}) == len(ended), "a pod ends once"
+    for node in "ht":
+        lost = fsum(pod.gpus for pod in ended if pod.node == node)
+        held = fsum(pod.gpus for gang in target.gangs if gang.queue == "b" for pod in gang.pods if pod.node == node)
+        assert not lost or held - lost >= 4, f"{held} of node {node} less {lost}"
 
 
 def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
