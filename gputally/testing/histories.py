@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -90,6 +91,7 @@ class FakeAccountant:
     facts: dict[str, PodFacts] = field(default_factory=dict)
     chunks: list[dict[str, Any]] = field(default_factory=list)
     withdrawn: list[dict[str, Any]] = field(default_factory=list)
+    _turn: Lock = field(default_factory=Lock)
 
     def state(self) -> dict[str, Any]:
         marks: dict[tuple[str, str], int] = {}
@@ -102,12 +104,15 @@ class FakeAccountant:
             "generation": len(self.withdrawn),
         }
 
-    def take(self, batch: Batch) -> int:
-        """Store a batch; return its last number."""
-        self.batches += 1
-        for row in batch.intervals:
-            self.rows.setdefault((batch.node, batch.epoch, row.seq), (batch.node, row))
-        self.facts |= {fact.uid: fact for fact in batch.facts}
+    def take(self, batch: Batch) -> int | None:
+        """Store a batch; return its last number, or None if it fails. Nodes are sent at the same time."""
+        with self._turn:
+            if self.breaks_after is not None and self.batches >= self.breaks_after:
+                return None
+            self.batches += 1
+            for row in batch.intervals:
+                self.rows.setdefault((batch.node, batch.epoch, row.seq), (batch.node, row))
+            self.facts |= {fact.uid: fact for fact in batch.facts}
         return max([*(row.seq for row in batch.intervals), *(fact.seq for fact in batch.facts)], default=0)
 
     def withdraw(self, span: dict[str, Any]) -> int:
@@ -147,11 +152,11 @@ def fake_accountant() -> Iterator[FakeAccountant]:
             body = self.content()
             path = urlsplit(self.path).path
             if path == "/v1/imports/usage":
-                if fake.breaks_after is not None and fake.batches >= fake.breaks_after:
-                    self.say(500)
-                    return
                 batch = decode(gzip.decompress(body))
                 seq = fake.take(batch)
+                if seq is None:
+                    self.say(500)
+                    return
                 answer: dict[str, Any] = {"epoch": batch.epoch, "durable_seq": seq, "checkpointed_seq": seq}
             elif path == "/v1/imports":
                 fake.chunks.append(json.loads(body))
