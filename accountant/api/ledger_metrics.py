@@ -28,6 +28,7 @@ from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, charge
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions
+from accountant.ledger.usage import coverage
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.job_and_task_metrics import CachingCollector
 from accountant.wire.policy_models import IDLE, Policy
@@ -61,7 +62,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
         _in_gpus(capacity),
         labels=["gpu_model", "pool"],
     )
-    by_model, by_team = by_account(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
+    by_model, by_team = by_account(ledger.usage((start, end), ("team", "gpu_model"), None, timezone).lines())
     yield gauge(
         "gputally_account_gpus",
         "GPUs of the last quarter of an hour by account, on average; the accounts add up to the capacity.",
@@ -124,11 +125,11 @@ def _burn_rates(charged: list[Charge], book: PriceBook | None) -> Iterator[tuple
 
 def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
     """GPU-µs of unmetered time of the MOST_NODES nodes with the most, by (node,)."""
-    if (ledger.coverage(start_ms, end_ms) or 0) >= 1:
+    if (coverage(ledger.usage((start_ms, end_ms), ())) or 0) >= 1:
         return {}
     missing = {
         (line.key["node"],): line.accounts_gpu_us.unmetered
-        for line in ledger.usage(start_ms, end_ms, ("node",))
+        for line in ledger.usage((start_ms, end_ms), ("node",)).lines()
         if line.accounts_gpu_us.unmetered
     }
     return dict(sorted(missing.items(), key=lambda each: (-each[1], each[0]))[:MOST_NODES])
@@ -222,7 +223,9 @@ class LedgerCollector(CachingCollector):
 
     def _month(self, start_ms: int, settled_ms: int) -> Iterator[Metric]:
         zone, has_begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
-        usage = self._ledger.usage(start_ms, settled_ms, ("team", "gpu_model"), None, zone) if has_begun else []
+        usage = (
+            self._ledger.usage((start_ms, settled_ms), ("team", "gpu_model"), None, zone).lines() if has_begun else []
+        )
         by_model, by_team = by_account(usage)
         yield gauge(
             "gputally_month_account_gpu_seconds",
@@ -236,7 +239,7 @@ class LedgerCollector(CachingCollector):
             _in_seconds(by_team.items()),
             labels=["team", "account"],
         )
-        by_namespace = self._ledger.usage(start_ms, settled_ms, ("team", "namespace")) if has_begun else []
+        by_namespace = self._ledger.usage((start_ms, settled_ms), ("team", "namespace")).lines() if has_begun else []
         yield gauge(
             "gputally_month_namespace_gpu_seconds",
             "GPU time held in the current month so far by team and namespace, used or not; the "
@@ -301,7 +304,7 @@ class LedgerCollector(CachingCollector):
         )
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        share = self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else None
+        share = coverage(self._ledger.usage((start_ms, settled_ms), ())) if settled_ms > start_ms else None
         yield _figure(
             "gputally_ledger_coverage_ratio",
             "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",

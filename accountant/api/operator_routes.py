@@ -22,7 +22,7 @@ from accountant.api.query_parameters import Params, SpanParams, check_cost, inst
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import ClockReport, GpuMove, GpuOwnership, MisdatedRecords, RetiredDevice, Retirement
-from accountant.ledger.usage_columns import coverage
+from accountant.ledger.usage import coverage
 from accountant.notifications.dispatcher import Dispatcher, UnknownDelivery
 from accountant.notifications.subscriptions import Delivery
 from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
@@ -107,7 +107,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
     start, end, zone = span
     imbalance = deps.ledger.examine(start, end)
     books = deps.books.books()
-    usage = deps.ledger.usage(start, end, ())
+    usage = deps.ledger.usage((start, end), ())
     if params.lake and deps.lake is None:
         raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
     comparison = deps.lake.compare() if params.lake and deps.lake is not None else None
@@ -117,7 +117,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
         imbalance_gpu_us=imbalance.total_us,
         differences=tuple(imbalance.lines[:_SHOWN]),
         coverage=coverage(usage),
-        capacity_gpu_us=sum(line.accounts_gpu_us.total for line in usage),
+        capacity_gpu_us=usage.sum_of_accounts().total,
         quarantined_rows=deps.ledger.quarantined_rows(MOST_QUARANTINED),
         wal_bytes=deps.ledger.wal_bytes(),
         closed_months=len(books.closed),

@@ -50,7 +50,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
-from accountant.ledger.usage_columns import coverage
+from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
@@ -61,6 +61,7 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobsAnswer,
     UsageAnswer,
+    UsageLine,
 )
 from gputally.base.money import exact_sum
 from gputally.base.near_names import nearest, shown
@@ -88,9 +89,9 @@ def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
         check_cost(deps.ledger, deps.settings.limits, page.span, len(params.by), params.where_cluster)
         span = page.start_ms, page.end_ms
         with deps.ledger.moment(*span) as moment:
-            lines = moment.usage(*span, params.by, where, zone)
+            lines: Sequence[UsageLine] = moment.usage(span, params.by, where, zone).lines()
             # The sum of all lines does not depend on the grouping, but filtered lines do not include all time.
-            covered = moment.coverage(*span) if where else coverage(lines)
+            covered = coverage(moment.usage(span, ()) if where else lines)
             if params.breakdown:
                 lines = broken_down(moment, lines, *span, params.by, where, zone)
         head = UsageAnswer(
@@ -115,7 +116,7 @@ def costs(params: Grouped, deps: AppDeps, principal: Reader) -> CostAnswer:
         span = page.start_ms, page.end_ms
         with deps.ledger.moment(*span) as moment:
             answer = cost(moment, deps.book(), *span, params.by, where, zone)
-            if not moment.coverage(*span):  # the cost is unknown
+            if not coverage(moment.usage(span, ())):  # the cost is unknown
                 answer = answer.model_copy(update={"total": None})
         return answer.model_copy(update={"note": note})
 
@@ -381,7 +382,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
             chosen = [one for one in listed.figures if params.state in (None, one.state)]
             known = [one.cost for one in chosen if one.cost is not None]
-            metered = moment.coverage(page.start_ms, page.end_ms)
+            metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(
                 start_ms=page.start_ms,
                 end_ms=page.end_ms,
@@ -455,7 +456,7 @@ def _jobs_beside(deps: Deps, key: JobKey) -> set[str]:
     with deps.ledger.moment(start, end) as moment:
         jobs = set(moment.jobs_in(key.cluster, key.namespace))
         if start < end:
-            jobs |= {line.key["job"] for line in moment.usage(start, end, ("job",), where)}
+            jobs |= {line.key["job"] for line in moment.usage((start, end), ("job",), where).lines()}
     return jobs
 
 
@@ -501,7 +502,7 @@ def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, ke
         return
     extent = moment.extents({key}).get(key)
     if extent is not None and principal.progress_teams is not None:
-        paid = moment.usage_between(extent, ("team",), asking.only_job(key))[0]
+        paid = moment.usage(extent, ("team",), asking.only_job(key)).lines()
         extent = extent if {line.key["team"] for line in paid} & principal.progress_teams else None
     if extent is None:
         raise Refusal(

@@ -25,7 +25,7 @@ from accountant.billing.usage_pricing import (
 )
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import Questions
-from accountant.ledger.usage_columns import Int64Array, Place, UsageColumns
+from accountant.ledger.usage import OF_TIME, PRICED_BY, START_UP, Int64Array, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
 
@@ -158,14 +158,18 @@ def charges_by_grouping(
 
     where: a filter by dimensions that every grouping has."""
     spans = pieces(book, start_ms, end_ms)
-    usage = ledger.usage_columns((start_ms, *(end for _, end in spans)), groupings, timezone)
-    if book is None or book.by_place(start_ms, end_ms):
-        priced = [_priced_by_place(columns, book, [start for start, _ in spans]) for columns in usage]
-    else:
-        priced = [
-            _of_charges([charges(ledger, book, *span, by, where, timezone) for span in spans], columns)
-            for by, columns in zip(groupings, usage, strict=True)
-        ]
+    edges = (start_ms, *(end for _, end in spans))
+    usage: dict[int, Usage] = {}
+    # Start-up time is read once if those by day or hour are the first.
+    for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
+        usage[number] = ledger.usage(edges, (*groupings[number], *PRICED_BY), None, timezone, START_UP)
+    priced = []
+    for number, by in enumerate(groupings):
+        if book is None or book.by_place(start_ms, end_ms):
+            priced.append(_priced_by_place(usage.pop(number), by, book, [start for start, _ in spans]))
+        else:
+            by_stretch = [charges(ledger, book, *span, by, where, timezone) for span in spans]
+            priced.append(_of_charges(by_stretch, usage.pop(number), by))
     return [_filtered(columns, by, where) for by, columns in zip(groupings, priced, strict=True)] if where else priced
 
 
@@ -175,37 +179,50 @@ def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Mapping[Dime
     return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
 
 
-def _priced_by_place(usage: UsageColumns, book: PriceBook | None, starts: Sequence[int]) -> ChargeTable:
+def _priced_by_place(
+    usage: Usage, by: Sequence[Dimension], book: PriceBook | None, starts: Sequence[int]
+) -> ChargeTable:
     """Prices usage by place. starts: the start of each span, in ms."""
+    keys, key = usage.keyed(by)
+    places, place = _places(usage)
     of_place = [
-        [book.unit_price(place.gpu_model, start, *place[1:]) if book is not None else None for place in usage.places]
+        [book.unit_price(one.gpu_model, start, *one[1:]) if book is not None else None for one in places]
         for start in starts
     ]
     prices, price = _numbered_prices([price for stretch in of_place for price in stretch])
-    unit_price = price.reshape(len(starts), len(usage.places))[usage.stretch, usage.place]
-    rows, accounts = np.nonzero(usage.gpu_us[:, : len(ACCOUNTS)])
+    unit_price = price.reshape(len(starts), len(places))[usage.span, place]
+    gpu_us = usage.columns(ACCOUNTS)
+    rows, accounts = np.nonzero(gpu_us)
     billed = np.array([account in BILLED for account in ACCOUNTS])[accounts]
-    numbers = np.stack([usage.key[rows], usage.place[rows], accounts, np.where(billed, unit_price[rows], 0)], axis=1)
-    table = _with_details(numbers, usage.gpu_us[rows, accounts], usage.gpu_us[rows, len(ACCOUNTS) :], rows)
-    return ChargeTable(usage.keys, usage.places, prices, table)
+    numbers = np.stack([key[rows], place[rows], accounts, np.where(billed, unit_price[rows], 0)], axis=1)
+    table = _with_details(numbers, gpu_us[rows, accounts], usage.columns(START_UP)[rows], rows)
+    return ChargeTable(keys, places, prices, table)
 
 
-def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: UsageColumns) -> ChargeTable:
+def _places(usage: Usage) -> tuple[list[Place], Int64Array]:
+    """The places of a relation, sorted, and for each row the index of its place."""
+    places, place = usage.keyed(PRICED_BY)
+    return [Place(*names) for names in places], place
+
+
+def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: Usage, by: Sequence[Dimension]) -> ChargeTable:
     """Converts charges to columns, for prices that depend on more than place and instant.
 
     by_stretch: the charges of each span.
-    usage: the columns that contain the start-up time."""
+    usage: the relation that contains the start-up time."""
     numbered_charges = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
     keys, key = numbered([charge.key for _, charge in numbered_charges])
     places, place = numbered([charge.place for _, charge in numbered_charges])
     prices, price = _numbered_prices([charge.row for _, charge in numbered_charges])
+    keys_of_usage, key_of_row = usage.keyed(by)
+    places_of_usage, place_of_row = _places(usage)
     row_of = {
-        (stretch, usage.keys[key], usage.places[place]): row
+        (stretch, keys_of_usage[key], places_of_usage[place]): row
         for row, (stretch, key, place) in enumerate(
-            zip(usage.stretch.tolist(), usage.key.tolist(), usage.place.tolist(), strict=True)
+            zip(usage.span.tolist(), key_of_row.tolist(), place_of_row.tolist(), strict=True)
         )
     }
-    start_up = np.concatenate([usage.gpu_us[:, len(ACCOUNTS) :], np.zeros((1, 2), dtype=np.int64)])
+    start_up = np.concatenate([usage.columns(START_UP), np.zeros((1, len(START_UP)), dtype=np.int64)])
     none = len(start_up) - 1
     groups = [row_of.get((stretch, charge.key, charge.place), none) for stretch, charge in numbered_charges]
     group = np.array(groups, dtype=np.int64)

@@ -43,7 +43,7 @@ from accountant.billing.usage_pricing import (
 )
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.ledger.usage_columns import Place
+from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -213,7 +213,7 @@ def bill_guarantees(
     """Charges unused guaranteed quota to the teams that own it, up to the unallocated time of the pools whose policy
     bills it."""
     policies = ledger.policies(start_ms, end_ms)
-    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
+    hourly = ledger.usage((start_ms, end_ms), ("queue", "hour"), None, timezone)
     unused = unused_by_team(policies, hourly, start_ms, end_ms, zone(timezone))
     free: dict[str, Counter[tuple[Place, str]]] = defaultdict(Counter)
     for charge in charges(ledger, book, start_ms, end_ms, ("hour",), None, timezone):

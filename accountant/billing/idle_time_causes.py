@@ -20,16 +20,16 @@ The rule for start-up is `phase_spans` below, and the rule for guarantees is in 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from accountant.billing.quota_usage import reserve, unused_by_queue
 from accountant.core.periods import zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.usage import START_UP, Where
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
-Where = Mapping[Dimension, Collection[str]]
 Key = tuple[str, ...]
 
 
@@ -49,10 +49,11 @@ def broken_down(
     starting: Counter[Key] = Counter()
     gang_waiting: Counter[Key] = Counter()
     dimensions = tuple(dict.fromkeys((*by, *where)))
-    for phase in ledger.idle_phases(start_ms, end_ms, dimensions, timezone):
-        if _matches(phase.key, where):
-            starting[_key(by, phase.key)] += phase.starting_us
-            gang_waiting[_key(by, phase.key)] += phase.gang_waiting_us
+    phases = ledger.usage((start_ms, end_ms), by, where, timezone, START_UP)
+    for values, (starting_us, waiting_us) in zip(phases.row_keys(), phases.columns(START_UP).tolist(), strict=True):
+        key = _key(by, dict(zip(phases.by, values, strict=True)))
+        starting[key] += starting_us
+        gang_waiting[key] += waiting_us
     reserved: Counter[Key] = Counter()
     for names, gpu_us in _reserved(ledger, start_ms, end_ms, dimensions, timezone):
         if _matches(names, where):
@@ -78,13 +79,13 @@ def _reserved(
     policies = ledger.policies(start_ms, end_ms)
     if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
         return
-    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
+    hourly = ledger.usage((start_ms, end_ms), ("queue", "hour"), None, timezone)
     unused, teams = unused_by_queue(policies, hourly, start_ms, end_ms, zone(timezone))
     of_gpus: tuple[Dimension, ...] = tuple(
         dict.fromkeys(("hour", *(name for name in dimensions if name not in OF_HOLDERS)))
     )
     free: dict[str, dict[Key, int]] = defaultdict(dict)
-    for line in ledger.usage(start_ms, end_ms, of_gpus, None, timezone):
+    for line in ledger.usage((start_ms, end_ms), of_gpus, None, timezone).lines():
         if line.accounts_gpu_us.unallocated:
             free[line.key["hour"]][_key(of_gpus, line.key)] = line.accounts_gpu_us.unallocated
     for hour in sorted(free):

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple, Protocol
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.usage_pricing import (
     ALLOCATED,
+    Capacity,
     Charge,
     PricedTime,
     charges,
@@ -40,7 +41,7 @@ from accountant.billing.usage_pricing import (
 )
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
-from accountant.ledger.usage_columns import PRICED_BY, Place
+from accountant.ledger.usage import PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.option_types import JobState
 from accountant.wire.usage_cost_and_job_models import (
@@ -50,7 +51,6 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobPart,
-    UsageLine,
 )
 from gputally.base.apportionment import apportion
 from gputally.base.units import US_PER_MS
@@ -82,24 +82,24 @@ Group = tuple[str, Place, str]
 """Hour, place and account of a charge."""
 
 
-def divide_by_epoch(found: Sequence[Charge], held: Sequence[Sequence[UsageLine]]) -> list[list[Charge]]:
+def divide_by_epoch(found: Sequence[Charge], held: Usage, epochs: int) -> list[list[Charge]]:
     """Divides each hour's charges among the epochs. The parts of a charge add up to it.
 
     found: charges whose keys are hours.
-    held: the job's usage in each epoch, by hour and PRICED_BY."""
-    weights: dict[Group, list[int]] = defaultdict(lambda: [0] * len(held))
-    in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * len(held))
-    for number, lines in enumerate(held):
-        for line in lines:
-            hour, place = line.key["hour"], Place(*(line.key[name] for name in PRICED_BY))
-            for account in ALLOCATED:
-                gpu_us = getattr(line.accounts_gpu_us, account)
-                weights[hour, place, account][number] += gpu_us
-                in_hour[hour][number] += gpu_us
+    held: the job's usage by hour and PRICED_BY; its spans are the epochs.
+    epochs: the number of epochs."""
+    weights: dict[Group, list[int]] = defaultdict(lambda: [0] * epochs)
+    in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * epochs)
+    accounts: tuple[Capacity, ...] = ("busy", "allocated_idle", "allocated_unknown")
+    rows = zip(held.span.tolist(), held.row_keys(), held.columns(accounts).tolist(), strict=True)
+    for number, (hour, *place), figures in rows:
+        for account, gpu_us in zip(accounts, figures, strict=True):
+            weights[hour, Place(*place), account][number] += gpu_us
+            in_hour[hour][number] += gpu_us
     groups: dict[Group, list[Charge]] = {}
     for charge in found:
         groups.setdefault((charge.key[0], charge.place, charge.account), []).append(charge)
-    shares: list[list[Charge]] = [[] for _ in held]
+    shares: list[list[Charge]] = [[] for _ in range(epochs)]
     for group, grouped in groups.items():
         by = weights[group] if any(weights[group]) else in_hour[group[0]]
         for into, parts in zip(shares, _dealt(grouped, by), strict=True):
@@ -128,17 +128,10 @@ SETTLE_MS: Final = 2 * 60_000
 RATE_PLACES: Final = 6
 _BUILT: Final = 20_000
 """The ledger is asked about this many jobs at a time."""
-Where = Mapping[Dimension, Collection[str]]
 
 
 class EpochQuestions(Questions, Protocol):
     """The queries that epochs need. A read snapshot of the ledger answers them."""
-
-    def usage_between(
-        self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> Sequence[Sequence[UsageLine]]:
-        """`usage` of each span between two neighbouring edges, which ascend."""
-        ...
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         """The epochs that ended in the span."""
@@ -334,8 +327,8 @@ def epoch_lines(
             for charge in charges(ledger, book, begin, end, ("hour",), mine, timezone)
             if charge.account in ALLOCATED
         ]
-        held = ledger.usage_between(edges, ("hour", *PRICED_BY), mine, timezone)
-        for number, share in zip(inside, divide_by_epoch(found, held), strict=True):
+        held = ledger.usage(edges, ("hour", *PRICED_BY), mine, timezone, ())
+        for number, share in zip(inside, divide_by_epoch(found, held, len(inside)), strict=True):
             shares[number] += share
     parts = quantify(((f"{number:08d}",), charge) for number, share in enumerate(shares) for charge in share)
     return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]

@@ -17,12 +17,11 @@ from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
 from accountant.wire.policy_models import Policy, PolicyVersion
-from accountant.wire.usage_cost_and_job_models import UsageLine
 from gputally.base.apportionment import apportion
 from gputally.base.units import US_PER_MS
 
 if TYPE_CHECKING:
-    from accountant.ledger.usage_columns import Hours
+    from accountant.ledger.usage import Usage
 
 _MILLI = 1_000
 """Deserved quotas are decimal numbers of GPUs, counted here in thousandths."""
@@ -46,7 +45,7 @@ class QuotaRow:
 
 
 def quotas(
-    policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
     """One row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved quota."""
     quota_of = [
@@ -60,12 +59,20 @@ def quotas(
     unlimited = {name for name, milli in quota_of if milli < 0}
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
     held: dict[str, Counter[str]] = {name: Counter() for name in deserved}
-    allocated = hourly.busy_us + hourly.idle_us + hourly.unknown_us
-    for owner, number, gpu_us in zip(hourly.owner.tolist(), hourly.hour.tolist(), allocated.tolist(), strict=True):
-        queue, hour = hourly.owners[owner][1], hourly.hours[number]
+    for (queue, hour), gpu_us in _allocated(hourly).items():
         if queue in held:
             held[queue][hour] += gpu_us
     return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
+
+
+def _allocated(hourly: Usage) -> Counter[tuple[str, str]]:
+    """Held GPU-µs by queue and local hour. hourly: usage by at least these."""
+    sums: Counter[tuple[str, str]] = Counter()
+    queue, hour = hourly.by.index("queue"), hourly.by.index("hour")
+    allocated = hourly.columns(("busy", "allocated_idle", "allocated_unknown")).sum(axis=1).tolist()
+    for key, gpu_us in zip(hourly.row_keys(), allocated, strict=True):
+        sums[key[queue], key[hour]] += gpu_us
+    return sums
 
 
 def leaf_quotas(
@@ -115,13 +122,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 def unused_by_queue(
-    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
     """Unused guaranteed GPU-µs by local hour and queue, and the team by queue. hourly: usage by queue and hour."""
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    held: Counter[tuple[str, str]] = Counter()
-    for line in hourly:
-        held[line.key["queue"], line.key["hour"]] += line.accounts_gpu_us.allocated
+    held = _allocated(hourly)
     unused: dict[str, dict[str, int]] = defaultdict(dict)
     for queue, by_hour in deserved.items():
         for hour, gpu_us in by_hour.items():
@@ -131,7 +136,7 @@ def unused_by_queue(
 
 
 def unused_by_team(
-    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> Mapping[str, Counter[str]]:
     """Unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
     by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)

@@ -25,7 +25,7 @@ from accountant.billing.time_reallocation import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.ledger.usage_columns import PRICED_BY, Place
+from accountant.ledger.usage import LENT, MEASURES, PRICED_BY, Place
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
@@ -164,7 +164,9 @@ def _at_rows(
     rows: dict[str, Price | None] = {"": None}
     sums: Counter[tuple[tuple[str, ...], Place, int, str]] = Counter()
     for start, end in pieces(book, start_ms, end_ms):
-        lines = ledger.usage(start, end, dimensions, where, timezone)
+        lent_too = LENT if book is not None and book.billing.shared_gpus == "busy" else ()
+        usage = ledger.usage((start, end), dimensions, where, timezone, (*MEASURES, *lent_too))
+        lines = usage.lines()
         prices: dict[Place, Price | None] = {}
         for line in by_memory(lines, PRICED_BY, with_unheld=with_unheld) if by_mig_memory else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))
@@ -180,14 +182,15 @@ def _at_rows(
                 gpu_us = getattr(line.accounts_gpu_us, account)
                 if gpu_us:
                     sums[key, place, order, row_id if account in BILLED else ""] += gpu_us
-        if book is not None and book.billing.shared_gpus == "busy":
-            for lent in ledger.lent(start, end, tuple(dict.fromkeys((*dimensions, *(where or {})))), timezone):
-                if any(lent.key[name] not in values for name, values in (where or {}).items()):
-                    continue
-                place = Place(*(lent.key[name] for name in PRICED_BY))
-                row = book.unit_price(place.gpu_model, start, *place[1:])
-                order = ACCOUNTS.index(cast(Capacity, lent.account))
-                sums[tuple(lent.key[name] for name in by), place, order, row.id if row else ""] += lent.gpu_us
+        if book is None or not lent_too:
+            continue
+        for names, changes in zip(usage.row_keys(), usage.columns(lent_too).tolist(), strict=True):
+            named = dict(zip(usage.by, names, strict=True))
+            place = Place(*(named[name] for name in PRICED_BY))
+            row = book.unit_price(place.gpu_model, start, *place[1:])
+            for changed, gpu_us in zip(lent_too, changes, strict=True):
+                order = ACCOUNTS.index(cast(Capacity, changed.removeprefix("lent_")))
+                sums[tuple(named[name] for name in by), place, order, row.id if row else ""] += gpu_us
     return [
         Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
         for key, place, order, row_id in sorted(sums)

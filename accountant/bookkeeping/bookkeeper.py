@@ -402,7 +402,7 @@ class Bookkeeper:
         now, (first, newest) = self._clock.wall_ms(), self._ledger.extent()
         # A lake accepts only spans that begin at a whole hour, as midnight does.
         start = midnight_ms(local_date(first, self._zone), self._zone)
-        in_records = {line.key["team"] for line in self._ledger.usage(start, now, ("team",))} if newest else set()
+        in_records = {team for (team,) in self._ledger.usage((start, now), ("team",)).row_keys()} if newest else set()
         in_policies = {
             queue.team for version in self._ledger.policies(0, now + 1) for queue in version.policy.queues if queue.team
         }
@@ -489,7 +489,7 @@ class Bookkeeper:
         now = self._clock.wall_ms()
         books = self.books()
         before = month.previous.span(self._zone)
-        earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
+        earlier = self._ledger.usage(before, ()).sum_of_accounts().total > 0
         refuse_out_of_order(books, month, end, now, earlier)
         draft, standing = self._draft(month, books)
         refuse_unless_acknowledged(standing, acknowledged, reason)

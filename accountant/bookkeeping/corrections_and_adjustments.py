@@ -37,7 +37,7 @@ from accountant.billing.usage_pricing import ALLOCATED, BILLED, DETAILS, LINE_AC
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import Month, utc
 from accountant.ledger.protocols import Ledger, Questions
-from accountant.ledger.usage_columns import PRICED_BY
+from accountant.ledger.usage import PRICED_BY
 from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -296,7 +296,7 @@ def credit_lines(ledger: Questions, book: PriceBook, span: NodeSpan, timezone: s
 
 def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
     """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
-    clusters = [line.key["cluster"] for line in ledger.usage(start_ms, end_ms, ("cluster",), {"node": (node,)})]
+    clusters = [cluster for (cluster,) in ledger.usage((start_ms, end_ms), ("cluster",), {"node": (node,)}).row_keys()]
     if not clusters:
         raise ValueError(f"no node {node!r} had a GPU in that span: check its name and the span")
     if len(clusters) > 1:

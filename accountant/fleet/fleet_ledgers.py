@@ -24,7 +24,7 @@ from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
 from accountant.lake.query_engines import Engine
-from accountant.ledger.usage_columns import coverage, sum_of_usage_lines
+from accountant.ledger.usage import coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
@@ -186,7 +186,9 @@ class Fleet:
         """The accounts per group, added up over the members."""
         by_key: dict[tuple[str, ...], list[UsageLine]] = {}
         for member in _each(members, progress):
-            for line in member.ledger.usage(*_limited(query, member)):
+            limited = _limited(query, member)
+            found = member.ledger.usage((limited.start_ms, limited.end_ms), *limited[2:])
+            for line in found.lines():
                 by_key.setdefault(tuple(line.key.values()), []).append(line)
         lines = tuple(sum_of_usage_lines(several[0].key, several) for _, several in sorted(by_key.items()))
         return UsageAnswer(

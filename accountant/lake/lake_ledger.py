@@ -21,54 +21,47 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
-from accountant.billing.charge_table import numbered
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
-from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake.query_engines import Bounds, Engine
-from accountant.lake.tables import ACCOUNT_COLUMNS, MEMO_COLUMNS, column_of
+from accountant.lake.tables import ACCOUNT_COLUMNS, MEASURE_COLUMNS, column_of
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,
     GpuOwnership,
-    IdlePhases,
     JobKey,
-    LentTime,
     NodeFacts,
     Quarantined,
 )
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
-from accountant.ledger.usage_columns import (
-    COLUMNS,
-    MEMOS,
-    PRICED_BY,
-    Hours,
+from accountant.ledger.usage import (
+    ACCOUNTS,
+    LENT,
+    MEASURES,
+    OF_TIME,
+    START_UP,
     Int64Array,
-    JobName,
-    Peak,
-    Place,
-    UsageColumns,
-    coverage,
-    usage_line,
+    Usage,
+    UsageMeasure,
+    Where,
+    names_of,
 )
 from accountant.prices.price_book import PriceBook
-from accountant.storage.query.group_by_dimensions import OF_TIME
 from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_HOUR
 
-Where = Mapping[Dimension, Collection[str]]
-_FIGURES: Final = (*ACCOUNT_COLUMNS, *MEMO_COLUMNS)
+_FIGURES: Final = dict(zip((*ACCOUNTS, *START_UP, *MEASURES), (*ACCOUNT_COLUMNS, *MEASURE_COLUMNS), strict=True))
+"""The column of each figure of usage."""
 _WIDE: Final = frozenset({"energy_uj"})
 """Figures whose sum may need more than 64 bits."""
-_HELD: Final = ("busy", "allocated_idle", "allocated_unknown")
 _PODS = msgspec.json.Decoder(ObservedPod)
 _NODES = msgspec.json.Decoder(NodeFacts)
 
@@ -119,98 +112,23 @@ class LakeLedger:
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
         where: Where | None = None,
         timezone: str = "UTC",
-    ) -> Sequence[UsageLine]:
-        return self.usage_between((start_ms, end_ms), by, where, timezone)[0]
-
-    def usage_between(
-        self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> Sequence[Sequence[UsageLine]]:
-        """The `usage` of each span between two neighbouring edges, which ascend."""
-        found = self._grouped(edges, by, where, timezone)
-        lines: list[list[UsageLine]] = [[] for _ in pairwise(edges)]
-        keyed = sorted(zip(found.stretch.tolist(), found.keys, found.figures(), strict=True), key=lambda row: row[:2])
-        for stretch, key, figures in keyed:
-            named = dict(zip((*COLUMNS, *MEMOS), figures, strict=True))
-            lines[stretch].append(usage_line(dict(zip(by, key, strict=True)), named))
-        return lines
-
-    def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
-    ) -> list[UsageColumns]:
-        answers = []
-        for by in cuts:
-            wanted = _FIGURES if memos else ACCOUNT_COLUMNS
-            found = self._grouped(edges, (*by, *PRICED_BY), None, timezone, wanted)
-            keys, key = numbered([names[: len(by)] for names in found.keys])
-            places, place = numbered([Place(*names[len(by) :]) for names in found.keys])
-            figures = np.array(found.figures(), dtype=np.int64).reshape(-1, len(wanted))
-            at, sums = sum_by_key(np.stack([found.stretch, key, place], axis=1), figures)
-            cells, beside = sums[:, : len(ACCOUNT_COLUMNS)], sums[:, len(ACCOUNT_COLUMNS) :]
-            kept = cells.any(axis=1)
-            answers.append(
-                UsageColumns(
-                    keys, places, at[kept, 0], at[kept, 1], at[kept, 2], cells[kept], beside[kept] if memos else None
-                )
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
+        """See accountant.ledger.protocols.Questions. Raises UnsupportedQuestion for spans that the lake's hours do not
+        divide into, and for LENT, because the lake has no figures per quarter-hour."""
+        if set(LENT) & set(measures):
+            raise UnsupportedQuestion(
+                f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), "
+                "which cannot be computed from the lake's hours: query the accountant itself, or read the table "
+                "statement_lines"
             )
-        return answers
-
-    def idle_phases(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
-    ) -> list[IdlePhases]:
-        found = self._grouped((start_ms, end_ms), by, None, timezone, ("starting_us", "gang_waiting_us"))
-        rows = sorted(zip(found.keys, found.figures(), strict=True))
-        return [IdlePhases(dict(zip(by, key, strict=True)), *figures) for key, figures in rows if any(figures)]
-
-    def lent(
-        self,
-        start_ms: int,  # noqa: ARG002 - no span has an answer
-        end_ms: int,  # noqa: ARG002
-        by: Sequence[Dimension],  # noqa: ARG002
-        timezone: str = "UTC",  # noqa: ARG002
-    ) -> list[LentTime]:
-        """Always raises UnsupportedQuestion, because the lake has no figures per quarter-hour."""
-        raise UnsupportedQuestion(
-            f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), which "
-            "cannot be computed from the lake's hours: query the accountant itself, or read the table statement_lines"
-        )
-
-    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """The held time by team, queue and local hour, as columns."""
-        lines = self.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone) if start_ms < end_ms else []
-        names = sorted({line.key["hour"] for line in lines})
-        number = {name: at for at, name in enumerate(names)}
-        capacity = [0] * len(names)
-        for line in lines:
-            accounts = line.accounts_gpu_us
-            capacity[number[line.key["hour"]]] += accounts.total - accounts.down
-        held = [line for line in lines if line.accounts_gpu_us.allocated]
-        owners, owner = numbered([(line.key["team"], line.key["queue"]) for line in held])
-        columns = [
-            [number[line.key["hour"]] for line in held],
-            *([getattr(line.accounts_gpu_us, name) for line in held] for name in _HELD),
-        ]
-        hour, busy, idle, unknown = (np.array(column, dtype=np.int64) for column in columns)
-        return Hours(names, capacity, owners, owner, hour, busy, idle, unknown)
-
-    def peaks(
-        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
-    ) -> dict[JobName, Peak]:
-        """The most that each of these jobs, given as (namespace, job), held and used in one local hour."""
-        if not jobs or start_ms >= end_ms:
-            return {}
-        where: Where = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
-        by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "hour")
-        found: dict[JobName, Peak] = {}
-        for line in self.usage(start_ms, end_ms, by, where, timezone):
-            key = line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"]
-            accounts, peak = line.accounts_gpu_us, found.get(key, Peak())
-            found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
-        return {key: peak for key, peak in sorted(found.items()) if key[1:3] in jobs and peak.held_us}
+        by = tuple(dict.fromkeys(by))
+        figures = [_FIGURES[name] for name in names_of(measures) if name in _FIGURES]
+        return Usage.of_rows(by, self._usage_rows(edges, by, where or {}, timezone, figures), measures)
 
     def window(
         self,
@@ -240,9 +158,10 @@ class LakeLedger:
         where: Where = {} if cluster is None else {"cluster": (cluster,)}
         leaves: dict[str, int] = {}
         capacity = working = metered = 0
-        for (begin, end), lines in zip(pairwise(edges), self.usage_between(edges, ("queue",), where), strict=True):
+        found = self.usage(edges, ("queue",), where)
+        for span, (begin, end) in enumerate(pairwise(edges)):
             weight = factor(begin, end, end_ms, spec.half_life) if decayed else None
-            for line in lines:
+            for line in found.lines(span):
                 accounts, queue = line.accounts_gpu_us, line.key["queue"]
                 there = accounts.total - accounts.down
                 working += there
@@ -274,9 +193,6 @@ class LakeLedger:
             policy_counting=policies[-1].counting if policies and cluster is not None else None,
             since_ms=min(end_ms, max(start_ms, self.status.first_ms or end_ms)),
         )
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        return coverage(self.usage(start_ms, end_ms, ()))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs that each node had at some time in the span, by cluster and node."""
@@ -507,34 +423,30 @@ class LakeLedger:
             f"{what} are not published in the lake: query the accountant of {self.status.ledger}"
         )
 
-    def _grouped(
-        self,
-        edges: Sequence[int],
-        by: Sequence[Dimension],
-        where: Where | None,
-        timezone: str,
-        figures: Sequence[str] = _FIGURES,
-    ) -> _Grouped:
-        """The sums of these figures by span and dimensions. Raises UnsupportedQuestion."""
-        where = where or {}
+    def _usage_rows(
+        self, edges: Sequence[int], by: Sequence[Dimension], where: Where, timezone: str, figures: Sequence[str]
+    ) -> Iterator[tuple[int, tuple[str, ...], list[int]]]:
+        """Yields the index of the span, the key and these figures of rows that may have equal spans and keys. Raises
+        UnsupportedQuestion."""
         start_ms, end_ms = edges[0], edges[-1]
         # Filters by day and hour are applied here, others by the engine.
         of_time = {name: frozenset(values) for name, values in where.items() if name in OF_TIME}
         wanted = tuple(dict.fromkeys((*by, *of_time)))
         table = self._sums(edges, wanted, where, figures) if start_ms < end_ms else None
         if table is None or not len(table) or table["begins"].null_count:
-            return _Grouped.of([], np.zeros(0, dtype=np.int64), [[] for _ in figures])
+            return
         begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
-        stretch = self._placed(np.array(edges, dtype=np.int64), begins, ends)
+        span = self._placed(np.array(edges, dtype=np.int64), begins, ends)
         names: dict[str, Sequence[str]] = {
             name: table[column_of(name)].to_pylist() for name in wanted if name not in OF_TIME
         }
         if set(wanted) & OF_TIME:
             names |= self._local_times(start_ms, end_ms, begins, ends, timezone, whole_days="hour" not in wanted)
-        kept = [at for at in range(len(table)) if all(names[name][at] in values for name, values in of_time.items())]
-        keys = [tuple(names[name][at] for name in by) for at in kept]
         columns = [table[name].to_pylist() for name in figures]
-        return _Grouped.of(keys, stretch[kept], [[column[at] for at in kept] for column in columns])
+        for at in range(len(table)):
+            if all(names[name][at] in values for name, values in of_time.items()):
+                key = tuple([names[name][at] for name in by])
+                yield int(span[at]), key, [int(column[at]) for column in columns]
 
     def _sums(
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
@@ -623,36 +535,6 @@ class LakeLedger:
                 for row in self._rows("acts", "number")
             ]  # fmt: skip
         return self._acts
-
-
-@dataclass(frozen=True, slots=True)
-class _Grouped:
-    """Rows of an answer.
-
-    keys: for each row, its values of the dimensions.
-    stretch: for each row, the index of its span between two neighbouring edges.
-    columns: the requested figures, one sequence per figure."""
-
-    keys: Sequence[tuple[str, ...]]
-    stretch: Int64Array
-    columns: Sequence[Sequence[int]]
-
-    @classmethod
-    def of(cls, keys: Sequence[tuple[str, ...]], stretch: Int64Array, columns: Sequence[Sequence[Any]]) -> _Grouped:
-        """Adds up rows with equal span and key."""
-        if len(set(zip(stretch.tolist(), keys, strict=True))) == len(keys):
-            return cls(keys, stretch, [[int(value) for value in column] for column in columns])
-        sums: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-        for at, key, *figures in zip(stretch.tolist(), keys, *columns, strict=True):
-            known = sums.setdefault((at, key), [0] * len(figures))
-            for place, value in enumerate(figures):
-                known[place] += int(value)
-        places = np.array([at for at, _ in sums], dtype=np.int64)
-        return cls([key for _, key in sums], places, list(zip(*sums.values(), strict=True)))
-
-    def figures(self) -> list[tuple[int, ...]]:
-        """The figures of each row."""
-        return list(zip(*self.columns, strict=True)) if self.columns else []
 
 
 def _sum(name: str) -> exp.Expression:

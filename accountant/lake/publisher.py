@@ -543,7 +543,7 @@ def _day_differences(
 ) -> list[str]:
     span = total["start_ms"], total["end_ms"]
     differences = []
-    lines = {line.key["cluster"]: line for line in ledger.usage(*span, ("cluster",), None, timezone.key)}
+    lines = {line.key["cluster"]: line for line in ledger.usage(span, ("cluster",), None, timezone.key).lines()}
     for cluster in sorted({*lines, *rows}):
         for column in _ACCOUNTS:
             in_lake = int(rows[cluster][column] or 0) if cluster in rows else 0

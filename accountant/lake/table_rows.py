@@ -11,7 +11,7 @@ owes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 from fractions import Fraction
@@ -32,12 +32,13 @@ from accountant.lake.tables import (
     DECIMALS,
     DIMENSIONS,
     FOCUS,
-    MEMO_COLUMNS,
+    MEASURE_COLUMNS,
     USAGE_HOURLY,
     digest,
 )
 from accountant.ledger.protocols import Questions
-from accountant.ledger.usage_columns import PRICED_BY, Place, UsageColumns
+from accountant.ledger.usage import ACCOUNTS as ACCOUNTS_OF_USAGE
+from accountant.ledger.usage import MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import focus_export
 from accountant.reports.report_builder import Report
@@ -95,13 +96,8 @@ def day_rows(
     edges = sorted(
         {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in price_changes if start_ms < at < end_ms)}
     )
-    (unordered,) = moment.usage_columns(edges, (DIMENSIONS,), timezone.key, memos=True)
-    assert unordered.memos is not None
-    order = np.lexsort((unordered.place, unordered.stretch, unordered.key))
-    usage = replace(
-        unordered, stretch=unordered.stretch[order], key=unordered.key[order], place=unordered.place[order],
-        gpu_us=unordered.gpu_us[order], memos=(memos := unordered.memos[order]),
-    )  # fmt: skip
+    found = moment.usage(edges, (*DIMENSIONS, *PRICED_BY), None, timezone.key, (*START_UP, *MEASURES))
+    usage = _Rows.of(found)
     billed_us = usage.gpu_us[:, : len(ACCOUNTS)][:, _BILLED].sum(axis=1).tolist()
     if book is None or book.by_place(edges[0], edges[-1]):
         prices, costs = _priced_by_place(book, edges, usage, billed_us)
@@ -110,7 +106,7 @@ def day_rows(
     begins, ends = np.array(edges[:-1], dtype=np.int64), np.array(edges[1:], dtype=np.int64)
     hour_starts = np.array([hour.start_ms for hour in hours], dtype=np.int64)
     hour_of = hour_starts[np.searchsorted(hour_starts, begins, side="right") - 1] if len(hours) else begins
-    size = len(order)
+    size = len(usage.stretch)
     names = dict(zip(DIMENSIONS, _columns_of(usage.keys, len(DIMENSIONS)), strict=True))
     places = dict(zip(PRICED_BY, _columns_of(usage.places, len(PRICED_BY)), strict=True))
     amount = pa.decimal128(38, DECIMALS)
@@ -123,7 +119,7 @@ def day_rows(
         **{COLUMN_OF.get(name, name): names[name].take(pa.array(usage.key)) for name in DIMENSIONS},
         **{name: places[name].take(pa.array(usage.place)) for name in PRICED_BY},
         **{name: pa.array(usage.gpu_us[:, number]) for number, name in enumerate(ACCOUNT_COLUMNS)},
-        **{name: pa.array(memos[:, number]) for number, name in enumerate(MEMO_COLUMNS)},
+        **{name: pa.array(usage.measures[:, number]) for number, name in enumerate(MEASURE_COLUMNS)},
         "currency": pa.array([book.currency if book else None] * size, pa.string()),
         "price_book": pa.array([book.version if book else None] * size, pa.string()),
         "price_row": pa.array([price.id if price else None for price in prices], pa.string()),
@@ -138,6 +134,36 @@ def day_rows(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a relation of usage that have time, by key, span and place.
+
+    keys, places: sorted, unique; `key` and `place` are indices of them.
+    gpu_us: the accounts and their start-up parts, shape (rows, len(ACCOUNT_COLUMNS)).
+    measures: shape (rows, len(MEASURE_COLUMNS))."""
+
+    keys: Sequence[tuple[str, ...]]
+    places: Sequence[Place]
+    stretch: Int64Array
+    key: Int64Array
+    place: Int64Array
+    gpu_us: Int64Array
+    measures: Int64Array
+
+    @classmethod
+    def of(cls, usage: Usage) -> _Rows:
+        keys, key = usage.keyed(DIMENSIONS)
+        places, place = usage.keyed(PRICED_BY)
+        gpu_us, measures = usage.columns((*ACCOUNTS_OF_USAGE, *START_UP)), usage.columns(MEASURES)
+        measures[:, MEASURES.index("energy_uj")] = np.array(usage.energy_uj(), dtype=object).astype(np.int64)
+        order = np.lexsort((place, usage.span, key))
+        order = order[np.any(np.column_stack([gpu_us, measures]), axis=1)[order]]
+        return cls(
+            keys, [Place(*names) for names in places], usage.span[order], key[order], place[order], gpu_us[order],
+            measures[order],
+        )  # fmt: skip
+
+
 def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:
     columns = list(zip(*keys, strict=True)) or [()] * width
     return [pa.array(column, pa.string()) for column in columns]
@@ -148,7 +174,7 @@ _PricesAndCosts = tuple[list[Price | None], list[Decimal | None]]
 
 
 def _priced_by_place(
-    book: PriceBook | None, edges: Sequence[int], usage: UsageColumns, billed_us: Sequence[int]
+    book: PriceBook | None, edges: Sequence[int], usage: _Rows, billed_us: Sequence[int]
 ) -> _PricesAndCosts:
     of_place = [
         [None if book is None else book.unit_price(one.gpu_model, begin, *one[1:]) for one in usage.places]
@@ -170,7 +196,7 @@ def _priced_by_place(
 
 
 def _priced_by_charges(
-    moment: Questions, book: PriceBook, edges: Sequence[int], usage: UsageColumns, timezone: str
+    moment: Questions, book: PriceBook, edges: Sequence[int], usage: _Rows, timezone: str
 ) -> _PricesAndCosts:
     """The prices and costs of all rows, for a price book whose prices depend on more than place and instant
     (commitments, parts of a MIG GPU, lent time)."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from accountant.ledger.usage_columns import COLUMNS, PRICED_BY
+from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.reports.focus_export import COST_AND_USAGE, NUMBERS
 from accountant.wire.usage_cost_and_job_models import Dimension
 
@@ -109,12 +109,12 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = (*HOLDERS, *DEVICES)
 """The dimensions of rows of `usage_hourly`, besides PRICED_BY, the hour and the price."""
 COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
 """Dimensions whose column has another name, because `user` is a reserved word in SQL."""
-ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in COLUMNS)
-MEMO_COLUMNS: Final = (
+ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in (*ACCOUNTS, *START_UP))
+MEASURE_COLUMNS: Final = (
     "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",
     "energy_unknown_us",
 )  # fmt: skip
-"""In the order of accountant.ledger.usage_columns.MEMOS."""
+"""In the order of accountant.ledger.usage.MEASURES."""
 
 
 def column_of(dimension: Dimension) -> str:
@@ -170,7 +170,7 @@ USAGE_HOURLY: Final = LakeTable(
         Column("start_ms", "long", "start of the row's time: the hour, or the part of it between changes of a price"),
         Column("end_ms", "long", "end of the row's time, exclusive"),
         *(Column(column_of(name), "string", _TEXTS[name]) for name in (*DIMENSIONS, *PRICED_BY)),
-        *(Column(name, "long", _TEXTS[name]) for name in (*ACCOUNT_COLUMNS, *MEMO_COLUMNS)),
+        *(Column(name, "long", _TEXTS[name]) for name in (*ACCOUNT_COLUMNS, *MEASURE_COLUMNS)),
         Column("currency", "string", "currency of the cost; null without a price book"),
         Column("price_book", "string", "version of the price book"),
         Column(

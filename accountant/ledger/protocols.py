@@ -1,9 +1,8 @@
 """Declares the protocols of the ledger (reader, writer, inventory) and the values they exchange.
 
-Usage, cost, statements and reports are all computed from `usage` and `usage_columns`, which return integers per group
-over a span. A caller whose prices change inside the span splits it at those instants. The ledger itself splits it where
-a policy changes. Rows that cross an edge are divided by accountant.core.gpu_time_accounts.part, so the pieces add up
-exactly.
+Usage, cost, statements and reports are all computed from `usage`, which returns integers per group and span. A caller
+whose prices change inside the span splits it at those instants. The ledger itself splits it where a policy changes.
+Rows that cross an edge are divided by accountant.core.gpu_time_accounts.part, so the pieces add up exactly.
 
 An epoch report is one instant, identified by job and epoch number. If several reports name the same epoch, the earliest
 instant counts, so neither their number nor their order matters. The cost of an epoch is computed from the ledger
@@ -22,10 +21,10 @@ from pydantic import AfterValidator, Field, model_validator
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import parse_instant, zone
 from accountant.ledger.journal import NewAct
-from accountant.ledger.usage_columns import UsageColumns
+from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Ack, Batch, PodFacts
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.untrusted_text import known_name
@@ -340,26 +339,6 @@ class Inventory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class IdlePhases:
-    """The part of a group's `allocated_idle` that was start-up: bound without a running process, or waiting for the
-    rest of its gang."""
-
-    key: dict[str, str]
-    starting_us: int
-    gang_waiting_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class LentTime:
-    """The change of one account of a group, negative for a loss, when borrowed time is billed to the pods that used
-    it."""
-
-    key: dict[str, str]
-    account: str
-    gpu_us: int
-
-
-@dataclass(frozen=True, slots=True)
 class Receipt:
     """The result of one batch after the commit: the acknowledgement, and its numbers of intervals by outcome.
 
@@ -389,44 +368,23 @@ class Questions(Protocol):
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
+        where: Where | None = None,
         timezone: str = "UTC",
-    ) -> Sequence[UsageLine]:
-        """The accounts per group. Time without a holder has team and queue IDLE; held time without an assigned
-        team or queue has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
-        (2026-10-01, 2026-10-01T13; see `periods.hour_name`)."""
-        ...
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
+        """The accounts and measures per group, for each span between two neighbouring `edges`, which ascend.
 
-    def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
-    ) -> list[UsageColumns]:
-        """The content of `usage` and `idle_phases` as columns, one UsageColumns per grouping in `cuts`. The rows of
-        each are grouped by the dimensions of that grouping and by everything that a price depends on (PRICED_BY), for
-        every span between two neighbouring `edges` (ascending)."""
-        ...
-
-    def idle_phases(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
-    ) -> list[IdlePhases]:
-        """The start-up part of `allocated_idle` per group, for groups that have some; the rest is
-        `running_idle`."""
-        ...
-
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        """The changes of accounts, which add up to 0, if busy time beyond a holder's share is billed to that
-        holder."""
+        Time without a holder has team and queue IDLE; held time without an assigned team or queue has UNASSIGNED; any
+        other missing name is "". `day` and `hour` are local to `timezone` (2026-10-01, 2026-10-01T13; see
+        `periods.hour_name`). Measures that are not asked for are not computed. Raises
+        accountant.core.errors.UnsupportedQuestion for measures that the ledger does not keep."""
         ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         """The policies in force in the span, oldest first. The mapping of the first policy also applies before
         it."""
-        ...
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        """The metered share of the capacity without `down` time, 0..1; None if there was no capacity."""
         ...
 
     def extent(self) -> Span:

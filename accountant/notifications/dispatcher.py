@@ -224,7 +224,7 @@ class Dispatcher:
         start = midnight_ms(days[0] - timedelta(days=triggers.DAYS), self._tz)
         end = midnight_ms(last + timedelta(days=1), self._tz)
         by_team: dict[str, dict[date, TeamDay]] = {}
-        for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
+        for line in self._ledger.usage((start, end), ("team", "day"), None, self._timezone).lines():
             if line.key["team"] != IDLE:
                 use = TeamDay(line.accounts_gpu_us.allocated, line.accounts_gpu_us.allocated_idle)
                 by_team.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = use

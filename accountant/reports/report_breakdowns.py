@@ -6,6 +6,7 @@ computed from the sums, and are None if the divisor is 0."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -16,7 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.statements import Entry, StatementLine
 from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.core.periods import days, hour_of_day
-from accountant.ledger.usage_columns import Hours, Place
+from accountant.ledger.usage import Place, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -310,27 +311,32 @@ def users(charges: Iterable[Charge]) -> list[UserRow]:
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
 
 
-def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
-    import numpy as np  # not at the top: clients of the accountant import this module and need no numpy
-
-    day_of = [hour.partition("T")[0] for hour in hourly.hours]
-    capacity: dict[str, int] = dict.fromkeys(day_of, 0)
-    for day, gpu_us in zip(day_of, hourly.capacity_us, strict=True):
-        capacity[day] += gpu_us
-    places = {day: place for place, day in enumerate(capacity)}
-    sums = np.zeros((len(places), len(hourly.owners)), dtype=np.int64)
-    days_of_hours = np.array([places[day] for day in day_of], dtype=np.int64)
-    np.add.at(sums, (days_of_hours[hourly.hour], hourly.owner), hourly.busy_us + hourly.idle_us + hourly.unknown_us)
-    allocated: dict[str, dict[str, int]] = {}
-    for day, of_day in zip(places, sums.tolist(), strict=True):
-        for (name, _), gpu_us in zip(hourly.owners, of_day, strict=True):
-            if gpu_us and team in (None, name):
-                teams = allocated.setdefault(day, {})
-                teams[name] = teams.get(name, 0) + gpu_us
+def daily(hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
+    """The days of the span. hourly: usage of the whole cluster by team, queue and hour."""
+    of_hours, hours = _sums_by(hourly, ("hour",))
+    capacity: Counter[str] = Counter()
+    for (hour,), figures in zip(hours, of_hours, strict=True):
+        capacity[hour.partition("T")[0]] += sum(figures) - figures[ACCOUNTS.index("down")]
+    of_teams, teams = _sums_by(hourly, ("hour", "team"))
+    allocated: dict[str, dict[str, int]] = defaultdict(dict)
+    for (hour, name), figures in sorted(zip(teams, of_teams, strict=True)):
+        gpu_us, day = sum(figures[:_HELD]), hour.partition("T")[0]
+        if gpu_us and team in (None, name):
+            allocated[day][name] = allocated[day].get(name, 0) + gpu_us
     return tuple(
         DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
         for day, start, end in days(start_ms, end_ms, tz)
     )
+
+
+_HELD = ACCOUNTS.index("unallocated")
+"""This many accounts, from the first, are time that somebody held."""
+
+
+def _sums_by(hourly: Usage, by: Sequence[Dimension]) -> tuple[list[list[int]], list[tuple[str, ...]]]:
+    """The accounts and the key of each group."""
+    found = hourly.grouped(by)
+    return found.columns(ACCOUNTS).tolist(), list(found.row_keys())
 
 
 def unpriced(charges: Iterable[Charge], team: str | None, book: PriceBook | None) -> tuple[UnpricedRow, ...]:
@@ -394,18 +400,15 @@ class HourlyUse:
         return min(hours_with_capacity, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def hourly_use(hourly: Hours, team: str | None) -> HourlyUse:
-    """Sums by hour of the day. hourly: held time of the whole cluster."""
-    import numpy as np  # as above
-
-    in_scope = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
-    busy, idle, unknown = (column[in_scope] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
-    held = np.zeros((len(hourly.hours), 3), dtype=np.int64)
-    np.add.at(held, hourly.hour[in_scope], np.stack([busy + idle + unknown, busy, busy + idle], axis=1))
-    sums = {
-        name: [capacity_us, *of_hour]
-        for name, capacity_us, of_hour in zip(hourly.hours, hourly.capacity_us, held.tolist(), strict=True)
-    }
+def hourly_use(hourly: Usage, team: str | None) -> HourlyUse:
+    """Sums by hour of the day. hourly: usage of the whole cluster by team, queue and hour."""
+    sums: dict[str, list[int]] = {}
+    for figures, (name,) in zip(*_sums_by(hourly, ("hour",)), strict=True):
+        sums[name] = [sum(figures) - figures[ACCOUNTS.index("down")], 0, 0, 0]
+    for (busy, idle, unknown, *_), (name, owner) in zip(*_sums_by(hourly, ("hour", "team")), strict=True):
+        if team in (None, owner):
+            held = busy + idle + unknown, busy, busy + idle
+            sums[name][1:] = [known + more for known, more in zip(sums[name][1:], held, strict=True)]
     of_day = [[0, 0, 0, 0] for _ in range(24)]
     for name, row in sums.items():
         day = of_day[hour_of_day(name)]

@@ -42,7 +42,7 @@ from accountant.core.settings import Issuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
-from accountant.ledger.usage_columns import Hours, JobName, Peak
+from accountant.ledger.usage import JobName, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
 from accountant.reports.job_ranking import BilledJobs, EpochRow
@@ -58,7 +58,8 @@ from accountant.reports.report_breakdowns import (
     UnpricedRow,
     UserRow,
 )
-from accountant.reports.savings_hints import Hint, SpotRow, savings_hints
+from accountant.reports.savings_hints import BY_NAME as _BY_NAME
+from accountant.reports.savings_hints import Hint, Peak, SpotRow, peaks_of, savings_hints
 from accountant.reports.statement_line_charges import Details
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
@@ -76,16 +77,6 @@ _BY_TEAM: tuple[Dimension, ...] = ("team",)
 class ReportQuestions(EpochQuestions, Protocol):
     """The queries of a report: accountant.storage.read_snapshot.Snapshot."""
 
-    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """The held time by team, queue and local hour, as columns."""
-        ...
-
-    def peaks(
-        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
-    ) -> dict[JobName, Peak]:
-        """The maximum that these jobs, by namespace and name, held and used in one hour."""
-        ...
-
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """The pods that existed in the span."""
         ...
@@ -101,6 +92,7 @@ class Readings:
     by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
+    hourly: usage by team, queue and local hour.
     waits: the waits in all teams' queues.
     epochs: the epochs of jobs that ended in the span.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
@@ -119,7 +111,7 @@ class Readings:
     billed: Sequence[Charge]
     earlier: Sequence[Charge]
     unused: Sequence[Charge]
-    hourly: Hours
+    hourly: Usage
     jobs: BilledJobs
     jobs_before: BilledJobs
     waits: tuple[WaitRow, ...]
@@ -178,7 +170,7 @@ def read_data(
         billed=billed.charges(),
         earlier=earlier.charges(),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
-        hourly=ledger.hours(start_ms, end_ms, timezone),
+        hourly=ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ()),
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
@@ -211,7 +203,10 @@ def _peaks(
     names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
     peaks: dict[JobName, Peak] = {}
     for first in range(0, len(names), _AT_ONCE):
-        peaks |= ledger.peaks(start_ms, end_ms, frozenset(names[first : first + _AT_ONCE]), timezone)
+        some = frozenset(names[first : first + _AT_ONCE])
+        where: Where = {"namespace": {name for name, _ in some}, "job": {job for _, job in some}}
+        hourly = ledger.usage((start_ms, end_ms), (*_BY_NAME, "hour"), where, timezone, ())
+        peaks |= {name: peak for name, peak in peaks_of(hourly).items() if name[1:3] in some}
     return peaks
 
 

@@ -16,13 +16,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 from accountant.billing.usage_pricing import ALLOCATED, Charge
-from accountant.ledger.usage_columns import JobName, Peak, Place
+from accountant.ledger.usage import JobName, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow
-from accountant.wire.usage_cost_and_job_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.mig_profiles import COMPUTE_SLICES, compute_slices
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import US_PER_HOUR
@@ -60,6 +60,30 @@ class Hint:
     needed: Decimal
     saving: Decimal | None
     needed_of: int = 1
+
+
+BY_NAME: Final[tuple[Dimension, ...]] = ("team", "namespace", "job", "cluster")
+"""The dimensions of a `JobName`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that a job held, and the most that it used, in one local hour, in GPU-µs."""
+
+    held_us: int = 0
+    busy_us: int = 0
+
+
+def peaks_of(hourly: Usage) -> dict[JobName, Peak]:
+    """The peaks of the jobs that held anything. hourly: usage by BY_NAME and hour."""
+    peaks: dict[JobName, Peak] = {}
+    held = hourly.columns(("busy", "allocated_idle", "allocated_unknown")).tolist()
+    for (team, namespace, job, cluster, _), (busy_us, *others) in zip(hourly.row_keys(), held, strict=True):
+        name, held_us = (team, namespace, job, cluster), busy_us + sum(others)
+        known = peaks.get(name, Peak())
+        if held_us:
+            peaks[name] = Peak(max(known.held_us, held_us), max(known.busy_us, busy_us))
+    return peaks
 
 
 def savings_hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:

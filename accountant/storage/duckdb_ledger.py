@@ -35,11 +35,9 @@ from accountant.ledger.protocols import (
     Facts,
     GpuMove,
     GpuOwnership,
-    IdlePhases,
     Imports,
     ImportSpan,
     JobKey,
-    LentTime,
     MisdatedKind,
     MisdatedRecords,
     NodeFacts,
@@ -49,7 +47,7 @@ from accountant.ledger.protocols import (
     Retirement,
 )
 from accountant.ledger.team_assignment import Assignment
-from accountant.ledger.usage_columns import UsageColumns, coverage
+from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
@@ -71,7 +69,7 @@ from accountant.storage.write.inventory_and_journal_tables import read_acts, wri
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
@@ -607,14 +605,14 @@ class DuckLedger(Offsite):
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
+        where: Where | None = None,
         timezone: str = "UTC",
-    ) -> Sequence[UsageLine]:
-        with self.moment(start_ms, end_ms) as snapshot:
-            return snapshot.usage(start_ms, end_ms, by, where, timezone)
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
+        with self.moment(edges[0], edges[-1]) as snapshot:
+            return snapshot.usage(edges, by, where, timezone, measures)
 
     def clusters(self) -> frozenset[str]:
         """Return the clusters with booked records."""
@@ -643,22 +641,6 @@ class DuckLedger(Offsite):
         spaces = self._state.fleet.namespaces.values()
         named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
         return frozenset(named - {""})
-
-    def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC"
-    ) -> list[UsageColumns]:
-        with self.moment(edges[0], edges[-1]) as snapshot:
-            return snapshot.usage_columns(edges, cuts, timezone)
-
-    def idle_phases(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
-    ) -> list[IdlePhases]:
-        with self.moment(start_ms, end_ms) as snapshot:
-            return snapshot.idle_phases(start_ms, end_ms, by, timezone)
-
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        with self.moment(start_ms, end_ms) as snapshot:
-            return snapshot.lent(start_ms, end_ms, by, timezone)
 
     def window(
         self,
@@ -734,9 +716,6 @@ class DuckLedger(Offsite):
 
     def newest_by_cluster(self) -> Mapping[str, int]:
         return self._state.fleet.newest_by_cluster
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        return coverage(self.usage(start_ms, end_ms, ()))
 
     def imbalance(self, start_ms: int, end_ms: int) -> int:
         """Return the microseconds by which the accounts deviate from the capacity; 0 if they balance."""

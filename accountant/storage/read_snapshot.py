@@ -17,19 +17,19 @@ from accountant.billing.queue_waits import KnownPod, merge_sources
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
-from accountant.ledger.protocols import EpochReport, IdlePhases, JobKey, LentTime, Quarantined
+from accountant.ledger import usage as usage_relation
+from accountant.ledger.protocols import EpochReport, JobKey, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
-from accountant.ledger.usage_columns import Hours, JobName, Peak, UsageColumns, coverage
+from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ResultCache
-from accountant.storage.query.startup_and_lent_time import idle_phases, lent_time
-from accountant.storage.query.usage_query import hourly_peaks, hours, usage, usage_between, usage_columns
+from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 500
@@ -53,47 +53,21 @@ class Snapshot:
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
+        where: Where | None = None,
         timezone: str = "UTC",
-    ) -> Sequence[UsageLine]:
-        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._cache)
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
+        return usage(self._cursor, self._state, edges, by, where, timezone, measures, self._cache)
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Return quarantined records, newest first."""
         return quarantine(self._cursor, limit)
 
-    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """Return the held time by team, queue and hour, as columns."""
-        return hours(self._cursor, self._state, start_ms, end_ms, timezone, self._cache)
-
-    def usage_columns(
-        self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC", *, memos: bool = False
-    ) -> list[UsageColumns]:
-        return usage_columns(self._cursor, self._state, edges, cuts, timezone, self._cache, memos=memos)
-
-    def peaks(
-        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
-    ) -> dict[JobName, Peak]:
-        """Return the maximum time that these jobs, by namespace and name, held and used in one hour."""
-        return hourly_peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._cache)
-
-    def idle_phases(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
-    ) -> list[IdlePhases]:
-        return idle_phases(self._cursor, self._state, start_ms, end_ms, by, timezone)
-
-    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[LentTime]:
-        return lent_time(self._cursor, self._state, start_ms, end_ms, by, timezone)
-
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
         return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        return coverage(self.usage(start_ms, end_ms, ()))
 
     def pods(
         self,
@@ -153,16 +127,6 @@ class Snapshot:
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """Return the number of GPUs that each node had at some time in the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
-
-    def usage_between(
-        self,
-        edges: Sequence[int],
-        by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
-        timezone: str = "UTC",
-    ) -> Sequence[Sequence[UsageLine]]:
-        """Return the `usage` of each span between two neighbouring edges, which ascend."""
-        return usage_between(self._cursor, self._state, edges, by, where, timezone, self._cache)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
         """Return the extents of these jobs over all time, without jobs that never held a GPU."""
@@ -264,15 +228,14 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
         span = min(end_ms, life.end_ms) - max(start_ms, life.start_ms)
         if span > 0:
             capacity[state.fleet.gpus[gpu].uuid] += full_us(span)
-    for line in usage(cursor, state, start_ms, end_ms, ("gpu",)):
-        accounts = line.accounts_gpu_us
-        difference = accounts.total - capacity.pop(line.key["gpu"], 0)
-        negative = sum(-value for value in accounts.model_dump().values() if value < 0)
+    by_gpu = usage(cursor, state, (start_ms, end_ms), ("gpu",), None, "UTC", (), ResultCache())
+    for (uuid,), accounts in zip(by_gpu.row_keys(), by_gpu.columns(usage_relation.ACCOUNTS).tolist(), strict=True):
+        difference = sum(accounts) - capacity.pop(uuid, 0)
+        negative = sum(-value for value in accounts if value < 0)
         if difference or negative:
             total += abs(difference) + negative
             lines.append(
-                f"GPU {line.key['gpu']}: its accounts differ from its capacity by {difference} µs, and {negative} µs "
-                "are negative"
+                f"GPU {uuid}: its accounts differ from its capacity by {difference} µs, and {negative} µs are negative"
             )
     for uuid, missing in capacity.items():
         total += missing

@@ -27,10 +27,11 @@ from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
 from accountant.api.usage_cost_and_job_routes import job_span, unknown_job
 from accountant.billing import job_costs
-from accountant.billing.job_costs import EpochQuestions, Where
+from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.usage_pricing import ACCOUNTS
 from accountant.core import periods
 from accountant.ledger.protocols import GpuMove, JobKey
+from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records
@@ -125,7 +126,7 @@ def timeline(
 
     Needs two queries whatever the length of the span, and memory in proportion to the number of cells."""
     tz = periods.zone(timezone)
-    of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
+    of_gpus = ledger.usage((start_ms, end_ms), _OF_GPUS, where, timezone).lines()
     largest = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
     keys = [tuple(line.key.values()) for line in largest]
     division = cells(start_ms, end_ms, tz)
@@ -133,9 +134,9 @@ def timeline(
     if keys:
         only: Where = {"node": {key[0] for key in keys}, "gpu": {key[1] for key in keys}}
         filters = where if len(keys) == len(of_gpus) else {**where, **only}
-        usage_of_pieces = ledger.usage_between(division.edges, _OF_GPUS, filters, timezone)
-        for index, lines in zip(division.places, usage_of_pieces, strict=True):
-            for line in lines:
+        usage_of_pieces = ledger.usage(division.edges, _OF_GPUS, filters, timezone)
+        for span, index in enumerate(division.places):
+            for line in usage_of_pieces.lines(span):
                 key = tuple(line.key.values())
                 if key in cells_of_gpu:
                     cells_of_gpu[key][index].append(line.accounts_gpu_us)
@@ -381,7 +382,7 @@ def node_page(
     with deps.ledger.moment(now - length_ms, now) as moment:
         start, at = moment.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
-        holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
+        holders = moment.usage((start, at), ("team", "namespace", "job", "cluster"), here, timezone).lines()
     whole = page_rows.added(line.accounts_gpu_us for line in of_gpus)
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:

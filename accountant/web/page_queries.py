@@ -18,12 +18,12 @@ from accountant.api.dependencies import Deps
 from accountant.billing import job_costs, statement_breakdown, statements
 from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import billed_tables
-from accountant.billing.job_costs import Where
 from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger
+from accountant.ledger.usage import Where
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Readings, span_before
 from accountant.web import page_rows

@@ -23,7 +23,7 @@ from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal
 from accountant.ledger.protocols import Ledger, NodeFacts, Questions
-from accountant.ledger.usage_columns import PRICED_BY
+from accountant.ledger.usage import PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.option_types import JobState
@@ -177,7 +177,7 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
     facts_of = {(node.cluster, node.name): node for node in facts}
     sums: dict[tuple[str, str], list[Accounts]] = {}
     models: dict[tuple[str, str], set[str]] = {}
-    for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu_model")):
+    for line in ledger.usage((start_ms, end_ms), ("cluster", "node", "gpu_model")).lines():
         key = (line.key["cluster"], line.key["node"])
         sums.setdefault(key, []).append(line.accounts_gpu_us)
         models.setdefault(key, set()).add(line.key["gpu_model"])
@@ -254,15 +254,16 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
 def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
     """The average use of GPUs in [start, end), in epoch milliseconds."""
     gpu_us = (end - start) * US_PER_MS
-    finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
-    sums = added(line.accounts_gpu_us for line in finest)
-    phases = ledger.idle_phases(start, end, (), timezone)
+    finest = ledger.usage((start, end), (*_OF_HOLDING, *PRICED_BY), None, timezone)
+    sums = finest.sum_of_accounts()
+    start_up = ledger.usage((start, end), (), None, timezone, START_UP)
+    starting_us, gang_waiting_us = start_up.columns(START_UP).sum(axis=0).tolist()
     holders = [
         HeldWorkload(
             line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
             line.accounts_gpu_us.allocated / gpu_us, utilisation(line.accounts_gpu_us),
         )
-        for line in ledger.usage(start, end, _OF_HOLDING, None, timezone)
+        for line in ledger.usage((start, end), _OF_HOLDING, None, timezone).lines()
         if line.accounts_gpu_us.allocated
     ]  # fmt: skip
     burn, without_price_us = burn_per_hour(ledger, book, start, end, timezone)
@@ -275,8 +276,8 @@ def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int,
         holders=tuple(holders[:MOST_HOLDERS]),
         held_gpus=sums.allocated / gpu_us,
         more_holders=max(0, len(holders) - MOST_HOLDERS),
-        starting_us=sum(phase.starting_us for phase in phases),
-        gang_waiting_us=sum(phase.gang_waiting_us for phase in phases),
+        starting_us=starting_us,
+        gang_waiting_us=gang_waiting_us,
         burn_per_hour=burn,
         unpriced_gpus=without_price_us / gpu_us,
     )
@@ -351,7 +352,7 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
             unmetered_us=line.accounts_gpu_us.unmetered,
             down_us=line.accounts_gpu_us.down,
         )
-        for line in ledger.usage(start_ms, end_ms, ("cluster", "node"))
+        for line in ledger.usage((start_ms, end_ms), ("cluster", "node")).lines()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.cluster, row.node)))
 

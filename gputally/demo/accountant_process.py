@@ -22,6 +22,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.ledger.usage import coverage
 from accountant.reports import csv_and_parquet as csv_report
 from accountant.reports import html_and_pdf as html_report
 from accountant.reports.report_builder import build
@@ -209,8 +210,10 @@ class DemoAccountant:
     def figures(self, start_ms: int, end_ms: int) -> LedgerFigures:
         """Query the ledger for all figures of the span."""
         ledger = self._service.ledger
-        (whole,) = ledger.usage(start_ms, end_ms, ())
-        by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
+        (whole,) = ledger.usage((start_ms, end_ms), ()).lines()
+        by_team = {
+            line.key["team"]: line.accounts_gpu_us for line in ledger.usage((start_ms, end_ms), ("team",)).lines()
+        }
         bill = cost(ledger, self._service.book(), start_ms, end_ms, ("team",))
         currency = bill.currency or ""
         return LedgerFigures(
@@ -219,7 +222,7 @@ class DemoAccountant:
             currency,
             _payable(bill.total, currency),
             {line.key["team"]: _payable(line.cost, currency) for line in bill.lines},
-            ledger.coverage(start_ms, end_ms) or 0.0,  # without capacity, nothing is metered
+            coverage([whole]) or 0.0,  # without capacity, nothing is metered
             self._service.metrics.rows(),
             self._wire.acks_lost,
         )

@@ -210,7 +210,7 @@ def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
         "pool": pa.repeat("train", len(gpu)),
         "region": pa.repeat("eu-1", len(gpu)),
         "capacity_type": pa.repeat("on-demand", len(gpu)),
-        **dict.fromkeys((*tables.ACCOUNT_COLUMNS, *tables.MEMO_COLUMNS), zeros),
+        **dict.fromkeys((*tables.ACCOUNT_COLUMNS, *tables.MEASURE_COLUMNS), zeros),
         "busy_us": busy,
         "allocated_idle_us": np.where(held, whole_us - busy, 0),
         "unallocated_us": np.where(held, 0, whole_us),

@@ -223,7 +223,7 @@ class _Books:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Sequence[str]] | None = None,
     ) -> Iterator[UsageLine]:
-        yield from self._ledger.usage(start_ms, end_ms, by, where)
+        yield from self._ledger.usage((start_ms, end_ms), by, where).lines()
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
         yield from self._ledger.decisions(start_ms, end_ms)

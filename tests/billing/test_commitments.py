@@ -248,7 +248,7 @@ class Arriving:
 
     def __getattr__(self, name: str) -> Any:
         answer = getattr(self._answering, name)
-        if name not in ("usage", "usage_columns", "policies", "idle_phases", "lent"):
+        if name not in ("usage", "policies"):
             return answer
 
         def asked(*arguments: Any, **options: Any) -> Any:

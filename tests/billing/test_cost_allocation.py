@@ -4,6 +4,7 @@ loses any."""
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -18,7 +19,6 @@ from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_s
 from accountant.billing.quota_usage import reserve
 from accountant.billing.time_reallocation import Share, lend, spread_shares
 from accountant.billing.usage_pricing import charges, quantify, total_cost
-from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
@@ -118,8 +118,8 @@ def test_unused_guarantees_are_their_owners(pools):
 
 def test_start_up_is_told_apart_and_may_be_the_clusters():
     place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
-    ledger = ledger_of(held("2026-10-01", "2026-10-01T10:00", busy=0.5, **place))
-    ledger.idle_phases = lambda *_: [IdlePhases({"team": "vision", **place}, HOUR, 2 * HOUR)]
+    row = held("2026-10-01", "2026-10-01T10:00", busy=0.5, **place)
+    ledger = ledger_of(replace(row, starting=HOUR, gang_waiting=2 * HOUR))
     details = {c.detail: (c.key[0], c.gpu_us) for c in ask(ledger) if c.account == "allocated_idle"}
     assert details == {
         "starting": ("vision", HOUR), "gang_waiting": ("vision", 2 * HOUR), "running_idle": ("vision", 2 * HOUR),
@@ -134,10 +134,8 @@ def test_a_start_up_costs_what_its_own_hours_cost():
     """The price doubles at midnight; a job that started after it does not get the cheaper day's price."""
     place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
     began, changed, ended = (at(day) for day in ("2026-10-01", "2026-10-02", "2026-10-03"))
-    ledger = ledger_of(held(began, ended, busy=0.5, **place))
-    ledger.idle_phases = lambda start, end, *_: (
-        [IdlePhases({"team": "vision", **place}, 3 * HOUR, 0)] if start <= changed < end else []
-    )
+    dearer = replace(held(changed, ended, busy=0.5, **place), starting=3 * HOUR)
+    ledger = ledger_of(held(began, changed, busy=0.5, **place), dearer)
     dated = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only"
     text = (
         "schema: 1\ncurrency: USD\nbilling: {pools: {a: {starting: cluster}}}\nrows:\n"
@@ -158,8 +156,8 @@ def test_a_start_up_costs_what_its_own_hours_cost():
 
 def test_phases_never_exceed_the_idle_time():
     place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
-    ledger = ledger_of(held("2026-10-01", "2026-10-01T10:00", busy=1.0, **place))
-    ledger.idle_phases = lambda *_: [IdlePhases({"team": "vision", **place}, 5, 7)]
+    row = held("2026-10-01", "2026-10-01T10:00", busy=1.0, **place)
+    ledger = ledger_of(replace(row, starting=5, gang_waiting=7))
     assert {(c.account, c.detail, c.gpu_us) for c in ask(ledger)} == {("busy", "", 10 * HOUR)}
 
 

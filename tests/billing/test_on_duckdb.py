@@ -282,7 +282,7 @@ def test_days_and_hours_have_their_own_length_and_a_price_changes_between_two_da
     begin, stop = midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
     by_hour = {
         line.key["hour"]: line.accounts_gpu_us.total
-        for line in ledger_of_edge.usage(begin, stop, ("hour",), None, edge.timezone)
+        for line in ledger_of_edge.usage((begin, stop), ("hour",), None, edge.timezone).lines()
     }
     assert sum(by_hour.values()) == (stop - begin) * US_PER_MS
     changed = sorted(gpu_us for gpu_us in by_hour.values() if gpu_us != US_PER_HOUR)

@@ -96,7 +96,7 @@ def cents(*values):
 
 
 def test_accounts_add_up_to_the_capacity(report, ledger):
-    lines = ledger.usage(report.start_ms, report.end_ms, ())
+    lines = ledger.usage((report.start_ms, report.end_ms), ()).lines()
     capacity = sum(line.accounts_gpu_us.total for line in lines)
     assert sum(row.gpu_us for row in report.accounts) == capacity == report.headline.figures.accounts.total
 
@@ -265,7 +265,7 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(timezo
     assert found.rhythm.busiest is not None
     assert found.rhythm.busiest[:10] == f"{month}-02"
     assert found.rhythm.busiest_row.allocated_us == 3 * HOUR
-    usage = ledger.usage(start, end, ("hour",), None, timezone)
+    usage = ledger.usage((start, end), ("hour",), None, timezone).lines()
     twice = {line.key["hour"]: line.accounts_gpu_us.total for line in usage if line.key["hour"].startswith(name)}
     assert list(twice.values()) == [3 * HOUR] * 2, "two hours of one name are two lines, of an hour each"
     assert next(iter(twice)) == name

@@ -70,7 +70,7 @@ class Site:
         ledger = open_ledger(copy, CLOCK)
         try:
             assert self.sender is not None
-            lines = ledger.usage(START_MS, self.sender.end_ms, ("gpu",))
+            lines = ledger.usage((START_MS, self.sender.end_ms), ("gpu",)).lines()
             assert ledger.examine(START_MS, self.sender.end_ms).total_us == 0
             return {line.key["gpu"]: line.accounts_gpu_us.busy for line in lines}, [
                 entry.subject for entry in ledger.acts()

@@ -33,7 +33,7 @@ from accountant.compat.opencost_query import KEYS
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings, load
-from accountant.ledger.usage_columns import Place
+from accountant.ledger.usage import Place
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import Price, PriceRow
 from accountant.storage.duckdb_ledger import open_ledger

@@ -152,7 +152,7 @@ def test_the_example_for_duckdb_gives_what_the_ledger_says() -> None:
         found = table.scan(row_filter="day >= '2026-10-01' and day < '2026-11-01'").to_duckdb("usage_hourly")
         asked = {team: (hours, costs) for team, hours, costs in found.sql(example).fetchall()}
         assert isinstance(found, duckdb.DuckDBPyConnection)
-        for line in known.ledger.usage(*SPAN, ("team",)):
+        for line in known.ledger.usage(SPAN, ("team",)).lines():
             assert asked[line.key["team"]][0] == line.accounts_gpu_us.allocated / 3.6e9
         for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines:
             if line.cost is not None:

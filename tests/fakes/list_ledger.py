@@ -7,20 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from accountant.billing.queue_waits import KnownPod
 from accountant.core.periods import hour_name
 from accountant.ledger.protocols import EpochReport, Quarantined
+from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.apportionment import prorate
-from tests.fakes.answers_from_usage import FromLines
 from tests.fakes.memory_journal import MemoryJournal
-
-ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
-
 
 TIMES = ("day", "hour")
 
@@ -40,6 +38,8 @@ class Row:
     accounts: Accounts
     names: Mapping[str, str] = field(default_factory=dict)
     energy_uj: int = 0
+    starting: int = 0
+    gang_waiting: int = 0
 
     def value(self, dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
         if dimension in TIMES:
@@ -55,7 +55,7 @@ class Row:
             start = stop
 
 
-class ListLedger(FromLines, MemoryJournal):
+class ListLedger(MemoryJournal):
     """Implements the protocol as far as bills need it. Rows are added to `rows`."""
 
     def __init__(self, rows: Iterable[Row] = (), refused: Iterable[Quarantined] = ()) -> None:
@@ -71,47 +71,51 @@ class ListLedger(FromLines, MemoryJournal):
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
+        where: Where | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
-        tz = ZoneInfo(timezone)
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
+        by, tz, names = tuple(dict.fromkeys(by)), ZoneInfo(timezone), names_of(measures)
+        figures = [name for name in names if name != "energy_j"]
+
+        def rows() -> Iterator[tuple[int, tuple[str, ...], list[int]]]:
+            for span, (start, end) in enumerate(pairwise(edges)):
+                for key, amounts in self._parts(start, end, by, where or {}, tz):
+                    yield span, key, [amounts.get(name, 0) for name in figures]
+
+        return Usage.of_rows(by, rows(), measures)
+
+    def _parts(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], where: Where, tz: ZoneInfo
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
+        """Yield the key and the figures of each part of a row."""
         step = None
-        if {"day", "hour"} & {*by, *(where or {})}:
+        if {"day", "hour"} & {*by, *where}:
             offset = datetime.fromtimestamp(start_ms / 1000, tz).utcoffset()
             step = 900_000 if offset is not None and offset.total_seconds() % 3600 else 3_600_000
-        sums: dict[tuple[str, ...], dict[str, int]] = {}
-        timed = {name: values for name, values in (where or {}).items() if name in TIMES}
-        named = {name: values for name, values in (where or {}).items() if name not in TIMES}
+        timed = {name: values for name, values in where.items() if name in TIMES}
+        named = {name: values for name, values in where.items() if name not in TIMES}
         for row in self.rows:
             if any(row.value(name, start_ms, tz) not in values for name, values in named.items()):
                 continue
             span = row.end_ms - row.start_ms
-            amounts = {name: amount for name in ACCOUNTS if (amount := getattr(row.accounts, name))}
-            amounts["energy_uj"] = row.energy_uj
+            amounts = {name: getattr(row.accounts, name) for name in ACCOUNTS}
+            amounts |= {"energy_uj": row.energy_uj, "starting": row.starting, "gang_waiting": row.gang_waiting}
             told = [None if name in TIMES else row.value(name, start_ms, tz) for name in by]
             for start, end in row.pieces(start_ms, end_ms, step):
                 if any(row.value(name, start, tz) not in values for name, values in timed.items()):
                     continue
                 key = tuple(row.value(n, start, tz) if t is None else t for n, t in zip(by, told, strict=True))
-                group = sums.setdefault(key, dict.fromkeys((*ACCOUNTS, "energy_uj"), 0))
-                for name, amount in amounts.items():
-                    group[name] += prorate(amount, span, start - row.start_ms, end - row.start_ms)
-        return [
-            UsageLine(
-                key=dict(zip(by, key, strict=True)),
-                accounts_gpu_us=Accounts(**{name: sums[key][name] for name in ACCOUNTS}),
-                energy_uj=sums[key]["energy_uj"],
-            )
-            for key in sorted(sums)
-        ]
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        total = Accounts(**self._total(start_ms, end_ms))
-        capacity = total.total - total.down
-        return None if capacity == 0 else (capacity - total.unmetered) / capacity
+                yield (
+                    key,
+                    {
+                        name: prorate(amount, span, start - row.start_ms, end - row.start_ms)
+                        for name, amount in amounts.items()
+                        if amount
+                    },
+                )
 
     def extent(self) -> tuple[int, int]:
         return (min(row.start_ms for row in self.rows), max(row.end_ms for row in self.rows)) if self.rows else (0, 0)
@@ -125,10 +129,6 @@ class ListLedger(FromLines, MemoryJournal):
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
-
-    def _total(self, start_ms: int, end_ms: int) -> dict[str, int]:
-        lines = self.usage(start_ms, end_ms, ())
-        return {name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in ACCOUNTS}
 
     def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
         self._versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))

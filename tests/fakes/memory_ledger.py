@@ -25,12 +25,12 @@ from accountant.ledger.protocols import (
     Quarantined,
     Receipt,
 )
+from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.prices.price_book import PriceBook
 from accountant.storage.read_snapshot import Hole, Imbalance
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch
-from tests.fakes.answers_from_usage import FromLines
 from tests.fakes.memory_journal import MemoryJournal
 from tests.usage_windows import usage_window
 
@@ -39,7 +39,7 @@ MINUTE_MS = 60_000
 
 
 @dataclass
-class MemoryLedger(FromLines, MemoryJournal):
+class MemoryLedger(MemoryJournal):
     """accountant.ledger.protocols.Ledger on a few lists: numbers are contiguous, repeated records are ignored, nothing
     is quarantined."""
 
@@ -89,26 +89,25 @@ class MemoryLedger(FromLines, MemoryJournal):
 
     def usage(
         self,
-        start_ms: int,
-        end_ms: int,
+        edges: Sequence[int],
         by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None = None,
+        where: Where | None = None,
         timezone: str = "UTC",
-    ) -> list[UsageLine]:
+        measures: Collection[UsageMeasure] = MEASURES,
+    ) -> Usage:
         if self.trouble is not None:
             raise self.trouble
-        kept = [line for line in self.lines if all(line.key.get(d, "") in v for d, v in (where or {}).items())]
-        groups: dict[tuple[str, ...], Accounts] = {}
-        for line in kept:
-            at = {"hour": f"{datetime.fromtimestamp(start_ms / 1000, UTC):%Y-%m-%dT%H}"}
-            key = tuple(line.key.get(dimension, at.get(dimension, "")) for dimension in by)
-            before = groups.get(key, Accounts())
-            sums = {name: getattr(before, name) + getattr(line.accounts_gpu_us, name) for name in Accounts.model_fields}
-            groups[key] = Accounts(**sums)
-        return [
-            UsageLine(key=dict(zip(by, key, strict=True)), accounts_gpu_us=accounts)
-            for key, accounts in sorted(groups.items())
-        ]
+        by, names = tuple(dict.fromkeys(by)), [name for name in names_of(measures) if name != "energy_j"]
+
+        def rows() -> Iterator[tuple[int, tuple[str, ...], list[int]]]:
+            for span, start_ms in enumerate(edges[:-1]):
+                at = {"hour": f"{datetime.fromtimestamp(start_ms / 1000, UTC):%Y-%m-%dT%H}"}
+                for line in self.lines:
+                    if all(line.key.get(name, "") in allowed for name, allowed in (where or {}).items()):
+                        key = tuple(line.key.get(dimension, at.get(dimension, "")) for dimension in by)
+                        yield span, key, [getattr(line.accounts_gpu_us, name, 0) for name in names]
+
+        return Usage.of_rows(by, rows(), measures)
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
         return (end_ms - start_ms) // (60 * MINUTE_MS) * self.gpus
@@ -245,9 +244,6 @@ class MemoryLedger(FromLines, MemoryJournal):
     def copy_to(self, path: Path) -> int:
         path.write_bytes(b"a copy")
         return 1
-
-    def coverage(self, start_ms: int, end_ms: int) -> float | None:
-        return 1.0
 
     def newest_end_ms(self) -> int:
         return 0

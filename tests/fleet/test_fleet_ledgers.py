@@ -15,7 +15,7 @@ from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
-from accountant.ledger.usage_columns import sum_of_usage_lines
+from accountant.ledger.usage import sum_of_usage_lines
 from accountant.wire.policy_models import Measure, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.money import exact_sum
@@ -29,7 +29,7 @@ def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
     found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team", "gpu_model")))
     expected: dict[tuple[str, ...], list[int]] = {}
     for one in two.both:
-        for line in one.ledger.usage(*SPAN, ("team", "gpu_model")):
+        for line in one.ledger.usage(SPAN, ("team", "gpu_model")).lines():
             sums = expected.setdefault(tuple(line.key.values()), [0] * len(Accounts.model_fields))
             for at, name in enumerate(Accounts.model_fields):
                 sums[at] += getattr(line.accounts_gpu_us, name)
@@ -90,7 +90,9 @@ def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> 
 
 def test_one_cluster_alone_is_that_ledger(two: TwoLedgers) -> None:
     (south,) = two.fleet.members(["south"])
-    assert two.fleet.usage([south], FleetQuery(*SPAN, ("job",))).lines == tuple(two.south.ledger.usage(*SPAN, ("job",)))
+    assert two.fleet.usage([south], FleetQuery(*SPAN, ("job",))).lines == tuple(
+        two.south.ledger.usage(SPAN, ("job",)).lines()
+    )
 
 
 def test_the_months_of_the_fleet_are_the_statements_of_its_ledgers(two: TwoLedgers) -> None:

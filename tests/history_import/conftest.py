@@ -42,7 +42,7 @@ class Books:
 
     def held(self, start_ms: int, end_ms: int, cluster: str, by: str = "namespace") -> dict[str, int]:
         """Return the GPU-microseconds in the ledger."""
-        lines = self.ledger.usage(start_ms, end_ms, ("cluster", by))  # type: ignore[arg-type]
+        lines = self.ledger.usage((start_ms, end_ms), ("cluster", by)).lines()  # type: ignore[arg-type]
         return {
             line.key[by]: line.accounts_gpu_us.allocated
             for line in lines

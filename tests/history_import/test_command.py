@@ -68,14 +68,14 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     assert set(books.held(START_MS, NOW_MS, "hpc", "gpu_model")) == {"NVIDIA A100"}
     assert ledger.imbalance(START_MS, NOW_MS) == 0
     assert ledger.quarantined() == []
-    before = ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))
+    before = ledger.usage((START_MS, NOW_MS), ("cluster", "job")).lines(), len(ledger.acts("imported"))
     assert main([*command, "--output", "json"]) == 0
     answer = capsys.readouterr().out  # behind what the server here says of the requests
     told = json.loads(answer[answer.index("[\n") :])
     assert [(each["cluster"], each["done"]) for each in told] == [("hpc", 0), ("lab", 0)]
     assert main(command) == 0
     assert capsys.readouterr().out.count("was imported before") == 2
-    assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
+    assert (ledger.usage((START_MS, NOW_MS), ("cluster", "job")).lines(), len(ledger.acts("imported"))) == before
 
 
 def test_what_was_left_out_is_said_lowers_the_coverage_and_fails_unless_told_otherwise(books, tmp_path, capsys):
@@ -127,7 +127,7 @@ def test_an_import_that_was_wrong_is_replaced_as_an_act_of_the_books(books, tmp_
     assert books.held(START_MS, NOW_MS, "default") == expected
     assert ledger.imbalance(START_MS, NOW_MS) == 0
     assert (ledger.quarantined(), ledger.holes()) == ([], [])
-    first = ledger.usage(START_MS, START_MS + 10 * MS_PER_HOUR, ("node",))
+    first = ledger.usage((START_MS, START_MS + 10 * MS_PER_HOUR), ("node",)).lines()
     assert {line.key["node"]: sum(line.accounts_gpu_us.model_dump().values()) for line in first} == {
         "n1": 20 * US_PER_HOUR, "n2": 20 * US_PER_HOUR,
     }  # fmt: skip

@@ -187,7 +187,11 @@ def test_the_command_names_the_jobs_that_agents_reported(tmp_path, capsys):
     assert main(["slurm", "import", str(file), "--cluster", "hpc", "--db", str(path)]) == 0
     assert "jobs of hpc stored: 2; faulty records left out: 0" in capsys.readouterr().out
     again = open_ledger(path, VirtualClock(start + 120_000))
-    (line,) = [one for one in again.usage(start, start + 60_000, ("job", "namespace")) if one.accounts_gpu_us.allocated]
+    (line,) = [
+        one
+        for one in again.usage((start, start + 60_000), ("job", "namespace")).lines()
+        if one.accounts_gpu_us.allocated
+    ]
     trail = again.trail(0, 10)
     again.close()
     assert line.key == {"job": "SlurmJob/101", "namespace": "vision"}

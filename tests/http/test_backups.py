@@ -36,7 +36,7 @@ def folder(archiving):
 
 
 def booked(service):
-    return service.ledger.usage(NOW_MS - 2 * HOUR_MS, NOW_MS, ("gpu", "pod"))
+    return service.ledger.usage((NOW_MS - 2 * HOUR_MS, NOW_MS), ("gpu", "pod")).lines()
 
 
 def test_a_backup_is_asked_for_listed_fetched_and_restored(place, run_command, clock, tmp_path):
@@ -244,9 +244,9 @@ def test_rows_leave_the_file_and_are_still_asked_for(archiving, clock):
         clock.advance(26 * HOUR_MS)
         late = pod_minutes(first=1, rows=1, node="node-2", epoch="0193")
         service.ingest.submit_batch(late).result()
-        truth = service.ledger.usage(NOW_MS - 3_590_000, NOW_MS - 1_812_345, ("gpu", "pod"))
+        truth = service.ledger.usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines()
         service.maintain()
         clock.advance(HOUR_MS)
         service.maintain()
-        assert service.ledger.usage(NOW_MS - 3_590_000, NOW_MS - 1_812_345, ("gpu", "pod")) == truth
+        assert service.ledger.usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines() == truth
         assert service.ledger.examine(NOW_MS - 2 * HOUR_MS, NOW_MS).total_us == 0

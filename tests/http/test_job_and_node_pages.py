@@ -11,13 +11,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from accountant.billing.job_costs import Where
 from accountant.ledger.protocols import JobKey
+from accountant.ledger.usage import Usage, Where
 from accountant.web import page_rows
 from accountant.web.job_and_node_pages import MOST_STRIPS, cells, decisions_about_job, gangs_of, timeline, timeline_svg
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from agent.wire import PodFacts
+from tests.fakes.list_ledger import ListLedger, Row
 from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, decision, encoded
 from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
@@ -147,30 +148,16 @@ class Hours:
         self.asked = 0
 
     def usage(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> list[UsageLine]:
-        (found,) = self.usage_between((start_ms, end_ms), by, where, timezone)
-        return found
-
-    def usage_between(
         self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
-    ) -> list[list[UsageLine]]:
+    ) -> Usage:
         self.asked += 1
-        found: list[list[UsageLine]] = []
-        for start, end in pairwise(edges):
-            of_gpus: dict[str, list[Accounts]] = {}
-            for gpu, at_ms, accounts in self.lines:
-                if start <= at_ms < end and gpu in (where or {}).get("gpu", (gpu,)):
-                    of_gpus.setdefault(gpu, []).append(accounts)
-            found.append(
-                [
-                    UsageLine(
-                        key={"node": "n", "gpu": gpu, "gpu_model": "H100"}, accounts_gpu_us=page_rows.added(several)
-                    )
-                    for gpu, several in sorted(of_gpus.items())
-                ]
-            )
-        return found
+        gpus = {gpu for gpu, _, _ in self.lines}
+        rows = [
+            Row(at_ms, at_ms + 1, accounts, {"node": "n", "gpu": gpu, "gpu_model": "H100"})
+            for gpu, at_ms, accounts in self.lines
+            if gpu in (where or {}).get("gpu", gpus)
+        ]
+        return ListLedger(rows).usage(edges, by, None, timezone)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not asked")

@@ -17,7 +17,6 @@ from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.ledger.protocols import Quarantined
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.group_by_dimensions import coarser_lines
 from accountant.storage.read_snapshot import Hole
 from accountant.web.month_and_decision_pages import prepare_pages
 from accountant.web.page_rows import by_node, current_use, month_so_far
@@ -341,7 +340,7 @@ def test_a_moment_finds_the_holders_of_a_job_once(site: Site, statements: list[s
         moment.extents({key})
         first = len(statements)
         for hours in (1, 2, 3):
-            moment.usage(end - hours * MS_PER_HOUR, end, ("team", "user"), where)
+            moment.usage((end - hours * MS_PER_HOUR, end), ("team", "user"), where).lines()
     named = [sql for sql in statements if "FROM holder" in sql]
     assert first <= 4
     assert len(named) <= 3, "ids, names and users, once"
@@ -369,13 +368,14 @@ def test_what_is_added_up_is_what_the_engine_says(
     _, ledger = site
     end = ledger.extent()[1] - 7_001
     for start in (end - 1_800_000, end - MS_PER_DAY - 1):
-        alone = ledger.usage(start, end, by, where)
-        assert coarser_lines(ledger.usage(start, end, finer, where), by) == alone
+        alone = ledger.usage((start, end), by, where).lines()
+        assert ledger.usage((start, end), finer, where).grouped(by).lines() == alone
         with ledger.moment(start, end) as moment:
-            assert moment.usage(start, end, finer, where) == ledger.usage(start, end, finer, where)
-            assert moment.usage(start, end, by, where) == alone
-            assert moment.usage(start, end, tuple(reversed(by)), where) == ledger.usage(
-                start, end, tuple(reversed(by)), where
+            assert moment.usage((start, end), finer, where).lines() == ledger.usage((start, end), finer, where).lines()
+            assert moment.usage((start, end), by, where).lines() == alone
+            assert (
+                moment.usage((start, end), tuple(reversed(by)), where).lines()
+                == ledger.usage((start, end), tuple(reversed(by)), where).lines()
             )
 
 
@@ -386,10 +386,10 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
 ) -> None:
     _, ledger = site
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
-    everybody = ledger.usage(start, end, by)
+    everybody = ledger.usage((start, end), by).lines()
     jobs = sorted({line.key["job"] for line in everybody})
     for chosen in (jobs[:1], jobs[-2:], ["Job/nobody"]):
-        assert ledger.usage(start, end, by, {"job": chosen}) == [
+        assert ledger.usage((start, end), by, {"job": chosen}).lines() == [
             line for line in everybody if line.key["job"] in chosen
         ]
 

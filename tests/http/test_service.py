@@ -29,7 +29,7 @@ def content(service):
     """Return everything in the ledger that an answer can show."""
     span = (NOW_MS - 86_400_000, NOW_MS)
     return (
-        service.ledger.usage(*span, ("gpu", "pod", "namespace")),
+        service.ledger.usage(span, ("gpu", "pod", "namespace")).lines(),
         service.ledger.acks("node-1", "prod"),
         service.ledger.quarantined(),
         service.ledger.examine(*span).total_us,
@@ -89,7 +89,7 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(start_service, clock):
     assert {row["reason"] for row in client.get("/v1/quarantine").json()} == {"future-dated"}
     assert rows(5, 0).json()["durable_seq"] == 6
     begin = NOW_MS - 60 * MINUTE_MS
-    (line,) = service.ledger.usage(begin, begin + 6 * MINUTE_MS, ())
+    (line,) = service.ledger.usage((begin, begin + 6 * MINUTE_MS), ()).lines()
     assert line.accounts_gpu_us.allocated == 4 * MINUTE_MS * 1000
     assert line.accounts_gpu_us.unmetered == 2 * MINUTE_MS * 1000
     metrics = client.get("/metrics").text
@@ -191,7 +191,7 @@ def test_a_changed_inventory_and_policy_are_taken(start_service, tmp_path, clock
     client.post("/v1/usage", content=encoded(pod_minutes(rows=30)))
 
     def pools():
-        return {line.key["pool"] for line in service.ledger.usage(NOW_MS - 3_600_000, NOW_MS, ("pool",))}
+        return {line.key["pool"] for line in service.ledger.usage((NOW_MS - 3_600_000, NOW_MS), ("pool",)).lines()}
 
     assert pools() == {"spare"}
     inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training, since: 2026-01-01}]\n")

@@ -140,7 +140,7 @@ def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path, queue_
 
     with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
         assert ship(url) == "accepted"
-        lines = service.ledger.usage(START, START + 12 * MINUTE, ("team", "job"))
+        lines = service.ledger.usage((START, START + 12 * MINUTE), ("team", "job")).lines()
         assert service.ledger.imbalance(START, START + 12 * MINUTE) == 0
     held = {tuple(line.key.values()): line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
     assert {key: minutes for key, minutes in held.items() if minutes} == {(team, "Job/train"): 10}

@@ -98,7 +98,7 @@ def test_a_history_is_what_the_last_word_about_each_instant_was(changes):
 def by(ledger: DuckLedger, dimension: Any, **where: str) -> dict[str, int]:
     """Return the allocated minutes of the hour before the clock."""
     chosen: Any = {key: {value} for key, value in where.items()}
-    lines = ledger.usage(START_MS, NOW_MS, (dimension,), chosen)
+    lines = ledger.usage((START_MS, NOW_MS), (dimension,), chosen).lines()
     found = {line.key[dimension]: line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
     return {key: held for key, held in found.items() if held}
 

@@ -20,6 +20,7 @@ from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import Engine
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
+from accountant.ledger.usage import MEASURES, START_UP, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -29,6 +30,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import VirtualClock
 from tests.ledger.busy_ledger import BOOK, HAND, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
+from tests.usage_relation import figures_of, start_up
 
 HOUR = 60 * MINUTE
 SPAN = START_MS, START_MS + 5 * HOUR
@@ -48,27 +50,32 @@ Reading = Callable[[Any], object]
 """A query of a ledger's snapshot, or of the lake."""
 
 QUESTIONS: dict[str, Reading] = {
-    **{f"usage by {', '.join(by) or 'nothing'}": lambda one, by=by: one.usage(*SPAN, by) for by in CUTS},
-    "usage of some teams": lambda one: one.usage(*SPAN, ("job",), {"team": ("blue", "green")}),
-    "usage of a job": lambda one: one.usage(*SPAN, ("hour", "gpu"), {"namespace": ("ns-1",), "job": ("Job/j1",)}),
-    "usage of one hour": lambda one: one.usage(*SPAN, ("team",), {"hour": ("2026-10-01T01",)}),
-    "usage in another zone": lambda one: one.usage(*SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo"),
+    **{f"usage by {', '.join(by) or 'nothing'}": lambda one, by=by: one.usage(SPAN, by).lines() for by in CUTS},
+    "usage of some teams": lambda one: one.usage(SPAN, ("job",), {"team": ("blue", "green")}).lines(),
+    "usage of a job": lambda one: one.usage(
+        SPAN, ("hour", "gpu"), {"namespace": ("ns-1",), "job": ("Job/j1",)}
+    ).lines(),
+    "usage of one hour": lambda one: one.usage(SPAN, ("team",), {"hour": ("2026-10-01T01",)}).lines(),
+    "usage in another zone": lambda one: one.usage(SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo").lines(),
     "usage of hour after hour": lambda one: [
-        list(lines) for lines in one.usage_between([START_MS, START_MS + HOUR, SPAN[1]], ("team",))
+        *one.usage([START_MS, START_MS + HOUR, SPAN[1]], ("team",)).lines(0),
+        *one.usage([START_MS, START_MS + HOUR, SPAN[1]], ("team",)).lines(1),
     ],
-    "usage of an empty span": lambda one: one.usage(SPAN[0], SPAN[0], ("team",)),
-    "what a name with quotes held": lambda one: one.usage(*SPAN, ("team",), {"job": ("Job/j'1\\' OR 1=1 --",)}),
-    "start-up time": lambda one: one.idle_phases(*SPAN, ("team", "job")),
+    "usage of an empty span": lambda one: one.usage((SPAN[0], SPAN[0]), ("team",)).lines(),
+    "what a name with quotes held": lambda one: one.usage(SPAN, ("team",), {"job": ("Job/j'1\\' OR 1=1 --",)}).lines(),
+    "start-up time": lambda one: start_up(one.usage(SPAN, ("team", "job"), measures=START_UP)),
     "cost by team": lambda one: cost(one, BOOK, *SPAN, ("team",)),
     "cost by model and hour": lambda one: cost(one, BOOK, *SPAN, ("gpu_model", "hour")),
-    "coverage": lambda one: one.coverage(*SPAN),
+    "coverage": lambda one: coverage(one.usage(SPAN, ())),
     "pods": lambda one: one.pods(*SPAN),
     "waiting pods": lambda one: one.pods(*SPAN, waiting=True),
     "pods of a job": lambda one: one.pods(*SPAN, of=(JOB,)),
     "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
     "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
     "policies": lambda one: one.policies(*SPAN),
-    "peaks": lambda one: one.peaks(*SPAN, {("ns-1", "Job/j1"), ("ns-0", "Job/j2")}),
+    "every measure of the lake": lambda one: figures_of(
+        one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES))
+    ),
 }
 
 
@@ -242,5 +249,5 @@ def _composed(name: str, one: Snapshot | LakeLedger) -> object:
     found = report_builder.read_data(one, BOOK, *SPAN)
     return (
         found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
-        [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], found.hourly.capacity_us, found.hourly.hours,
+        [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], figures_of(found.hourly),
     )  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
+from accountant.ledger.usage import LENT
 from accountant.prices.price_book import Billing, IdlePolicy
 from tests.hypothesis_examples import examples
 from tests.lake.comparison_queries import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
@@ -52,7 +53,7 @@ def test_any_ledger_has_the_answers_of_its_lake(rows, seed, timezone):
         asked = known.asked(engine)
         with known.ledger.moment(*span) as moment:
             for by in (("team", "day"), ("job", "hour", "gpu")):
-                assert asked.usage(*span, by, None, timezone) == moment.usage(*span, by, None, timezone)
+                assert asked.usage(span, by, None, timezone).lines() == moment.usage(span, by, None, timezone).lines()
         engine.close()
 
 
@@ -65,7 +66,7 @@ def test_part_of_an_hour_is_refused_with_the_hour(known, engine, span):
     with pytest.raises(
         UnsupportedQuestion, match=r"inside an hour between 2026-10-01T0\d:00:00Z and 2026-10-01T0\d:00:00Z: query"
     ):
-        known.asked(engine).usage(*span, ("team",))
+        known.asked(engine).usage(span, ("team",)).lines()
 
 
 def test_a_stretch_ends_where_a_price_changes_inside_an_hour():
@@ -82,7 +83,7 @@ def test_a_stretch_ends_where_a_price_changes_inside_an_hour():
         engine = DuckDbEngine(known.connect())
         asked = known.asked(engine)
         with known.ledger.moment(at_ms, SPAN[1]) as moment:
-            assert asked.usage(at_ms, SPAN[1], ("team",)) == moment.usage(at_ms, SPAN[1], ("team",))
+            assert asked.usage((at_ms, SPAN[1]), ("team",)).lines() == moment.usage((at_ms, SPAN[1]), ("team",)).lines()
         engine.close()
 
 
@@ -90,7 +91,7 @@ def test_lent_time_is_refused_by_name(known, engine):
     book = BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=IdlePolicy())})
     assert book.billing.shared_gpus == "busy"
     with pytest.raises(UnsupportedQuestion, match=r"prod: .*shared_gpus: busy.*statement_lines"):
-        known.asked(engine).lent(START_MS, START_MS + HOUR, ("team",))
+        known.asked(engine).usage((START_MS, START_MS + HOUR), ("team",), measures=LENT)
 
 
 def test_nothing_can_be_booked(known, engine):

@@ -173,7 +173,7 @@ def test_a_day_has_the_accounts_and_the_cost_of_the_ledger(known):
     (total,) = rows(known, tables.DAYS)
     hourly = rows(known, tables.USAGE_HOURLY)
     span = total["start_ms"], total["end_ms"]
-    (line,) = known.ledger.usage(*span, ())
+    (line,) = known.ledger.usage(span, ()).lines()
     for name in tables.ACCOUNT_COLUMNS[:6]:
         expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
         assert total[name] == sum(row[name] for row in hourly) == expected
@@ -225,7 +225,7 @@ def test_late_records_write_their_day_again(running):
     assert len(running.publisher.publish().days) == 1
     (after,) = rows(running, tables.DAYS)
     assert after["digest"] != before["digest"]
-    (line,) = running.ledger.usage(after["start_ms"], after["end_ms"], ())
+    (line,) = running.ledger.usage((after["start_ms"], after["end_ms"]), ()).lines()
     assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
     assert after["end_ms"] == before["end_ms"] + 2 * HOUR
 
@@ -362,7 +362,7 @@ def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next(kept_un
             second.publish()
             (total,) = rows(known, tables.DAYS)[:1]
             hourly = [row for row in rows(known, tables.USAGE_HOURLY) if row["day"] == total["day"]]
-            (line,) = known.ledger.usage(total["start_ms"], total["end_ms"], ())
+            (line,) = known.ledger.usage((total["start_ms"], total["end_ms"]), ()).lines()
             assert sum(row["busy_us"] for row in hourly) == line.accounts_gpu_us.busy
             assert sum(row["unmetered_us"] for row in hourly) == line.accounts_gpu_us.unmetered
             assert second.compare() == LakeComparison(1, ())

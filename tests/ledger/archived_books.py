@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from accountant.ledger.protocols import Facts, NamespaceFacts, NodeFacts
+from accountant.ledger.usage import START_UP
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Batch, Skipped, Slice
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.usage_relation import start_up
 
 BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
 POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",)),))
@@ -36,9 +38,9 @@ def everything(ledger: DuckLedger) -> object:
     end = START_MS + 2 * MS_PER_HOUR
     spec = WindowSpec(size=7200, half_life=3600)
     return (
-        ledger.usage(START_MS, end, BY),
-        ledger.usage(START_MS + 61_001, START_MS + 17 * MINUTE + 7, BY),
-        ledger.idle_phases(START_MS, end, ("team",)),
+        ledger.usage((START_MS, end), BY).lines(),
+        ledger.usage((START_MS + 61_001, START_MS + 17 * MINUTE + 7), BY).lines(),
+        start_up(ledger.usage((START_MS, end), ("team",), measures=START_UP)),
         ledger.window(spec, end - 12_345, "energy", 0.98),
         ledger.window(spec, end - 12_345, "busy", 0.98),
         ledger.quarantined(),

@@ -123,7 +123,7 @@ def accounts(ledger: DuckLedger) -> Accounts:
     def ask(start: float, end: float, **where: str) -> dict[str, int]:
         chosen: Any = {dimension: {value} for dimension, value in where.items()}
         span = (START_MS + round(start * MINUTE), START_MS + round(end * MINUTE))
-        lines = ledger.usage(*span, (), chosen)
+        lines = ledger.usage(span, (), chosen).lines()
         return {k: v for line in lines for k, v in line.accounts_gpu_us.model_dump().items() if v}
 
     return ask

@@ -73,7 +73,9 @@ def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock)
         ledger.close()
     assert take_over(mine, clock) is None  # nobody else led since
     ledger = opened(mine, clock)
-    busy = {line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage(START_MS, sender.end_ms, ("gpu",))}
+    busy = {
+        line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage((START_MS, sender.end_ms), ("gpu",)).lines()
+    }
     assert busy == {gpu: figures[0] for gpu, figures in sender.truth().items()}
     assert [act.subject for act in ledger.acts()] == months
     assert ledger.examine(START_MS, sender.end_ms).total_us == 0

@@ -208,11 +208,11 @@ def test_gaps_are_unknown_not_idle_and_busy_beyond_the_slice_is_a_memo(send, led
         ),
         hand.row(3, capacity_us=0, allocated_us=0, busy_us=9, holder=UNATTRIBUTED),
     )  # fmt: skip
-    (line,) = ledger.usage(begin, begin + 60_000, (), {"pod": {"train-0"}})
+    (line,) = ledger.usage((begin, begin + 60_000), (), {"pod": {"train-0"}}).lines()
     assert line.accounts_gpu_us.allocated_unknown == 10_000_000
     assert line.accounts_gpu_us.busy == 20_000_000 + 30_000_000
     assert line.borrowed_busy_us == 10_000_000 + 5_000_000
-    assert sum(found.unattributed_busy_us for found in ledger.usage(begin, begin + 60_000, ())) == 9
+    assert sum(found.unattributed_busy_us for found in ledger.usage((begin, begin + 60_000), ()).lines()) == 9
 
 
 def test_it_refuses_when_the_disk_is_nearly_full_and_answers_questions(path, clock, hand):
@@ -222,7 +222,7 @@ def test_it_refuses_when_the_disk_is_nearly_full_and_answers_questions(path, clo
         free[0] = 2**20
         with pytest.raises(LedgerUnavailable, match="only 1 MiB of disk are free"):
             ledger.append([hand.batch(hand.row(2, 1, 2))], hand.now_ms)
-        assert ledger.usage(hand.start_ms, hand.now_ms, ("pod",))
+        assert ledger.usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
         free[0] = 2**40
         booked(ledger, hand.now_ms, hand.batch(hand.row(2, 1, 2)))
 
@@ -303,7 +303,7 @@ def test_an_annotation_with_control_characters_is_left_out_and_the_facts_stay(ha
 
 def figures(ledger: DuckLedger) -> object:
     by = ("cluster", "node", "namespace", "pod", "job", "user", "gpu_model")
-    return ledger.usage(START_MS, NOW_MS, by), ledger.quarantined(), ledger.holes()
+    return ledger.usage((START_MS, NOW_MS), by).lines(), ledger.quarantined(), ledger.holes()
 
 
 ODD_NAMES = st.lists(st.tuples(ANY, ANY, ANY, ANY, ANY), min_size=4, max_size=6)
@@ -349,7 +349,7 @@ def test_a_replay_counts_once_and_an_overlap_is_clipped(send, hand, clock, ledge
         row = hand.row(int(event["id"].removeprefix("e")), *minutes, gpu=event["gpu"])
         send(row, now_ms=hand.start_ms + MS_PER_HOUR)
     whole = hand.start_ms, round(spans[-1][1])
-    (line,) = ledger.usage(*whole, ("gpu",))
+    (line,) = ledger.usage(whole, ("gpu",)).lines()
     assert line.accounts_gpu_us.allocated == case["expect"]["gpu_seconds"] * 1_000_000
     assert ledger.imbalance(*whole) == 0
 
@@ -411,8 +411,8 @@ def test_what_agents_and_imports_told_stays_apart_over_a_restart_and_a_checkpoin
     booked(ledger, NOW_MS, imports(hand, (0, 10, "gpu-1"), (0, 10, "gpu-2"), node="n2"))
     send(hand.row(2, 31, 40))
     ledger.checkpoint()
-    before = ledger.imports("prod"), ledger.usage(START_MS, NOW_MS, ("node",))
+    before = ledger.imports("prod"), ledger.usage((START_MS, NOW_MS), ("node",)).lines()
     ledger.close()
     again = opened()
-    assert (again.imports("prod"), again.usage(START_MS, NOW_MS, ("node",))) == before
+    assert (again.imports("prod"), again.usage((START_MS, NOW_MS), ("node",)).lines()) == before
     assert before[0].metered == {"n1": (START_MS + 30 * MINUTE, START_MS + 40 * MINUTE)}

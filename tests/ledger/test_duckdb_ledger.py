@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from accountant.ledger.protocols import Facts, NamespaceFacts, Retirement
+from accountant.ledger.usage import coverage
 from accountant.storage.duckdb_engine import statement
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
@@ -21,12 +22,12 @@ def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
     span = hand.start_ms, hand.now_ms
     send(hand.row(1))
     with ledger.moment() as moment:
-        before = moment.usage(*span, ("pod",))
+        before = moment.usage(span, ("pod",)).lines()
         send(hand.row(2, 1, 2), hand.fact(3, created_ms=hand.start_ms))
-        assert moment.usage(*span, ("pod",)) == before
+        assert moment.usage(span, ("pod",)).lines() == before
         assert moment.pods(*span) == []
-        assert moment.coverage(*span) < ledger.coverage(*span)
-    assert ledger.usage(*span, ("pod",)) != before
+        assert coverage(moment.usage(span, ())) < coverage(ledger.usage(span, ()))
+    assert ledger.usage(span, ("pod",)).lines() != before
     assert len(ledger.pods(*span)) == 1
 
 
@@ -50,11 +51,11 @@ def decided(cluster: str, at_ms: int = 1) -> Decision:
 
 def test_time_that_is_over_keeps_its_mark_while_records_come_in(send, ledger, hand, now_ms):
     marks = ledger.mark(*YESTERDAY), ledger.mark(*TODAY)
-    told = ledger.usage(*YESTERDAY, ("gpu",))
+    told = ledger.usage(YESTERDAY, ("gpu",)).lines()
     send(hand.row(4, DAY + 15, DAY + 30), hand.fact(5, "p2", created_ms=TODAY[0]), now_ms=now_ms)
     ledger.checkpoint()
     ledger.record_decisions([decided("prod", at_ms=now_ms)], now_ms)
-    assert ledger.usage(*YESTERDAY, ("gpu",)) == told
+    assert ledger.usage(YESTERDAY, ("gpu",)).lines() == told
     assert ledger.mark(*YESTERDAY) == marks[0]
     assert ledger.mark(*TODAY) != marks[1]
 
@@ -74,10 +75,10 @@ def test_whatever_may_change_an_answer_changes_the_mark(send, ledger, hand, now_
         assert ledger.retire(Retirement(gpus=("gpu-1",)), START_MS, now_ms, "ada", "sold")
     elif what == "unlisted":
         send(hand.row(4, 60, 61, "gpu-2"), now_ms=now_ms)
-        span, before, told = TODAY, ledger.mark(*TODAY), ledger.usage(*TODAY, ("gpu",))
+        span, before, told = TODAY, ledger.mark(*TODAY), ledger.usage(TODAY, ("gpu",)).lines()
         # No record of that day: the node lists the other GPU, and not this one any more.
         send(hand.row(5, 3 * DAY, 3 * DAY + 1), now_ms=now_ms + 2 * MS_PER_DAY)
-        assert ledger.usage(*TODAY, ("gpu",)) != told
+        assert ledger.usage(TODAY, ("gpu",)).lines() != told
     else:
         ledger._reread()
     assert ledger.mark(*span) != before

@@ -114,9 +114,9 @@ def test_an_agents_measurement_takes_precedence_over_an_import_in_every_order(op
             ledger.close()
             ledger = opened()
     assert ("n1", "foreign-gpu") not in _reasons(ledger)
-    (line,) = ledger.usage(hand.start_ms, hand.now_ms, (), {"node": {"n1"}})
+    (line,) = ledger.usage((hand.start_ms, hand.now_ms), (), {"node": {"n1"}}).lines()
     assert line.accounts_gpu_us.busy == 30 * MINUTE * 1000
-    assert ledger.usage(hand.start_ms, hand.now_ms, (), {"node": {"n2"}}) == []
+    assert ledger.usage((hand.start_ms, hand.now_ms), (), {"node": {"n2"}}).lines() == []
     assert ledger.examine(hand.start_ms - 60 * MINUTE, hand.now_ms).total_us == 0
     (shown,) = ledger.gpu_owners()
     assert shown.owners[-1].node == "n1"
@@ -230,7 +230,7 @@ def books(ledger: Any, hand: Hand) -> Any:
     ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "vision", team="vision"),)), hand.now_ms)
 
     def ask() -> dict[tuple[str, str], int]:
-        lines = ledger.usage(hand.start_ms, hand.now_ms, ("node", "team"), {})
+        lines = ledger.usage((hand.start_ms, hand.now_ms), ("node", "team"), {}).lines()
         allocated = {(line.key["node"], line.key["team"]): line.accounts_gpu_us.allocated for line in lines}
         return {key: value // 60_000_000 for key, value in allocated.items() if value}
 
@@ -356,7 +356,7 @@ def test_a_job_keeps_its_team_whoever_named_its_number_first(send, ledger, hand,
         send(told, epoch="import:slurm:00000000000000")
     else:
         ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
-    lines = ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("team",), {"node": {"n1"}})
+    lines = ledger.usage((hand.start_ms, hand.start_ms + MINUTE), ("team",), {"node": {"n1"}}).lines()
     assert [line.key["team"] for line in lines] == ["red"]
 
 
@@ -366,6 +366,6 @@ def test_processes_of_one_number_on_two_nodes_are_two_holders(send, ledger, hand
     send(hand.row(1, gpu="gpu-2", holder=process), node="n2")
     send(hand.fact(2, "812:77", node="n2", queue_ref="kai:blue"), node="n2")
     assert (
-        ledger.usage(hand.start_ms, hand.start_ms + MINUTE, ("queue",), {"node": {"n1"}})[0].key["queue"]
+        ledger.usage((hand.start_ms, hand.start_ms + MINUTE), ("queue",), {"node": {"n1"}}).lines()[0].key["queue"]
         == "__unassigned__"
     )

@@ -12,6 +12,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerUnavailable
 from accountant.history_import.import_run import Source, epoch, first_seq
 from accountant.ledger.protocols import ImportSpan
+from accountant.ledger.usage import coverage
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy, QueuePolicy
@@ -54,9 +55,10 @@ def imports(
 
 def figures(ledger: DuckLedger) -> object:
     return (
-        ledger.usage(*SPAN, ("cluster", "node", "gpu", "namespace", "queue", "job")),
-        ledger.usage(SPAN[0] + 1, SPAN[1] - 1, ("namespace",)),
-        ledger.gpu_hours(*SPAN), ledger.coverage(*SPAN), ledger.imbalance(*SPAN), ledger.quarantined(), ledger.holes(),
+        ledger.usage(SPAN, ("cluster", "node", "gpu", "namespace", "queue", "job")).lines(),
+        ledger.usage((SPAN[0] + 1, SPAN[1] - 1), ("namespace",)).lines(),
+        ledger.gpu_hours(*SPAN), coverage(ledger.usage(SPAN, ())), ledger.imbalance(*SPAN), ledger.quarantined(),
+        ledger.holes(),
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def test_figures_capacity_and_accounts_are_those_without_it(opened: Opener, tmp_
 
 
 def named(ledger: DuckLedger) -> list[tuple[str, ...]]:
-    return [tuple(line.key.values()) for line in ledger.usage(*SPAN, ("namespace", "queue"))]
+    return [tuple(line.key.values()) for line in ledger.usage(SPAN, ("namespace", "queue")).lines()]
 
 
 def test_what_a_later_import_says_about_a_job_counts(opened: Opener, tmp_path: Path):
@@ -125,8 +127,8 @@ def test_a_part_is_withdrawn_and_the_rest_stays(opened: Opener, tmp_path: Path):
     imports(ledger, quarters("g1"), account("vision"))
     first = SLURM.model_copy(update={"end_ms": SLURM.start_ms + MS_PER_HOUR})
     assert ledger.withdraw_import(first, NOW_MS, "ann", "the first hour") == 4
-    assert ledger.usage(first.start_ms, first.end_ms, ("namespace",)) == []
-    (line,) = ledger.usage(*SPAN, ("job",))
+    assert ledger.usage((first.start_ms, first.end_ms), ("namespace",)).lines() == []
+    (line,) = ledger.usage(SPAN, ("job",)).lines()
     assert line.accounts_gpu_us.allocated == MS_PER_HOUR * 1000
     other = SLURM.model_copy(update={"cluster": "elsewhere"})
     assert ledger.withdraw_import(other, NOW_MS, "ann", "another cluster") == 0

@@ -165,7 +165,9 @@ def test_damaged_backups_do_not_stop_the_replica_that_takes_over(replicas, clock
     ledger = opened(other, clock)
     assert [entry.subject for entry in ledger.acts()] == [*["2026-01", "2026-02"][:made], "2026-04"]
     deliver(ledger, 4, clock)  # the agent sends again
-    busy = {line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage(START_MS, sender.end_ms, ("gpu",))}
+    busy = {
+        line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage((START_MS, sender.end_ms), ("gpu",)).lines()
+    }
     ledger.close()
     assert busy == {gpu: figures[0] for gpu, figures in sender.truth().items()}
 

@@ -40,7 +40,7 @@ def answers(ledger: DuckLedger) -> Mapping[str, Any]:
     """Return the ledger's answers to users and schedulers."""
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     return {
-        "usage": ledger.usage(*span, ("gpu", "team", "queue", "job", "pool")),
+        "usage": ledger.usage(span, ("gpu", "team", "queue", "job", "pool")).lines(),
         "window": ledger.window(WindowSpec(size=10_800, half_life=3_600), span[1], "allocated", 0.98),
         "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
         "acts": ledger.acts(),

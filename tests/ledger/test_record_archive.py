@@ -19,6 +19,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem, SubTreeFileSystem
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import EpochReport, Facts, JobKey, NodeFacts, Retirement
+from accountant.ledger.usage import coverage
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import FileStore, in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
@@ -226,7 +227,7 @@ def test_an_archive_that_says_something_else_keeps_the_rows_in_the_file(make, ha
     Path(f"{rows}.new").replace(rows)
     with pytest.raises(LedgerDamaged, match="differ from the ledger's, so the ledger keeps them"):
         ledger.freeze(LATER_MS)
-    assert ledger.coverage(START_MS + MINUTE, START_MS + 30 * MINUTE) == 1.0
+    assert coverage(ledger.usage((START_MS + MINUTE, START_MS + 30 * MINUTE), ())) == 1.0
 
 
 @in_both_stores

@@ -155,7 +155,7 @@ def test_what_arrives_in_an_hour_while_it_is_read_counts_too(two_hours, hand, st
     two_hours.archive(LATER_MS)
     assert everything(opened(tmp_path / "rebuilt.duckdb", archive=in_folder(store.folder))) == everything(two_hours)
     assert two_hours.examine(START_MS, HOURS[1]).total_us == 0
-    lines = two_hours.usage(START_MS, HOURS[1], ("gpu",))
+    lines = two_hours.usage((START_MS, HOURS[1]), ("gpu",)).lines()
     assert {line.key["gpu"]: line.accounts_gpu_us.allocated for line in lines} == {
         "gpu-1": 24 * 60_000_000, "gpu-2": 60_000_000,
     }  # fmt: skip
@@ -262,4 +262,8 @@ def _leave(ledger: DuckLedger, before_ms: int) -> None:
 def _figures(ledger: DuckLedger) -> object:
     span = START_MS, HOURS[-1]
     assert ledger.examine(*span).total_us == 0
-    return ledger.usage(*span, ("gpu", "job")), ledger.usage(START_MS + 61_001, HOURS[1] - 7, ()), ledger.quarantined()
+    return (
+        ledger.usage(span, ("gpu", "job")).lines(),
+        ledger.usage((START_MS + 61_001, HOURS[1] - 7), ()).lines(),
+        ledger.quarantined(),
+    )

@@ -75,13 +75,13 @@ def test_a_day_that_is_over_has_sums_and_a_late_row_takes_them_away(tmp_path):
     assert kept(path) == {days[0]: 2, days[1]: 1}
     with opened_in_zone(path, "UTC") as ledger:
         put(ledger, [5], "late", "gpu-2")
-        told = ledger.usage(*days[0], ("gpu",))
+        told = ledger.usage(days[0], ("gpu",)).lines()
     assert [line.accounts_gpu_us.allocated // 60_000_000 for line in told] == [2 * QUARTER, QUARTER]
     assert kept(path).keys() == {days[1]}
     with opened_in_zone(path, "UTC") as ledger:
         put(ledger, [2 * DAY + 1], "later")
         ledger.checkpoint()
-        assert ledger.usage(*days[0], ("gpu",)) == told
+        assert ledger.usage(days[0], ("gpu",)).lines() == told
         assert ledger.imbalance(FIRST_MS, LAST_MS) == 0
     assert kept(path)[days[0]] == 3
 
@@ -158,7 +158,7 @@ def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
                 put(ledger, sorted(part), f"e{number}")
             zone = zones[-1]
             spans = [(low, high), (FIRST_MS, LAST_MS), local_day(low, ZoneInfo(zone))]
-            expected = [ledger.usage(*span, by, None, zone) for span in spans for by in BYS]
+            expected = [ledger.usage(span, by, None, zone).lines() for span in spans for by in BYS]
         for number, part in enumerate(parts):
             with opened_in_zone(summed, zones[min(number, len(zones) - 1)]) as ledger:
                 put(ledger, sorted(part), f"e{number}")
@@ -166,7 +166,7 @@ def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
                     ledger.checkpoint()
         with opened_in_zone(summed, zone) as ledger:
             for _ in range(2):
-                assert [ledger.usage(*span, by, None, zone) for span in spans for by in BYS] == expected
+                assert [ledger.usage(span, by, None, zone).lines() for span in spans for by in BYS] == expected
                 examined = ledger.examine(FIRST_MS, LAST_MS)
                 assert examined.total_us == 0, examined.lines
                 ledger.append([HAND.batch(HAND.fact(1, "nobody"), epoch="x")], LAST_MS)
@@ -183,7 +183,7 @@ def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_s
     hour, half = 60 * MINUTE_US, 30 * MINUTE_US
 
     def told(ledger: DuckLedger, end_ms: int, *by: Dimension) -> list[tuple[int | None, int, int]]:
-        lines = ledger.usage(START_MS, end_ms, by)
+        lines = ledger.usage((START_MS, end_ms), by).lines()
         return [(one.memory_mib_s, one.memory_unknown_us, one.accounts_gpu_us.allocated) for one in lines]
 
     def check(ledger: DuckLedger) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from accountant.core.errors import OverQuota
 from accountant.core.settings import MIB, Quotas
+from accountant.ledger.usage import coverage
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.write.sender_quotas import SenderUse, sender_of
 from agent.wire import Gap, Holder, Slice, UsageInterval
@@ -41,7 +42,7 @@ def test_invented_gpus_count_in_no_capacity_and_no_window(send, ledger, hand, ac
     assert set(reasons(ledger)) == {"over-quota"}
     assert {one.gpu_uuid for one in ledger.gpu_owners()} == {"gpu-1", "gpu-2"}
     assert ledger.gpu_hours(START_MS, START_MS + MS_PER_HOUR) <= 2
-    assert ledger.coverage(START_MS, START_MS + MINUTE) == 1
+    assert coverage(ledger.usage((START_MS, START_MS + MINUTE), ())) == 1
     assert sum(accounts(0, 1).values()) == 2 * MINUTE * 1000
     again = send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 51)))
     assert (again.stored, again.duplicates, again.quarantined) == (0, 50, 0), "the same records have the same outcome"
@@ -226,7 +227,7 @@ def test_an_issuer_of_another_cluster_introduces_a_limited_number_of_nodes(few, 
     assert {answer.quota for answer in answers[3:]} == {"nodes"}
     assert "'n3'" in str(answers[3])
     assert {one.gpu_uuid for one in few.gpu_owners()} == {"gpu-0", "gpu-1", "gpu-2"}
-    assert few.coverage(START_MS, START_MS + MINUTE) == 1
+    assert coverage(few.usage((START_MS, START_MS + MINUTE), ())) == 1
     known = hand.batch(hand.row(1, 5, 6, gpu="gpu-1"), cluster="edge", node="n1", epoch="0192-new")
     assert booked(few, hand.now_ms, known).stored == 1, "a node that is known begins another outbox"
     own = hand.batch(hand.row(1, gpu="gpu-own"), cluster="prod", node="own")
@@ -270,7 +271,7 @@ def test_the_nodes_of_a_cluster_report_a_limited_number_of_gpus_together(few, ha
     assert over == {"cluster_gpus": 9 - 5}
     assert set(reasons(few)) == {"over-quota"}
     assert len(few.gpu_owners()) == 5
-    assert few.coverage(START_MS, START_MS + MINUTE) == 1
+    assert coverage(few.usage((START_MS, START_MS + MINUTE), ())) == 1
 
 
 def test_a_first_installation_of_20000_nodes_stays_below_the_default_quotas():

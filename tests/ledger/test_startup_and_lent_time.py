@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, settings
@@ -18,12 +19,15 @@ from hypothesis import strategies as st
 
 from accountant.billing.idle_time_causes import Launch, gang, phase_spans
 from accountant.billing.usage_pricing import charges
-from accountant.ledger.protocols import Down, Facts, IdlePhases, LentTime, NodeFacts
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.ledger.team_assignment import NO_POLICY
+from accountant.ledger.usage import LENT, START_UP
 from accountant.prices.price_book import Billing
 from accountant.storage.duckdb_engine import Cursor, Database, Row
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.ledger_state import State, load
-from accountant.storage.query.startup_and_lent_time import idle_phases, lent_time
+from accountant.storage.query.group_by_dimensions import ConstantSpan, pieces_of
+from accountant.storage.query.startup_and_lent_time import idle_time, lent_time
 from accountant.wire.policy_models import Policy, QueuePolicy
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import prorate
@@ -34,6 +38,7 @@ from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
 from tests.usage_records import pod_holder
+from tests.usage_relation import figures_of, start_up
 
 US = 60_000_000
 BY = ("namespace", "pod")
@@ -43,12 +48,9 @@ def holder_of(name, namespace="vision"):
     return pod_holder(name, namespace)
 
 
-def keys(name):
-    return {"namespace": "vision", "pod": name}
-
-
 def phases(ledger: DuckLedger, start=0.0, end=60.0):
-    return ledger.idle_phases(START_MS + round(start * MINUTE), START_MS + round(end * MINUTE), BY)
+    span = START_MS + round(start * MINUTE), START_MS + round(end * MINUTE)
+    return start_up(ledger.usage(span, BY, measures=START_UP))
 
 
 def test_idle_at_the_beginning_is_start_up(send, hand, ledger):
@@ -60,17 +62,15 @@ def test_idle_at_the_beginning_is_start_up(send, hand, ledger):
         hand.fact(18, "b", name="b", workload="PyTorchJob/t", created_ms=START_MS, started_ms=START_MS + 300_000),
     ]
     send(*a, *b, *facts)
-    assert phases(ledger) == [
-        IdlePhases(keys("a"), 150_000_000, 150_000_000), IdlePhases(keys("b"), 300_000_000, 0),
-    ]  # fmt: skip
+    assert phases(ledger) == {("vision", "a"): (150_000_000, 150_000_000), ("vision", "b"): (300_000_000, 0)}
     halves = [phases(ledger, 0, 2.25), phases(ledger, 2.25, 8)]
-    assert [sum(p.starting_us for p in half) for half in halves] == [270_000_000, 180_000_000]
-    assert phases(ledger, 8, 9) == []
+    assert [sum(starting for starting, _ in half.values()) for half in halves] == [270_000_000, 180_000_000]
+    assert phases(ledger, 8, 9) == {}
 
 
 def test_pods_nobody_reported_idle_like_any_other(send, hand, ledger):
     send(hand.row(1, busy_us=0))
-    assert phases(ledger) == []
+    assert phases(ledger) == {}
 
 
 @pytest.fixture
@@ -91,12 +91,10 @@ def shared_gpu(hand, ledger):
 
 
 def test_borrowed_time_comes_from_the_free_part_then_from_co_holders(shared_gpu):
-    found = shared_gpu.lent(START_MS, START_MS + 10 * MINUTE, BY)
-    assert {(m.key["pod"], m.account): m.gpu_us for m in found} == {
-        ("", "unallocated"): -300_000_000, ("calm", "allocated_idle"): -140_000_000, ("greedy", "busy"): 440_000_000,
+    found = shared_gpu.usage((START_MS, START_MS + 10 * MINUTE), ("pod",), measures=LENT)
+    assert figures_of(found, LENT) == {
+        ("",): (0, 0, -300_000_000), ("calm",): (0, -140_000_000, 0), ("greedy",): (440_000_000, 0, 0),
     }  # fmt: skip
-    assert found == sorted(found, key=lambda m: (m.key["namespace"], m.key["pod"], m.account))
-    assert isinstance(found[0], LentTime)
 
 
 def test_the_bill_never_exceeds_the_gpu(shared_gpu):
@@ -113,9 +111,8 @@ def test_the_bill_never_exceeds_the_gpu(shared_gpu):
 def test_a_node_that_is_down_lends_nothing(shared_gpu):
     down = Down(START_MS, START_MS + 10 * MINUTE, "maintenance")
     shared_gpu.observe(Facts(nodes=(NodeFacts("prod", "n1", down=(down,)),)), NOW_MS)
-    found = shared_gpu.lent(START_MS, START_MS + 10 * MINUTE, BY)
-    assert {m.account for m in found} == {"busy", "allocated_idle"}
-    assert sum(m.gpu_us for m in found) == 0
+    busy, idle, unallocated = shared_gpu.usage((START_MS, START_MS + 10 * MINUTE), BY, measures=LENT).columns(LENT).T
+    assert (busy.sum() > 0, busy.sum() + idle.sum(), unallocated.any()) == (True, 0, False)
 
 
 HOURS, GPUS = 8, 6
@@ -177,28 +174,27 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CountingCur
 @pytest.mark.parametrize("most", [5, 37])
 def test_the_parts_are_the_whole(kept, by, most):
     cursor, state = kept
-    moved = lent_time(cursor, state, *SPAN, by, "Europe/Berlin")
-    assert lent_time(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == moved
-    assert sum(each.gpu_us for each in moved) == 0
-    early = idle_phases(cursor, state, *SPAN, by, "Europe/Berlin")
-    assert idle_phases(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == early
-    assert sum(each.starting_us for each in early) > 0
-    assert sum(each.gang_waiting_us for each in early) > 0
-    assert bool(moved) or by == ()
+    pieces = pieces_of(state, *SPAN, frozenset(by), ZoneInfo("Europe/Berlin"))
+    moved = list(itertools.chain.from_iterable(lent_time(cursor, state, pieces, by)))
+    assert sorted(itertools.chain.from_iterable(lent_time(cursor, state, pieces, by, most=most))) == sorted(moved)
+    assert sum(each.gpu_us for each in moved) == 0 < len(moved)
+    early = list(itertools.chain.from_iterable(idle_time(cursor, state, pieces)))
+    assert sorted(itertools.chain.from_iterable(idle_time(cursor, state, pieces, most))) == sorted(early)
+    assert {each.phase for each in early if each.idle_us} == {"starting", "gang_waiting"}
 
 
 def test_no_answer_of_the_engine_is_longer_than_an_hour_or_a_gang(kept):
     cursor, state = kept
-    longest = {}
+    pieces, longest = [ConstantSpan(*SPAN, NO_POLICY)], {}
     for most in (1, 10**6):
         cursor.longest = 0
-        lent_time(cursor, state, *SPAN, (), "UTC", most=most)
+        assert list(lent_time(cursor, state, pieces, (), most=most))
         # Four quarter-hours of every GPU, its two holders each.
         longest[most] = cursor.longest
     assert longest[1] <= 4 * GPUS * 2 < longest[10**6]
     for most in (1, 10**6):
         cursor.longest = 0
-        idle_phases(cursor, state, *SPAN, (), "UTC", most=most)
+        assert list(idle_time(cursor, state, pieces, most))
         longest[most] = cursor.longest
     assert longest[1] < longest[10**6]
 
@@ -273,7 +269,7 @@ def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path
         fill(ledger)
 
 
-def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> list[IdlePhases]:
+def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> dict[tuple[str, ...], tuple[int, ...]]:
     """Computes start-up time by its definition: cuts every row at every phase."""
     with closing(Database(path)) as database, database.cursor() as cursor:
         rows = cursor.run(
@@ -297,21 +293,15 @@ def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> lis
                 part = prorate(idle, stop - begin, low - begin, high - begin)
                 group = sums.setdefault((name, gpu, hour), {"starting": 0, "gang_waiting": 0})
                 group[span.phase] += part
-    return [
-        IdlePhases(dict(zip(BY_POD, key, strict=True)), found["starting"], found["gang_waiting"])
-        for key, found in sorted(sums.items())
-    ]
+    return {
+        key: (found["starting"], found["gang_waiting"]) for key, found in sorted(sums.items()) if any(found.values())
+    }
 
 
-def some(found: list[IdlePhases]) -> list[IdlePhases]:
-    return [one for one in found if one.starting_us or one.gang_waiting_us]
-
-
-def added(found: list[IdlePhases]) -> dict[tuple[str, ...], tuple[int, int]]:
-    sums: dict[tuple[str, ...], tuple[int, int]] = {}
-    for one in found:
-        starting, waiting = sums.get(tuple(one.key.values()), (0, 0))
-        sums[tuple(one.key.values())] = starting + one.starting_us, waiting + one.gang_waiting_us
+def added(pieces: Sequence[Mapping[tuple[str, ...], Sequence[int]]]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    sums: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for key, figures in [row for piece in pieces for row in piece.items()]:
+        sums[key] = tuple(a + b for a, b in zip(sums.get(key, (0, 0)), figures, strict=True))
     return sums
 
 
@@ -330,10 +320,10 @@ def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(send, ledge
     idle = [hand.row(4 + n, n, n + 1, "gpu-0", busy_us=0, holder=holder_of("early")) for n in range(120)]
     send(*facts, busy, *idle, now_ms=END_MS)
     hours = [START_MS, START_MS + MS_PER_HOUR, START_MS + 2 * MS_PER_HOUR]
-    by_hour = [ledger.idle_phases(*span, ("pod",)) for span in pairwise(hours)]
-    whole = ledger.idle_phases(hours[0], hours[-1], ("pod",))
-    assert whole == [IdlePhases({"pod": "early"}, 5 * MINUTE * 1000, 85 * MINUTE * 1000)]
-    assert [(one.starting_us, one.gang_waiting_us) for piece in by_hour for one in piece] == [
+    by_hour = [start_up(ledger.usage(span, ("pod",), measures=START_UP)) for span in pairwise(hours)]
+    whole = start_up(ledger.usage((hours[0], hours[-1]), ("pod",), measures=START_UP))
+    assert whole == {("early",): (5 * MINUTE * 1000, 85 * MINUTE * 1000)}
+    assert [row for piece in by_hour for row in piece.values()] == [
         (5 * MINUTE * 1000, 55 * MINUTE * 1000), (0, 30 * MINUTE * 1000),
     ]  # fmt: skip
 
@@ -359,7 +349,7 @@ def test_sums_and_rows_say_the_same(pods, edges, step, folded, late):
         history(pods, step, fill, path)
         asked = [(START_MS + low, START_MS + high) for low, high in [*pairwise(edges), (edges[0], edges[-1])]]
         with closing(open_ledger(path, VirtualClock(END_MS))) as ledger:
-            found = [some(ledger.idle_phases(*span, BY_POD)) for span in asked]
-        assert found == [some(told_by_rows(pods, path, *span)) for span in asked]
+            found = [start_up(ledger.usage(span, BY_POD, measures=START_UP)) for span in asked]
+        assert found == [told_by_rows(pods, path, *span) for span in asked]
         *pieces, whole = found
-        assert added([one for piece in pieces for one in piece]) == added(whole)
+        assert added(pieces) == whole

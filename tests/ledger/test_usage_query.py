@@ -21,7 +21,7 @@ from accountant.inventory.pod_facts import Pod, pod_sighting
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.team_assignment import labels_count
-from accountant.ledger.usage_columns import COLUMNS, MEMOS, UsageLines, coverage
+from accountant.ledger.usage import LENT, MEASURES, START_UP, Usage, UsageLines, coverage, names_of
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
@@ -33,6 +33,7 @@ from tests.hypothesis_examples import examples
 from tests.inventory.memory_api_server import pod
 from tests.ledger.conftest import MINUTE, START_MS
 from tests.usage_records import batch, deliver, interval, pod_holder
+from tests.usage_relation import figures_of
 
 MINUTE_US = MINUTE * 1000
 
@@ -48,7 +49,9 @@ def policy(**teams: str) -> Policy:
 
 
 def books(ledger: DuckLedger, hand: Any, end: float, *by: Any, start: float = 0, **options: Any) -> dict[Any, Any]:
-    lines = ledger.usage(hand.start_ms + round(start * MINUTE), hand.start_ms + round(end * MINUTE), by, **options)
+    lines = ledger.usage(
+        (hand.start_ms + round(start * MINUTE), hand.start_ms + round(end * MINUTE)), by, **options
+    ).lines()
     return {
         tuple(line.key.values()): {k: v // MINUTE_US for k, v in line.accounts_gpu_us.model_dump().items() if v}
         for line in lines
@@ -86,7 +89,7 @@ def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
     assert ledger.policies(hand.start_ms, hand.now_ms) == [first, second]
     assert ledger.policies(hand.start_ms, hand.start_ms + MINUTE) == [first]
     assert ledger.policies(hand.start_ms + 3 * MINUTE, hand.now_ms) == [second]
-    lines = ledger.usage(hand.start_ms, hand.start_ms + 4 * MINUTE, ("team",))
+    lines = ledger.usage((hand.start_ms, hand.start_ms + 4 * MINUTE), ("team",)).lines()
     assert {line.key["team"]: line.accounts_gpu_us.allocated for line in lines} == {
         "lab": 90_000_000,
         "research": 150_000_000,
@@ -138,7 +141,7 @@ def test_a_node_that_is_down_takes_what_nobody_holds_and_what_is_missing(send, l
     # 15 minutes of service, 10 of them metered (5 held in the down time are metered and in service, too).
     window = ledger.window(WindowSpec(size=1800), hand.start_ms + 30 * MINUTE, "allocated", 0.98)
     assert (window.capacity, window.coverage) == (15 * MINUTE_US, 10 / 15)
-    assert ledger.coverage(hand.start_ms, hand.start_ms + 30 * MINUTE) == 10 / 15
+    assert coverage(ledger.usage((hand.start_ms, hand.start_ms + 30 * MINUTE), ())) == 10 / 15
     # Late facts recompute it; what they do not name stays.
     ledger.observe(Facts(nodes=(NodeFacts("prod", "n1"),)), hand.now_ms)
     ledger.observe(Facts(nodes=(NodeFacts("prod", "n2"),)), hand.now_ms)
@@ -201,7 +204,7 @@ def test_without_node_objects_the_boots_that_agents_report_say_that_a_node_retur
     assert [(node.name, node.pool) for node in ledger.nodes()] == [("n1", "a100")] * listed
     ledger.close()
     with closing(open_ledger(path, clock)) as again:
-        lines = again.usage(hand.start_ms, at[3], ("gpu",))
+        lines = again.usage((hand.start_ms, at[3]), ("gpu",)).lines()
     spans = {line.key["gpu"]: line.accounts_gpu_us.total // MINUTE_US for line in lines}
     assert spans == {"A": 15, "B": 25, "C": 45}
 
@@ -315,7 +318,7 @@ def two_clusters(ledger: DuckLedger, hand: Any) -> DuckLedger:
 
 
 def sums(ledger: DuckLedger, hand: Any, by: Sequence[Dimension], **options: Any) -> dict[tuple[str, ...], int]:
-    lines = ledger.usage(hand.start_ms, hand.start_ms + 60_000, by, **options)
+    lines = ledger.usage((hand.start_ms, hand.start_ms + 60_000), by, **options).lines()
     return {tuple(line.key.values()): line.accounts_gpu_us.total for line in lines}
 
 
@@ -342,8 +345,8 @@ def test_whatever_is_asked_for_the_sum_stays(two_clusters, hand, by):
 
 def test_breakdowns_know_the_same_names(two_clusters, hand):
     asked: tuple[Dimension, ...] = ("cluster", "container", "user")
-    assert two_clusters.idle_phases(hand.start_ms, hand.now_ms, asked) == []
-    assert two_clusters.lent(hand.start_ms, hand.now_ms, asked) == []
+    found = two_clusters.usage((hand.start_ms, hand.now_ms), asked, measures=(*START_UP, *LENT))
+    assert figures_of(found, (*START_UP, *LENT)) == {}
 
 
 @pytest.mark.parametrize(
@@ -425,8 +428,8 @@ def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others
     with moved_gpus(hand, told, down, moved) as ledger:
         for span in ((0, 60), (7, 33)):
             at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            told_apart = ledger.usage(*at, ("gpu", *by))
-            assert figures(ledger.usage(*at, by), by) == figures(told_apart, by)
+            told_apart = ledger.usage(at, ("gpu", *by)).lines()
+            assert figures(ledger.usage(at, by).lines(), by) == figures(told_apart, by)
 
 
 @pytest.mark.thorough
@@ -441,10 +444,10 @@ def test_a_node_asked_for_alone_has_what_it_has_among_all(hand, told, down, move
     with moved_gpus(hand, told, down, moved) as ledger:
         for span in ((0, 60), (7, 33)):
             at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            among_all = ledger.usage(*at, by)
+            among_all = ledger.usage(at, by).lines()
             for where in filters:
                 mine = [line for line in among_all if all(line.key[name] in where[name] for name in where)]
-                assert figures(ledger.usage(*at, by, where), by) == figures(mine, by)
+                assert figures(ledger.usage(at, by, where).lines(), by) == figures(mine, by)
 
 
 GUARANTEES = Policy(
@@ -470,7 +473,7 @@ def half_idle(ledger: DuckLedger, hand: Any) -> DuckLedger:
 
 def breakdown(ledger: DuckLedger, hand: Any, *by: Dimension, **where: Any) -> dict[tuple[str, ...], UsageLine]:
     span = hand.start_ms, hand.start_ms + 10 * MINUTE
-    lines = ledger.usage(*span, by, where)
+    lines = ledger.usage(span, by, where).lines()
     return {tuple(line.key.values()): line for line in broken_down(ledger, lines, *span, by, where, "UTC")}
 
 
@@ -530,9 +533,9 @@ def test_lines_of_usage_are_made_when_they_are_read(ledger):
     deliver(ledger, START_MS + MINUTE, batch(rows))
     span = (START_MS, START_MS + count)
     with ledger.moment() as moment:
-        moment.usage_between(span, ("job", "namespace", "user"))
+        moment.usage(span, ("job", "namespace", "user"))
         tracemalloc.start()
-        (lines,) = moment.usage_between(span, ("job", "namespace", "user"))
+        lines = moment.usage((*span[:1], span[1] + 1), ("job", "namespace", "user")).lines()
         kept, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         allocated_us = sum(line.accounts_gpu_us.allocated for line in lines)
@@ -546,7 +549,8 @@ class UnreadLines(UsageLines):
 
 
 def test_coverage_does_not_make_the_lines_of_a_long_answer():
-    names = (*COLUMNS, *MEMOS)
+    names = names_of(MEASURES)
     rows = np.arange(40 * len(names), dtype=np.int64).reshape(40, len(names)) * 10**15
-    parts = (("job",), [(f"{at}",) for at in range(40)], np.arange(40), names, rows)
-    assert coverage(UnreadLines(*parts)) == coverage(list(UsageLines(*parts))) != 1
+    at = np.arange(40, dtype=np.int32).reshape(40, 1)
+    usage = Usage(("job",), ([f"{at:02}" for at in range(40)],), np.zeros(40, dtype=np.int64), at, names, rows)
+    assert coverage(UnreadLines(usage, 0, 40)) == coverage(usage) == coverage(list(usage.lines())) != 1

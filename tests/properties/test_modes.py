@@ -302,7 +302,7 @@ def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: l
             assert not any(isinstance(r, Receipt) and r.quarantined for r in results)
             assert len(refused) < len(waiting)
             waiting = refused
-        (line,) = ledger.usage(START_MS, end_ms, ("gpu",))
+        (line,) = ledger.usage((START_MS, end_ms), ("gpu",)).lines()
         ledger.close()
     accounts = line.accounts_gpu_us
     rows = [row for one in closed for row in one.rows]

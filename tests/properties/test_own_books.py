@@ -159,7 +159,8 @@ def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
     bills: list[Any] = []
     with ledger.moment(START_MS - MONTH_MS - MINUTE, END_MS) as moment:
         for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
-            lines = moment.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
+            by = ("node", "team", "queue", "namespace", "pod", "gpu")
+            lines = moment.usage(span, by, {"node": set(VICTIMS)}).lines()
             books += sorted(repr(line) for line in lines)
             (found,) = [table.by_line() for table in billed_tables(moment, BOOK, *span, [("team", "node", "pod")])]
             bills += [

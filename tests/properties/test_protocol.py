@@ -359,7 +359,7 @@ class Protocol(RuleBasedStateMachine):
             return
         end = START_MS + HORIZON * CELL_MS
         found: Counter[tuple[str, str]] = Counter()
-        for line in self.ledger.usage(START_MS, end, ("gpu", "pod")):
+        for line in self.ledger.usage((START_MS, end), ("gpu", "pod")).lines():
             gpu, pod, accounts = line.key["gpu"], line.key["pod"], line.accounts_gpu_us
             assert min(accounts.model_dump().values()) >= 0
             if pod:

@@ -34,6 +34,7 @@ from accountant.core.window_decay import (
     term,
 )
 from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.ledger.usage import coverage
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.query.window_sums import figures
@@ -107,7 +108,7 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
         for payer, cells in inside(item, start, end):
             key = (item.gpu, payer or "")
             expected[key] = add([expected.get(key, AccountVector()), cells])
-    lines = {(line.key["gpu"], line.key["pod"]): line for line in ledger.usage(start, end, ("gpu", "pod"))}
+    lines = {(line.key["gpu"], line.key["pod"]): line for line in ledger.usage((start, end), ("gpu", "pod")).lines()}
     for key, cells in expected.items():
         if any(cells):
             accounts = lines[key].accounts_gpu_us
@@ -145,7 +146,7 @@ def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
         book(ledger, batches(stream, 3))
     ledger.observe(NODE_DOWN, START_MS)
     start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
-    fine = ledger.usage(start, end, ("gpu", "hour", "queue", "pod", "namespace"))
+    fine = ledger.usage((start, end), ("gpu", "hour", "queue", "pod", "namespace")).lines()
     coarse: tuple[Dimension, ...] = ("hour", "queue")
     filters: list[dict[Dimension, tuple[str, ...]]] = [
         {}, {"pod": ("a", "d")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
@@ -158,7 +159,9 @@ def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
             if all(names[name] in allowed for name, allowed in where.items()):
                 key = tuple(line.key[name] for name in coarse)
                 sums[key] = [a + b for a, b in zip(sums[key], _values(line), strict=True)]
-        found_lines = {tuple(line.key.values()): _values(line) for line in ledger.usage(start, end, coarse, where)}
+        found_lines = {
+            tuple(line.key.values()): _values(line) for line in ledger.usage((start, end), coarse, where).lines()
+        }
         assert found_lines == sums, where
 
 
@@ -167,7 +170,7 @@ def _values(line: UsageLine) -> list[int]:
 
 
 def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ...]]:
-    lines = ledger.usage(start, end, ("gpu",))
+    lines = ledger.usage((start, end), ("gpu",)).lines()
     return {line.key["gpu"]: tuple(line.accounts_gpu_us.model_dump().values()) for line in lines}
 
 
@@ -216,9 +219,9 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
     assert window.usage["right"] == expected.get("right", 0)
     assert window.usage["top"] == window.usage["left"] + window.usage["right"]
     if half_life is None:
-        accounts = [line.accounts_gpu_us for line in first.usage(start, at_ms, ())]
+        accounts = [line.accounts_gpu_us for line in first.usage((start, at_ms), ()).lines()]
         assert window.capacity == sum(a.total - a.down for a in accounts)
-        booked = first.coverage(start, at_ms)
+        booked = coverage(first.usage((start, at_ms), ()))
         assert window.coverage == (1.0 if booked is None else booked)
 
 
@@ -256,8 +259,14 @@ def test_checkpoints_and_restarts_change_no_answer(
                     ledger.window(spec, at_ms, "allocated", 0.98)
             assert ledger.window(spec, at_ms, "energy", 0.98) == straight.window(spec, at_ms, "energy", 0.98)
             assert ledger.window(spec, at_ms, "allocated", 0.98) == straight.window(spec, at_ms, "allocated", 0.98)
-            assert ledger.usage(START_MS, at_ms, ("gpu", "pod")) == straight.usage(START_MS, at_ms, ("gpu", "pod"))
-            assert ledger.usage(START_MS, at_ms, ("queue",)) == straight.usage(START_MS, at_ms, ("queue",))
+            assert (
+                ledger.usage((START_MS, at_ms), ("gpu", "pod")).lines()
+                == straight.usage((START_MS, at_ms), ("gpu", "pod")).lines()
+            )
+            assert (
+                ledger.usage((START_MS, at_ms), ("queue",)).lines()
+                == straight.usage((START_MS, at_ms), ("queue",)).lines()
+            )
             examined = ledger.examine(START_MS, at_ms)
             assert examined.total_us == 0, examined.lines
         finally:

@@ -19,6 +19,7 @@ pytest.importorskip("playwright", reason="make test-real installs the browser dr
 
 from accountant.api.ledger_metrics import SETTLE_MS
 from accountant.billing import usage_pricing
+from accountant.ledger.usage import coverage
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -161,7 +162,7 @@ class Truth:
     def by(self, *dimensions: Dimension, start_ms: int | None = None, end_ms: int | None = None) -> dict[Any, Accounts]:
         """Return the accounts by the values of one dimension, or of several as a tuple."""
         start = self.demo.scenario.start_ms if start_ms is None else start_ms
-        lines = self.ledger.usage(start, end_ms or self.settled_ms, dimensions)
+        lines = self.ledger.usage((start, end_ms or self.settled_ms), dimensions).lines()
         keys = [tuple(line.key[name] for name in dimensions) for line in lines]
         return {key[0] if len(key) == 1 else key: line.accounts_gpu_us for key, line in zip(keys, lines, strict=True)}
 
@@ -226,7 +227,7 @@ def test_burn_rate(filled: Filled, truth: Truth) -> None:
 
 
 def test_coverage(filled: Filled, truth: Truth) -> None:
-    booked = truth.ledger.coverage(filled.demo.scenario.start_ms, truth.settled_ms)
+    booked = coverage(truth.ledger.usage((filled.demo.scenario.start_ms, truth.settled_ms), ()))
     assert filled.figure("health/Coverage") == pytest.approx(booked, rel=1e-9)
     assert filled.figure("cluster/Coverage") == pytest.approx(booked, rel=1e-9)
 

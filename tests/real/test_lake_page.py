@@ -64,7 +64,9 @@ def settings(text: str, separator: str | None) -> dict[str, str]:
 def as_the_ledger_says(known: PublishedLedger, answer: Answer) -> bool:
     """Compare hours exactly, and costs, which the rows store with nine decimals, within a millionth. Time without a
     price costs nothing here."""
-    hours = {line.key["team"]: line.accounts_gpu_us.allocated / 3.6e9 for line in known.ledger.usage(*SPAN, ("team",))}
+    hours = {
+        line.key["team"]: line.accounts_gpu_us.allocated / 3.6e9 for line in known.ledger.usage(SPAN, ("team",)).lines()
+    }
     priced = {
         line.key["team"]: line.cost
         for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -17,7 +16,6 @@ from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
-from accountant.ledger.protocols import IdlePhases
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import figure_formatting, html_and_pdf, report_builder, report_tables
 from accountant.reports.report_breakdowns import Difference
@@ -25,7 +23,6 @@ from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
 from accountant.wire.policy_models import Policy
-from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.billing.usage_rows import HOUR_MS, at, held, price_book, unheld
@@ -60,16 +57,6 @@ def test_users_share_what_was_held() -> None:
     assert "not stated" in html_and_pdf.render_html(found)
 
 
-class Starting(ListLedger):
-    """Ten GPU-hours of the held time are start-up."""
-
-    def idle_phases(
-        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
-    ) -> list[IdlePhases]:
-        key = {name: self.rows[0].value(name, start_ms, zone(timezone)) for name in by}
-        return [IdlePhases(key=key, starting_us=10 * HOUR_US, gang_waiting_us=0)]
-
-
 def cells(page: str, caption: str) -> dict[str, list[str]]:
     """Return a table's rows by their first cell, as text."""
     table = page.partition(caption)[2].partition("</table>")[0]
@@ -78,7 +65,8 @@ def cells(page: str, caption: str) -> dict[str, list[str]]:
 
 
 def test_start_up_that_the_cluster_pays_is_in_no_sum_of_the_teams() -> None:
-    ledger = Starting([held("2026-10-02", "2026-10-03", 4, 0.5), unheld("2026-10-02", "2026-10-03", gpus=2)])
+    starting = replace(held("2026-10-02", "2026-10-03", 4, 0.5), starting=10 * HOUR_US)
+    ledger = ListLedger([starting, unheld("2026-10-02", "2026-10-03", gpus=2)])
     book = price_book(ONE)
     billing = Billing(idle=IdlePolicy(starting="cluster"))
     found = build(ledger, book.model_copy(update={"billing": billing}), at("2026-10-01"), at("2026-11-01"))

@@ -15,48 +15,64 @@ engine exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from zoneinfo import ZoneInfo
+
+import numpy as np
 
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import OF_HOLDERS
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
-from accountant.ledger.usage_columns import sum_of_usage_lines
+from accountant.ledger.usage import OF_TIME, Int64Array, Usage, UsageMeasure
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 
 MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. DuckDB groups more than that."""
 MOST_CLASSES: Final = 8
 """Largest number of groupings of holders in the cache of a snapshot."""
-MOST_LINES: Final = 20_000
-"""Answers with more lines are not cached."""
+MOST_ROWS: Final = 20_000
+"""Answers with more rows are not cached."""
 
 
-class _UsageQuery(NamedTuple):
+class UsageQuestion(NamedTuple):
     """The parameters of a usage query except its grouping."""
 
-    start_ms: int
-    end_ms: int
+    edges: tuple[int, ...]
     where: Hashable
     timezone: str
+    measures: frozenset[UsageMeasure]
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """Start-up time by piece of time.
+
+    starts: the start of each piece, ascending. The pieces are adjacent, and the last one ends at `end_ms`.
+    rows: int64, columns COLUMNS; a phase is an index into `START_UP`."""
+
+    COLUMNS: ClassVar = ("piece", "gpu", "device", "holder", "phase", "gpu_us")
+    starts: tuple[int, ...]
+    end_ms: int
+    rows: Int64Array
 
 
 @dataclass(slots=True)
 class ResultCache:
-    """Cached holders and usage lines of one snapshot, limited in number. Not thread-safe."""
+    """Cached holders, usage and start-up time of one snapshot, limited in number. Not thread-safe."""
 
     _holders: dict[Hashable, Mapping[int, HolderName] | None] = field(default_factory=dict)
     _classes: dict[Hashable, HolderClasses] = field(default_factory=dict)
-    _usage: dict[_UsageQuery, list[tuple[tuple[Dimension, ...], list[UsageLine]]]] = field(default_factory=dict)
+    _usage: dict[UsageQuestion, list[Usage]] = field(default_factory=dict)
+    _start_up: StartUp | None = None
 
     def candidates(
         self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
@@ -81,37 +97,34 @@ class ResultCache:
             self._classes[question] = read()
         return self._classes[question]
 
-    def usage(
-        self,
-        start_ms: int,
-        end_ms: int,
-        by: Sequence[Dimension],
-        where: Mapping[Dimension, Collection[str]] | None,
-        timezone: str,
-        compute: Callable[[], Sequence[UsageLine]],
-    ) -> Sequence[UsageLine]:
-        """Return the usage lines grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
+    def usage(self, question: UsageQuestion, by: Sequence[Dimension], compute: Callable[[], Usage]) -> Usage:
+        """Return the usage grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
         `compute`."""
-        filters = frozenset((name, frozenset(values)) for name, values in (where or {}).items())
-        groupings = self._usage.setdefault(_UsageQuery(start_ms, end_ms, filters, timezone), [])
-        for finer, lines in groupings:
-            if finer == tuple(by):
-                return list(lines)
-            if set(by) <= set(finer):
-                return coarser_lines(lines, by)
+        groupings = self._usage.setdefault(question, [])
+        for finer in groupings:
+            if finer.by == tuple(by):
+                return finer
+            if set(by) <= set(finer.by):
+                return finer.grouped(by)
         computed = compute()
-        if len(computed) > MOST_LINES:
-            return computed
-        groupings.append((tuple(by), list(computed)))
-        return list(groupings[-1][1])
+        if len(computed) <= MOST_ROWS:
+            groupings.append(computed)
+        return computed
 
-
-def coarser_lines(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLine]:
-    """Sum lines of `usage` to a grouping by fewer dimensions. All lines must have these dimensions."""
-    groups: dict[tuple[str, ...], list[UsageLine]] = {}
-    for line in lines:
-        groups.setdefault(tuple([line.key[name] for name in by]), []).append(line)
-    return [sum_of_usage_lines(dict(zip(by, key, strict=True)), members) for key, members in sorted(groups.items())]
+    def start_up(self, starts: Sequence[int], end_ms: int, read: Callable[[], Iterable[Sequence[int]]]) -> StartUp:
+        """Return the start-up time of pieces that begin at `starts` and end at `end_ms`, from the cache if it has
+        these pieces or finer ones, otherwise from `read`, which yields the rows (piece, GPU, device, holder, phase,
+        µs). Only the newest is kept, because it takes memory in proportion to the pods."""
+        known = self._start_up
+        if (
+            known is None
+            or known.end_ms != end_ms
+            or known.starts[0] != starts[0]
+            or not set(starts) <= set(known.starts)
+        ):
+            table = np.array([*read()], dtype=np.int64).reshape(-1, len(StartUp.COLUMNS))
+            known = self._start_up = StartUp(tuple(starts), end_ms, table)
+        return known
 
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
@@ -260,8 +273,6 @@ _QUOTED = {
     **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels")},
     "user": '"user"',
 }  # fmt: skip
-
-OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Computes how much idle time was start-up, and how much time was borrowed on shared GPUs.
 
-Start-up time (`idle_phases`) is a part of `allocated_idle`. It is separate from `usage`, because only statements and
+Start-up time (`idle_time`) is a part of `allocated_idle`. It is computed on request, because only statements and
 reports need it. Holders are processed in batches, and DuckDB sums the rows. To read few rows, the hourly sums are read
 first: they show which holder left GPUs idle in which hour. Rows are then read only for three kinds of hours: those in
 which a phase began or ended, those at the ends of the span, and those without sums. The result equals that of reading
@@ -17,17 +17,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from accountant.billing.idle_time_causes import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.billing.time_reallocation import Share, lend
 from accountant.core.claim_overlap import union
-from accountant.ledger.protocols import IdlePhases, LentTime
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
-from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of, pieces_of
+from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of
 from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
@@ -40,35 +38,6 @@ MOST_HOLDERS = 50_000
 """Number of holders processed together. They take about 50 MiB."""
 _GANG = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("workload", pa.string())])
 _PHASE = pa.schema([("holder", pa.int32()), ("phase", pa.string()), ("start_ms", pa.int64()), ("end_ms", pa.int64())])
-
-
-def idle_phases(
-    cursor: Cursor,
-    state: State,
-    start_ms: int,
-    end_ms: int,
-    by: Sequence[Dimension],
-    timezone: str,
-    most: int = MOST_HOLDERS,
-) -> list[IdlePhases]:
-    """Return the start-up time per group, see `Ledger.idle_phases`.
-
-    most: approximate number of holders held in memory at a time. A gang is not split."""
-    if start_ms >= end_ms:
-        return []
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
-    device_names = state.device_names(cursor)
-    groups: dict[tuple[str, ...], dict[str, int]] = {}
-    for rows in idle_time(cursor, state, pieces, most):
-        names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
-        for row in rows:
-            name, piece = device_names.get(row.device, NO_DEVICE), pieces[row.piece]
-            group = groups.setdefault(key_of(by, state.fleet, piece, row.gpu, name, names[row.payer]), {})
-            group[row.phase] = group.get(row.phase, 0) + row.idle_us
-    return [
-        IdlePhases(dict(zip(by, key, strict=True)), phases.get("starting", 0), phases.get("gang_waiting", 0))
-        for key, phases in sorted(groups.items())
-    ]
 
 
 class IdleTime(NamedTuple):
@@ -185,26 +154,32 @@ MOST_QUARTERS = 50_000
 """Number of quarter-hours of GPUs processed together. They take about 100 MiB."""
 
 
+class LentTime(NamedTuple):
+    """The change of one account of a group in [start_ms, end_ms), negative for a loss, when borrowed time is billed to
+    the pods that used it.
+
+    start_ms: an instant of the span of the change.
+    key: the values of the dimensions of the group."""
+
+    start_ms: int
+    key: tuple[str, ...]
+    account: str
+    gpu_us: int
+
+
 def lent_time(
     cursor: Cursor,
     state: State,
-    start_ms: int,
-    end_ms: int,
+    pieces: Sequence[ConstantSpan],
     by: Sequence[Dimension],
-    timezone: str,
     most: int = MOST_QUARTERS,
-) -> list[LentTime]:
-    """Return the borrowed time per group, see `Ledger.lent`.
+) -> Iterator[list[LentTime]]:
+    """Yield the borrowed time, see `accountant.ledger.usage.LENT`. The pieces are ascending and adjacent, and the
+    values of the dimensions are constant in each.
 
     most: number of quarter-hours of GPUs held in memory at a time, but at least those of one hour."""
-    lent: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
-    for begin, end in _parts(cursor, start_ms, end_ms, most):
-        _lend_in(cursor, state, begin, end, by, timezone, lent)
-    return [
-        LentTime(dict(zip(by, key, strict=True)), account, gpu_us)
-        for (key, account), gpu_us in sorted(lent.items())
-        if gpu_us
-    ]
+    for begin, end in _parts(cursor, pieces[0].start_ms, pieces[-1].end_ms, most):
+        yield _lent_in(cursor, state, begin, end, by, pieces)
 
 
 class _ShareOfGpu(NamedTuple):
@@ -254,18 +229,17 @@ def _spans(
     return spans, piece_of
 
 
-def _lend_in(
+def _lent_in(
     cursor: Cursor,
     state: State,
     start_ms: int,
     end_ms: int,
     by: Sequence[Dimension],
-    timezone: str,
-    lent: dict[tuple[tuple[str, ...], str], int],
-) -> None:
-    """Add the time lent in [start_ms, end_ms) to `lent`."""
+    pieces: Sequence[ConstantSpan],
+) -> list[LentTime]:
+    """Return the time lent in [start_ms, end_ms)."""
+    lent: list[LentTime] = []
     borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     spans, piece_of = _spans(borrowed, pieces, start_ms, end_ms)
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     table = sums(cursor, state, spans, state.device_kinds(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
@@ -294,9 +268,11 @@ def _lend_in(
             for share in held
         ]
         for borrower, key in enumerate(keys):
-            lent[key, "busy"] += free[borrower] + sum(parts[borrower])
+            lent.append(LentTime(span.start_ms, key, "lent_busy", free[borrower] + sum(parts[borrower])))
             for lender, gpu_us in enumerate(parts[borrower]):
-                lent[keys[lender], "allocated_idle"] -= gpu_us
+                lent.append(LentTime(span.start_ms, keys[lender], "lent_allocated_idle", -gpu_us))
         if sum(free):
             device = device_names.get(unheld[0].device, NO_DEVICE)
-            lent[key_of(by, state.fleet, piece, gpu, device, None), "unallocated"] -= sum(free)
+            key = key_of(by, state.fleet, piece, gpu, device, None)
+            lent.append(LentTime(span.start_ms, key, "lent_unallocated", -sum(free)))
+    return [one for one in lent if one.gpu_us]

@@ -1,14 +1,15 @@
-"""Computes usage per group over any span, including unmetered and down time, and the hourly usage of teams and jobs.
+"""Computes usage per group over any span, including unmetered and down time.
 
 The engine sums by class of holders and kind of device (`usage_sums`). Names and teams are looked up once per class and
 kind. Unmetered time has no rows, and down time comes from the inventory. Both are computed per GPU and added, so that
 the accounts of every GPU add up to its capacity exactly.
 
-Only `usage_columns` includes start-up time. It requires reading every pod, so it is computed once for all groupings.
-Memory grows with the result: it holds the result's keys, and some hundred bytes per row."""
+Start-up time takes reading every pod, so it is read once for all groupings of a span (`ResultCache.start_up`).
+Memory grows with the result: some hundred bytes per row."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,43 +21,41 @@ import numpy as np
 
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, sum_by_key
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.ledger.usage_columns import (
-    COLUMNS,
-    MEMOS,
-    PRICED_BY,
-    UJ_PER_J,
-    Hours,
+from accountant.ledger.usage import (
+    LENT,
+    MEASURES,
+    OF_TIME,
+    START_UP,
+    Int32Array,
     Int64Array,
-    JobName,
-    Peak,
-    Place,
-    UsageColumns,
-    UsageLines,
+    Usage,
+    UsageMeasure,
+    Where,
+    names_of,
 )
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
 from accountant.storage.query.group_by_dimensions import (
-    OF_TIME,
     UNHELD,
     ConstantSpan,
     HolderClasses,
     ResultCache,
+    UsageQuestion,
     asks_for_unheld_time,
     classes,
     key_of,
     of_all,
     pieces_of,
 )
-from accountant.storage.query.startup_and_lent_time import IdleTime, idle_time
+from accountant.storage.query.startup_and_lent_time import idle_time, lent_time
 from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_HOUR
 
-Where = Mapping[Dimension, Collection[str]]
 H = TypeVar("H", bound=Hashable)
 _OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
 MOST_GPUS = 1_000
@@ -65,8 +64,6 @@ dropped."""
 _TAG, _DEVICE, _PAYER = range(3)
 _CELL = {name: column for column, name in enumerate((*GROUPED_BY, *ALL_CELLS))}
 """Columns of `sums`."""
-_FIGURES = (*COLUMNS, *MEMOS, "energy_j")
-"""The figures of a row of usage. `energy_uj` is the rest of the energy besides whole joules until the row is read."""
 _SOURCES = {
     "busy": "busy_us", "allocated_idle": "idle_us", "allocated_unknown": "unknown_us", "unallocated": "unheld_us",
     "down": "down_us", "borrowed_busy": "borrowed_us", "unattributed_busy": "unattributed_us",
@@ -74,69 +71,27 @@ _SOURCES = {
     "energy_unknown": "energy_blind_us", "energy_j": "energy_j",
 }  # fmt: skip
 """The column of `sums` that each figure adds up. The other figures are not in the records."""
-_UNALLOCATED, _UNMETERED, _DOWN, _NODE_DOWN, _ENERGY_UJ, _ENERGY_J = (
-    _FIGURES.index(name) for name in ("unallocated", "unmetered", "down", "node_down", "energy_uj", "energy_j")
-)
-_PHASES = {name: _FIGURES.index(name) for name in ("starting", "gang_waiting")}
 
 
 def usage(
     cursor: Cursor,
     state: State,
-    start_ms: int,
-    end_ms: int,
-    by: Sequence[Dimension],
-    where: Where | None = None,
-    timezone: str = "UTC",
-    cache: ResultCache | None = None,
-) -> Sequence[UsageLine]:
-    """Return the usage per group, see `Ledger.usage`. `cache` is that of the snapshot."""
-    if start_ms >= end_ms:
-        return []
-
-    def compute() -> Sequence[UsageLine]:
-        return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, cache)[0]
-
-    return compute() if cache is None else cache.usage(start_ms, end_ms, by, where, timezone, compute)
-
-
-def usage_between(
-    cursor: Cursor,
-    state: State,
     edges: Sequence[int],
     by: Sequence[Dimension],
-    where: Where | None = None,
-    timezone: str = "UTC",
-    cache: ResultCache | None = None,
-) -> list[UsageLines]:
-    """Return the `usage` of each span between two neighbouring edges, which ascend. The rows are read only once."""
-    table = _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where=where or {}, cache=cache)
-    keys, _, at, figures = table.merged()
-    edges_of_rows = np.searchsorted(at[:, 0], np.arange(len(edges)))
-    return [UsageLines(by, keys, at[b:e, 1], _FIGURES, figures[b:e]) for b, e in pairwise(edges_of_rows.tolist())]
-
-
-def usage_columns(
-    cursor: Cursor,
-    state: State,
-    edges: Sequence[int],
-    cuts: Sequence[Sequence[Dimension]],
+    where: Where | None,
     timezone: str,
-    cache: ResultCache | None = None,
-    *,
-    memos: bool = False,
-) -> list[UsageColumns]:
-    """Return the usage of each span between two neighbouring edges, which ascend.
+    measures: Collection[UsageMeasure],
+    cache: ResultCache,
+) -> Usage:
+    """Return the usage of the spans between neighbouring edges, see `Questions.usage`. `cache` is that of the
+    snapshot."""
+    where, by = where or {}, tuple(dict.fromkeys(by))
 
-    The result has one UsageColumns per grouping in `cuts`. Each is grouped by its dimensions and by PRICED_BY."""
-    zone = ZoneInfo(timezone)
-    tables = [_UsageTable(cursor, state, edges, by, zone, priced_by=PRICED_BY, memos=memos, cache=cache) for by in cuts]
-    every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
-    _, finest = _pieces(state, edges, every, zone)
-    for rows in idle_time(cursor, state, finest) if finest else ():
-        for table in tables:
-            table.add_phases(rows, finest)
-    return [table.columns() for table in tables]
+    def compute() -> Usage:
+        return _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where, measures, cache).usage()
+
+    filters = frozenset((name, frozenset(values)) for name, values in where.items())
+    return cache.usage(UsageQuestion(tuple(edges), filters, timezone, frozenset(measures)), by, compute)
 
 
 def _pieces(
@@ -156,12 +111,11 @@ def _spans(pieces: Sequence[ConstantSpan]) -> list[TaggedSpan]:
 
 
 class _UsageTable:
-    """The usage of one grouping, one row per piece of time, class of holders and kind of device.
+    """The usage of one grouping, collected from the ledger's sums, from what they do not contain (unmetered and down
+    time), and from what takes reading more (start-up and lent time).
 
     A key combines values of a class of holders, a kind of device and a piece of time. Each of the three is looked up
-    once. Pieces of one era differ only in day and hour, which do not depend on holders and devices.
-
-    `by` are the dimensions of the key, `priced_by` those of the place. Rows that `where` excludes are left out."""
+    once. Pieces of one era differ only in day and hour, which do not depend on holders and devices."""
 
     def __init__(
         self,
@@ -170,24 +124,26 @@ class _UsageTable:
         edges: Sequence[int],
         by: Sequence[Dimension],
         zone: ZoneInfo,
-        *,
-        priced_by: Sequence[Dimension] = (),
-        where: Where | None = None,
-        cache: ResultCache | None = None,
-        memos: bool = True,
+        where: Where,
+        measures: Collection[UsageMeasure],
+        cache: ResultCache,
     ) -> None:
         self._state = state
-        self._where = where or {}
+        self._where = where
         self._by = tuple(by)
-        self._wanted = tuple(dict.fromkeys((*by, *self._where)))
-        self._priced_by = priced_by
-        self._memos = memos
-        self._keys: Numbering[tuple[str, ...]] = Numbering()
-        self._places: Numbering[tuple[str, ...]] = Numbering()
-        self._rows: list[tuple[Int64Array, Int64Array]] = []
+        self._wanted = tuple(dict.fromkeys((*by, *where)))
+        self._names = names_of(measures)
+        self._measures = bool(set(measures) & set(MEASURES))
+        self._values: list[Numbering[str]] = [Numbering() for _ in by]
+        self._rows: list[tuple[Int64Array, Int32Array, Int64Array]] = []
+        """Parts of the table: index of the span, indices of the values, and figures of each row."""
+        self._spans: list[int] = []
+        self._keys: list[list[int]] = []
+        self._sums: list[list[int]] = []
+        """Single rows in the same form."""
         self._classes: HolderClasses | None = None
         """The classes of holders; None if no dimension depends on holders."""
-        dimensions = frozenset((*self._wanted, *priced_by))
+        dimensions = frozenset(self._wanted)
         span_of, self._pieces = _pieces(state, edges, dimensions, zone)
         self._span_of = np.array(span_of, dtype=np.int64)
         eras: dict[tuple[int, int], ConstantSpan] = {}
@@ -199,8 +155,12 @@ class _UsageTable:
         self._era = np.array(of_piece, dtype=np.int64)
         if self._pieces:
             self._add_sums(cursor, dimensions, cache)
+            if set(START_UP) & set(measures):
+                self._add_start_up(cursor, cache)
+            if set(LENT) & set(measures):
+                self._add_lent(cursor)
 
-    def _add_sums(self, cursor: Cursor, dimensions: frozenset[Dimension], cache: ResultCache | None) -> None:
+    def _add_sums(self, cursor: Cursor, dimensions: frozenset[Dimension], cache: ResultCache) -> None:
         """Add the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
         state, where = self._state, self._where
         devices, gpus = _filtered_devices(cursor, state, where)
@@ -208,7 +168,7 @@ class _UsageTable:
         kinds = (
             state.device_kinds(cursor, of_devices) if gpus is None else device_kinds(state.fleet, devices, of_devices)
         )
-        self._kinds = kinds
+        self._kinds, self._gpus = kinds, gpus
         table = self._sums_by_class(cursor, dimensions, gpus, cache)
         unheld = _CELL["unheld_us"]
         of_holder = table[:, _PAYER] != UNHELD
@@ -217,8 +177,8 @@ class _UsageTable:
         held = table.copy()
         held[of_holder, unheld] = 0
         self._add(held[:, _TAG], held[:, _DEVICE], held[:, _PAYER], self._figures(held))
-        without_holder = np.zeros((len(rest), self._width), dtype=np.int64)
-        without_holder[:, _UNALLOCATED] = rest[:, unheld]
+        without_holder = np.zeros((len(rest), len(self._names)), dtype=np.int64)
+        without_holder[:, self._names.index("unallocated")] = rest[:, unheld]
         self._add(rest[:, _TAG], rest[:, _DEVICE], np.full(len(rest), UNHELD), without_holder)
         if asks_for_unheld_time(where):
             if OF_HOLDERS & where.keys():
@@ -227,17 +187,17 @@ class _UsageTable:
             self._add_unseen(cursor, table, gpus)
 
     def _sums_by_class(
-        self, cursor: Cursor, dimensions: frozenset[Dimension], gpus: frozenset[int] | None, cache: ResultCache | None
+        self, cursor: Cursor, dimensions: frozenset[Dimension], gpus: frozenset[int] | None, cache: ResultCache
     ) -> Int64Array:
         """Return the sums by class of holders, and store the classes."""
         state, spans, where = self._state, _spans(self._pieces), self._where
         if not dimensions & OF_HOLDERS:
-            return sums(cursor, state, spans, self._kinds, gpus=gpus, memos=self._memos)
+            return sums(cursor, state, spans, self._kinds, gpus=gpus, memos=self._measures)
         start_ms, end_ms = self._pieces[0].start_ms, self._pieces[-1].end_ms
         labels = state.fleet.team_labels if "team" in dimensions else ()
         if (end_ms - start_ms <= MS_PER_HOUR or gpus is not None) and not OF_HOLDERS & where.keys():
             # For a short span or a few GPUs, the sums themselves show the holders.
-            table = sums(cursor, state, spans, self._kinds, by_payer=True, gpus=gpus, memos=self._memos)
+            table = sums(cursor, state, spans, self._kinds, by_payer=True, gpus=gpus, memos=self._measures)
             payers = set(table[:, _PAYER].tolist()) - {UNHELD}
             self._classes = of_all(holders(cursor, payers, labels, users="user" in dimensions))
             return table
@@ -246,55 +206,59 @@ class _UsageTable:
             rules, queues = {piece.era: piece.rules for piece in self._pieces}.values(), frozenset(where["queue"])
             found = found.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
         self._classes = found
-        return sums(cursor, state, spans, self._kinds, payers=found.of, gpus=gpus, memos=self._memos)
-
-    @property
-    def _width(self) -> int:
-        """Number of figures of a row: COLUMNS, or all with memos."""
-        return len(_FIGURES) if self._memos else len(COLUMNS)
+        return sums(cursor, state, spans, self._kinds, payers=found.of, gpus=gpus, memos=self._measures)
 
     def _figures(self, table: Int64Array) -> Int64Array:
-        figures = np.zeros((len(table), self._width), dtype=np.int64)
-        for column, name in enumerate(_FIGURES[: self._width]):
+        figures = np.zeros((len(table), len(self._names)), dtype=np.int64)
+        for column, name in enumerate(self._names):
             if name in _SOURCES:
                 figures[:, column] = table[:, _CELL[_SOURCES[name]]]
         return figures
 
-    def add_phases(self, rows: Sequence[IdleTime], finest: Sequence[ConstantSpan]) -> None:
-        """Add start-up time. finest: the pieces that `rows` refer to; each lies inside one piece of this table."""
+    def _add_start_up(self, cursor: Cursor, cache: ResultCache) -> None:
+        pieces = self._pieces
+        starts = [piece.start_ms for piece in pieces]
+
+        def read() -> Iterable[Sequence[int]]:
+            for rows in idle_time(cursor, self._state, pieces):
+                yield from ((*row[:4], START_UP.index(row.phase), row.idle_us) for row in rows)
+
+        found = cache.start_up(starts, pieces[-1].end_ms, read)
+        piece, gpu, device, holder, phase, gpu_us = found.rows.T
+        of = None if self._classes is None else self._classes.of
+        kept = [
+            (self._gpus is None or one in self._gpus) and (of is None or holding in of)
+            for one, holding in zip(gpu.tolist(), holder.tolist(), strict=True)
+        ]
+        rows = np.flatnonzero(np.array(kept, dtype=bool))
+        tag = np.searchsorted(starts, np.array(found.starts, dtype=np.int64)[piece[rows]], side="right") - 1
+        kind = np.array([self._kinds.kind(one) for one in device[rows].tolist()], dtype=np.int64)
+        payer = np.array([1 if of is None else of[one] for one in holder[rows].tolist()], dtype=np.int64)
+        figures = np.zeros((len(rows), len(self._names)), dtype=np.int64)
+        for number, name in enumerate(START_UP):
+            if name in self._names:
+                figures[:, self._names.index(name)] = np.where(phase[rows] == number, gpu_us[rows], 0)
+        self._add(tag, kind, payer, figures)
+
+    def _add_lent(self, cursor: Cursor) -> None:
         starts = [piece.start_ms for piece in self._pieces]
-        piece_of = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
-        tag = piece_of[np.array([row.piece for row in rows], dtype=np.int64)]
-        device = [self._kinds.kind(row.device) for row in rows]
-        payer = [1 if self._classes is None else self._classes.of[row.payer] for row in rows]
-        figures = np.zeros((len(rows), self._width), dtype=np.int64)
-        figures[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
-        self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), figures)
+        for several in lent_time(cursor, self._state, self._pieces, self._wanted):
+            for one in several:
+                if one.account in self._names:
+                    piece = bisect_right(starts, one.start_ms) - 1
+                    self._add_row(piece, one.key, {one.account: one.gpu_us})
 
-    def columns(self) -> UsageColumns:
-        """Return the rows that have a figure other than 0."""
-        keys, places, at, figures = self.merged()
-        present = figures.any(axis=1)
-        at, figures = at[present], figures[present]
-        memos = None
-        if self._memos:
-            energy = figures[:, _ENERGY_J].astype(object) * UJ_PER_J + figures[:, _ENERGY_UJ]
-            figures[:, _ENERGY_UJ] = energy.astype(np.int64)
-            memos = figures[:, len(COLUMNS) : _ENERGY_J]
-        return UsageColumns(
-            keys, [Place(*place) for place in places], at[:, 0], at[:, 1], at[:, 2], figures[:, : len(COLUMNS)], memos
+    def usage(self) -> Usage:
+        """Return the relation."""
+        single = (
+            np.array(self._spans, dtype=np.int64),
+            np.array(self._keys, dtype=np.int32).reshape(len(self._keys), len(self._by)),
+            np.array(self._sums, dtype=np.int64).reshape(len(self._sums), len(self._names)),
         )
-
-    def merged(self) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]], Int64Array, Int64Array]:
-        """Return (keys, places, at, figures). Keys and places are sorted. `at` has for each row the indices of its
-        span, key and place, by which the rows ascend, and `figures` its figures."""
-        keys, key = _ascending(self._keys)
-        places, place = _ascending(self._places)
-        if not self._rows:
-            return keys, places, np.zeros((0, 3), dtype=np.int64), np.zeros((0, self._width), dtype=np.int64)
-        numbers = np.concatenate([numbers for numbers, _ in self._rows])
-        at = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
-        return keys, places, *sum_by_key(at, np.concatenate([figures for _, figures in self._rows]))
+        spans, values, figures = zip(*self._rows, single, strict=True)
+        known = [list(names) for names in self._values]
+        parts = np.concatenate(spans), np.concatenate(values), np.concatenate(figures)
+        return Usage.summed(self._by, known, parts[0], parts[1], self._names, parts[2])
 
     def _add_unseen(self, cursor: Cursor, table: Int64Array, gpus: frozenset[int] | None) -> None:
         metered_us = table[:, len(GROUPED_BY) : len(GROUPED_BY) + ACCOUNTS].sum(axis=1)
@@ -302,28 +266,18 @@ class _UsageTable:
         metered: dict[tuple[int, int], int] = defaultdict(int)
         for (piece, kind), (gpu_us,) in zip(at.tolist(), totals.tolist(), strict=True):
             metered[piece, self._kinds.member[kind]] += gpu_us
-        dimensions = (*self._wanted, *self._priced_by)
-        numbers, rows = [], []
-        for one in _unseen(cursor, self._state, self._pieces, dimensions, metered, self._kinds, gpus):
-            key = self._number(one.key[: len(self._wanted)])
-            if key < 0:
-                continue
-            place = self._places[one.key[len(self._wanted) :]]
-            numbers.append((self._span_of[one.piece], key, place))
-            row = [0] * self._width
-            row[_UNALLOCATED], row[_UNMETERED], row[_DOWN] = one.unallocated_us, one.unmetered_us, one.down_us
-            if self._memos:
-                row[_NODE_DOWN] = one.down_us
-            rows.append(row)
-        if numbers:
-            self._rows.append((np.array(numbers, dtype=np.int64), np.array(rows, dtype=np.int64)))
+        for one in _unseen(cursor, self._state, self._pieces, self._wanted, metered, self._kinds, gpus):
+            figures = {"unallocated": one.unallocated_us, "unmetered": one.unmetered_us, "down": one.down_us}
+            self._add_row(one.piece, one.key, figures | {"node_down": one.down_us})
 
-    def _number(self, values: tuple[str, ...]) -> int:
-        """Return the number of the key of these values; -1 if the filter excludes them."""
-        found = dict(zip(self._wanted, values, strict=True))
+    def _add_row(self, piece: int, key: Sequence[str], figures: Mapping[str, int]) -> None:
+        """Add one row given by its values of `_wanted`. Figures that were not asked for are left out."""
+        found = dict(zip(self._wanted, key, strict=True))
         if any(found[dimension] not in allowed for dimension, allowed in self._where.items()):
-            return -1
-        return self._keys[tuple([found[dimension] for dimension in self._by])]
+            return
+        self._spans.append(self._span_of[piece])
+        self._keys.append([numbers[found[name]] for name, numbers in zip(self._by, self._values, strict=True)])
+        self._sums.append([figures.get(name, 0) for name in self._names])
 
     def _add(self, tag: Int64Array, device: Int64Array, payer: Int64Array, figures: Int64Array) -> None:
         """Add rows given by piece, kind of device and class of holders."""
@@ -341,33 +295,26 @@ class _UsageTable:
         def device_values(era: int, kind: int) -> tuple[str, ...]:
             return key_of(of_device, fleet, self._piece_of_era[era], *shown[kind], None)
 
-        def price_values(era: int, kind: int) -> tuple[str, ...]:
-            return key_of(self._priced_by, fleet, self._piece_of_era[era], *shown[kind], None)
-
         era = self._era[tag]
-        by_holder, holder = _lookup(era, payer, holder_values)
-        by_device, kind = _lookup(era, device, device_values)
-        by_price, price = _lookup(era, device, price_values)
         by_time = [tuple([getattr(piece, name) for name in of_time]) for piece in self._pieces]
-        combined, row = _distinct(holder, kind, tag if of_time else np.zeros_like(tag))
-        order = [*of_holder, *of_device, *of_time]
-        position = [order.index(name) for name in self._wanted]
-        keys = []
-        for holder_number, kind_number, piece in combined.tolist():
-            values = (*by_holder[holder_number], *by_device[kind_number], *by_time[piece])
-            keys.append(self._number(tuple([values[at] for at in position])))
-        key = np.array(keys, dtype=np.int64)[row]
-        place = np.array([self._places[values] for values in by_price], dtype=np.int64)[price]
-        numbers = np.stack([self._span_of[tag], key, place], axis=1)
-        self._rows.append((numbers[key >= 0], figures[key >= 0]))
-
-
-def _ascending(numbers: Numbering[H]) -> tuple[list[H], Int64Array]:
-    """Return the sorted values, and for each number its position among them."""
-    values = sorted(numbers)  # type: ignore[type-var]  # tuples of names
-    position = np.zeros(len(values), dtype=np.int64)
-    position[[numbers[value] for value in values]] = np.arange(len(values))
-    return values, position
+        parts = (
+            (of_holder, *_lookup(era, payer, holder_values)),
+            (of_device, *_lookup(era, device, device_values)),
+            (of_time, by_time, tag),
+        )
+        kept = np.ones(len(tag), dtype=bool)
+        values = np.zeros((len(tag), len(self._by)), dtype=np.int32)
+        for dimensions, several, row in parts:
+            for position, name in enumerate(dimensions):
+                column = [each[position] for each in several]
+                if name in self._where:
+                    allowed = self._where[name]
+                    kept &= np.array([value in allowed for value in column], dtype=bool)[row]
+                if name in self._by:
+                    place = self._by.index(name)
+                    numbers = self._values[place]
+                    values[:, place] = np.array([numbers[value] for value in column], dtype=np.int32)[row]
+        self._rows.append((self._span_of[tag][kept], values[kept], figures[kept]))
 
 
 def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -381,14 +328,11 @@ def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 
 def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int], H]) -> tuple[list[H], Int64Array]:
-    """Return the distinct results of `values_of` for the pairs of an era and a number, sorted, and for each row the
-    index of its result."""
+    """Return the result of `values_of` for each pair of an era and a number, and for each row the index of its
+    result."""
     shift = int(numbers.min(initial=0))
     pairs, row = _distinct(eras, numbers - shift)
-    numbering: Numbering[H] = Numbering()
-    number = np.array([numbering[values_of(era, one + shift)] for era, one in pairs.tolist()], dtype=np.int64)
-    values, position = _ascending(numbering)
-    return values, position[number][row]
+    return [values_of(era, one + shift) for era, one in pairs.tolist()], row
 
 
 def _filtered_devices(
@@ -486,75 +430,3 @@ def _lives(
             capacity_us[tag] += full_us(end - start) * count
         for tag, whole_us in enumerate(capacity_us):
             yield tag, member, *kinds.shared[member], whole_us
-
-
-def hours(
-    cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str, cache: ResultCache | None = None
-) -> Hours:
-    """Return the held time by team, queue and local hour."""
-    dimensions: tuple[Dimension, ...] = ("team", "queue", "hour")
-    fleet = state.fleet
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(dimensions), ZoneInfo(timezone)) if start_ms < end_ms else []
-    if not pieces:
-        return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
-    known = classes(cursor, start_ms, end_ms, dimensions, {}, fleet.team_labels, cache)
-    table = sums(cursor, state, _spans(pieces), payers=known.of, memos=False)
-    tag, _, payer, busy, idle, unknown, unheld, down = table.T
-    names = sorted({piece.hour for piece in pieces})
-    number = {name: place for place, name in enumerate(names)}
-    hour_of = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)
-    eras = np.array([piece.era for piece in pieces], dtype=np.int64)
-    serving = busy + idle + unknown + unheld
-    metered, capacity = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(names), dtype=np.int64)
-    np.add.at(metered, tag, serving + down)
-    np.add.at(capacity, hour_of[tag], serving)
-    of_piece = {(place, EVERY_GPU): gpu_us for place, gpu_us in enumerate(metered.tolist())}
-    for one in _unseen(cursor, state, pieces, dimensions, of_piece, state.device_kinds(cursor, frozenset()), None):
-        capacity[hour_of[one.piece]] += one.unallocated_us + one.unmetered_us
-    held = np.flatnonzero((payer != UNHELD) & (busy + idle + unknown > 0))
-    first = {piece.era: piece for piece in reversed(pieces)}
-
-    def owner_of(era: int, payer: int) -> tuple[str, str]:
-        team, queue = key_of(dimensions[:2], fleet, first[era], EVERY_GPU, NO_DEVICE, known.names[payer])
-        return team, queue
-
-    owners, owner = _lookup(eras[tag[held]], payer[held], owner_of)
-    return Hours(names, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held])
-
-
-def hourly_peaks(
-    cursor: Cursor,
-    state: State,
-    start_ms: int,
-    end_ms: int,
-    jobs: Collection[tuple[str, str]],
-    timezone: str,
-    cache: ResultCache | None = None,
-) -> dict[JobName, Peak]:
-    """Return the most that each job held and used in one local hour. jobs: the jobs as (namespace, job)."""
-    if not jobs or start_ms >= end_ms:
-        return {}
-    fleet = state.fleet
-    where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(("team", "hour")), ZoneInfo(timezone))
-    known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, cache)
-    table = sums(cursor, state, _spans(pieces), payers=known.of, memos=False)
-    table = table[table[:, _PAYER] != UNHELD]
-    tag, _, payer, busy, idle, unknown, _, _ = table.T
-    first = {piece.era: piece for piece in reversed(pieces)}
-
-    def job_of(era: int, payer: int) -> JobName:
-        name = known.names[payer]
-        (team,) = key_of(("team",), fleet, first[era], EVERY_GPU, NO_DEVICE, name)
-        return team, name.namespace, name.job, name.cluster
-
-    job_names, job = _lookup(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
-    # A local hour may consist of several pieces.
-    number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
-    hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
-    cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
-    totals, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(job_names), 2), dtype=np.int64)
-    np.add.at(totals, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
-    np.maximum.at(most, cells // len(number), totals)
-    peak_of = {name: Peak(*row) for name, row in zip(job_names, most.tolist(), strict=True)}
-    return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from accountant.core import gpu_time_accounts
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, AccountVector, part
-from accountant.ledger.usage_columns import UJ_PER_J
+from accountant.ledger.usage import UJ_PER_J
 from accountant.storage.duckdb_engine import Cursor, statement, streamed
 from accountant.storage.ledger_state import ONE_KIND, DeviceKinds, State
 from accountant.storage.span_splitting import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans

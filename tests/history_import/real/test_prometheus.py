@@ -80,7 +80,7 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     ledger = books.ledger
     assert ledger.imbalance(START_MS, END_MS) == 0
     assert ledger.quarantined() == []
-    (whole,) = ledger.usage(START_MS, END_MS, ())
+    (whole,) = ledger.usage((START_MS, END_MS), ()).lines()
     assert whole.accounts_gpu_us.total == 64 * HOURS * HOUR_US
     # A node that was not ready is down; that a single GPU was lost nobody recorded.
     lost = sum((END_MS if o.end_ms is None else min(o.end_ms, END_MS)) - o.start_ms for o in past.gpu_outages) * 1000
@@ -120,7 +120,7 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     ledger = books.ledger
     assert ledger.quarantined() == []
     assert ledger.imbalance(START_MS, END_MS) == 0
-    (whole,) = ledger.usage(START_MS, wanted[1] + MS_PER_HOUR, ())
+    (whole,) = ledger.usage((START_MS, wanted[1] + MS_PER_HOUR), ()).lines()
     # All that nobody imported is what the agent's node did not report of its other GPUs in its quarter-hour.
     assert whole.accounts_gpu_us.unmetered == 7 * HOUR_US // 4
     assert whole.accounts_gpu_us.total == 64 * 7 * HOUR_US

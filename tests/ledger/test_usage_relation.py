@@ -1,9 +1,9 @@
-"""Columns of usage and of held time equal lines of usage; bills and ranks from columns equal those from charges."""
+"""The relation of usage keeps its laws; bills and ranks from it equal those from charges."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import pytest
@@ -15,18 +15,20 @@ from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
 from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
 from accountant.ledger.protocols import Facts
-from accountant.ledger.usage_columns import Hours, UsageColumns
+from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Usage, Where
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook
 from accountant.reports import report_breakdowns, savings_hints
 from accountant.reports.job_ranking import BilledJobs
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import by_name
+from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from agent.wire import Holder
-from tests.fakes.answers_from_usage import hours_of_lines, peaks_of_lines, usage_columns_of_lines
 from tests.hypothesis_examples import examples
 from tests.ledger.busy_ledger import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.usage_relation import figures_by_span, figures_of
 
 ZONE = "Asia/Kathmandu"
 """A zone whose days begin at a quarter past an hour of UTC."""
@@ -43,11 +45,6 @@ BOOKS: tuple[PriceBook | None, ...] = (
 )
 
 
-def told_by(found: UsageColumns) -> dict[tuple[object, ...], list[int]]:
-    rows = zip(found.stretch.tolist(), found.key.tolist(), found.place.tolist(), found.gpu_us.tolist(), strict=True)
-    return {(stretch, found.keys[key], found.places[place]): cells for stretch, key, place, cells in rows}
-
-
 def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
     """GPU-µs by account, model and price, which do not depend on the policy."""
     sums: dict[tuple[str, str, str], int] = {}
@@ -55,6 +52,37 @@ def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
         key = charge.account, charge.place.gpu_model, charge.bucket
         sums[key] = sums.get(key, 0) + charge.gpu_us
     return sums
+
+
+def keeps_its_laws(moment: Snapshot, edges: Sequence[int], by: Sequence[Dimension]) -> None:
+    """The laws of a relation of usage (accountant.ledger.usage), with every measure that has no rounding."""
+    measures = (*START_UP, *MEASURES)
+
+    def fresh(edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None) -> Usage:
+        """Without what the moment has cached."""
+        return Snapshot(moment._cursor, moment._state).usage(edges, by, where, ZONE, measures)
+
+    usage = fresh(edges, by)
+    rows = figures_by_span(usage)
+    idle, start_up = usage.column("allocated_idle"), usage.columns(START_UP).sum(axis=1)
+    assert (start_up <= idle).all(), "a part never exceeds its account"
+    coarser = by[: len(by) // 2]
+    assert figures_by_span(usage.grouped(coarser)) == figures_by_span(fresh(edges, coarser))
+    whole, parts = fresh((edges[0], edges[-1]), by), usage.columns(ACCOUNTS).sum(axis=0).tolist()
+    assert whole.columns(ACCOUNTS).sum(axis=0).tolist() == parts, "spans add up to their union"
+    assert moment.usage(edges, by, None, ZONE, measures).figures.tolist() == usage.figures.tolist()
+    dimension = by[0]
+    for value in usage.values[0]:
+        only = {at: row for at, row in rows.items() if at[1][0] == value}
+        assert figures_by_span(fresh(edges, by, {dimension: (value,)})) == only, "a filter changes no row"
+    lines = {
+        (span, tuple(line.key.values())): (line.accounts_gpu_us, line.memory_unknown_us, line.energy_uj)
+        for span in range(len(edges) - 1)
+        for line in usage.lines(span)
+    }
+    accounts = [Accounts(**dict(zip(ACCOUNTS, row, strict=True))) for row in usage.columns(ACCOUNTS).tolist()]
+    memory = usage.column("memory_unknown").tolist()
+    assert list(lines.values()) == list(zip(accounts, memory, usage.energy_uj(), strict=True))
 
 
 @pytest.mark.thorough
@@ -66,7 +94,7 @@ def by_account(found: Iterable[Charge]) -> dict[tuple[str, str, str], int]:
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=examples(2, 60))
-def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, inside, cuts, book, order):
+def test_usage_keeps_its_laws_and_bills_add_up_to_the_charges(rows, inside, cuts, book, order):
     several = [DIMENSIONS[cut] for cut in sorted(cuts)]
     span = (START_MS + order.randrange(3) * 7_001, START_MS + 200 * MINUTE)
     edges = sorted({*span, *(START_MS + cut * MINUTE for cut in inside if START_MS + cut * MINUTE > span[0])})
@@ -94,10 +122,8 @@ def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, in
             batch = HAND.batch(*idle, cluster=cluster, node=node, epoch=node)
             assert booked(ledger, HAND.now_ms, batch).quarantined == 0
         with ledger.moment(*span) as moment:
-            expected = usage_columns_of_lines(moment.usage, moment.idle_phases, edges, several, ZONE)
-            for found, other in zip(moment.usage_columns(edges, several, ZONE), expected, strict=True):
-                assert told_by(found) == told_by(other)
-                assert list(found.keys) == sorted(set(found.keys))
+            for by in several:
+                keeps_its_laws(moment, edges, (*by, *PRICED_BY))
             expected_sums = by_account(charges(moment, book, *span, (), None, ZONE))
             together = [table.by_line() for table in billed_tables(moment, book, *span, several, ZONE)]
             for by, lines in zip(several, together, strict=True):
@@ -105,16 +131,6 @@ def test_columns_are_the_lines_of_usage_and_bills_add_up_to_the_charges(rows, in
                 assert by_account(alone) == by_account(lines.charges) == expected_sums
                 assert build(alone, book, (), *span, ZONE) == build(lines.charges, book, (), *span, ZONE)
                 assert alone == bills(ledger, book, *span, by, ZONE)
-
-
-def hours_by_owner(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Busy, idle and unknown time by team, queue and hour."""
-    times = zip(found.busy_us.tolist(), found.idle_us.tolist(), found.unknown_us.tolist(), strict=True)
-    sums: dict[tuple[str, ...], tuple[int, ...]] = {}
-    for owner, hour, time in zip(found.owner.tolist(), found.hour.tolist(), times, strict=True):
-        key = (*found.owners[owner], found.hours[hour])
-        sums[key] = tuple(a + b for a, b in zip(sums.get(key, (0, 0, 0)), time, strict=True))
-    return dict(sorted(sums.items()))
 
 
 @pytest.mark.thorough
@@ -126,16 +142,15 @@ def test_columns_and_charges_rank_alike(rows, cuts, order):
         edges = sorted({*span, *(START_MS + cut * MINUTE for cut in cuts)})
         with ledger.moment(*span) as moment:
             low, high = edges[0], edges[-1] + order.randrange(60) * MINUTE
-            by_hour = moment.hours(low, high, ZONE)
-            expected_hours = hours_of_lines(moment.usage, low, high, ZONE)
-            assert hours_by_owner(by_hour) == hours_by_owner(expected_hours)
-            capacity, of_lines = (dict(zip(h.hours, h.capacity_us, strict=True)) for h in (by_hour, expected_hours))
-            assert capacity | of_lines == capacity
-            assert sum(capacity.values()) == sum(of_lines.values())
-
-            jobs = frozenset({("ns-0", "Job/j0"), ("ns-1", "Job/j1"), ("ns-1", "Job/j2")})
-            expected_peaks = peaks_of_lines(moment.usage, low, high, jobs, ZONE)
-            assert moment.peaks(low, high, jobs, ZONE) == expected_peaks
+            hourly = moment.usage((low, high), (*savings_hints.BY_NAME, "hour"), None, ZONE)
+            most: dict[tuple[str, ...], tuple[int, int]] = {}
+            for line in hourly.lines():
+                key, accounts = tuple(line.key.values())[:-1], line.accounts_gpu_us
+                held, busy = most.get(key, (0, 0))
+                if accounts.allocated:
+                    most[key] = max(held, accounts.allocated), max(busy, accounts.busy)
+            peaks = savings_hints.peaks_of(hourly)
+            assert {key: (peak.held_us, peak.busy_us) for key, peak in peaks.items()} == most
 
             (billed,) = billed_tables(moment, BOOK, *span, (BY_JOB,))
             held = [charge for charge in charges(moment, BOOK, *span, BY_JOB) if charge.account in ALLOCATED]
@@ -176,11 +191,8 @@ def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(ledger
     hand = Hand(start)
     assert booked(ledger, NOW_MS, hand.batch(*(hand.row(n + 1, n * 15, n * 15 + 15) for n in range(24)))).stored == 24
     with ledger.moment(*span) as moment:
-        hours = moment.hours(*span, zone)
-        assert [name for name in hours.hours if len(name) > len("2026-10-01T13")] == second, "a line of its own"
-        assert list(hours.hours) == sorted(hours.hours), "names sort by time"
-        assert max(hours.capacity_us) == 60 * MINUTE * 1000
-        peaks = moment.peaks(*span, frozenset({("vision", "Pod/train-0")}), zone)
-        expected = peaks_of_lines(moment.usage, *span, frozenset({("vision", "Pod/train-0")}), zone)
-    assert peaks == expected
+        by_hour = figures_of(moment.usage(span, ("hour",), None, zone, ()))
+        peaks = savings_hints.peaks_of(moment.usage(span, (*savings_hints.BY_NAME, "hour"), None, zone, ()))
+    assert [name for (name,) in by_hour if len(name) > len("2026-10-01T13")] == second, "a line of its own"
+    assert max(sum(row) - row[ACCOUNTS.index("down")] for row in by_hour.values()) == 60 * MINUTE * 1000
     assert [(peak.held_us, peak.busy_us) for peak in peaks.values()] == [(60 * MINUTE * 1000, 30 * MINUTE * 1000)]
