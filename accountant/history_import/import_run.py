@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
-from accountant.history_import.protocol import HISTORY_NAME, known_limits
+from accountant.history_import.protocol import HISTORY_NAME, known_limits, known_records
 from accountant.inventory.pod_facts import is_job_number
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import ImportSpan
@@ -182,6 +182,10 @@ class ImportRow:
         out."""
         whole = self.sent_us + self.missing_us + self.unplaced_us
         return self.sent_us / whole if whole else 1.0
+
+    @property
+    def records(self) -> str:
+        return known_records(self.source)
 
     @property
     def limits(self) -> tuple[str, ...]:

@@ -113,6 +113,7 @@ class HistoryPlugin:
 
     name: the word behind `gputally import`, also the name of the entry point and that of the source in the ledger.
     title: the name of the other system.
+    records: what of it is imported, as words for reports.
     imports: `imports(asked, …)` yields the imports. Its other parameters are the options of the command, annotated as
         for typer, and its docstring is the command's help. Raises CannotImport.
     limits: what the records cannot show, as sentences for reports.
@@ -123,6 +124,7 @@ class HistoryPlugin:
 
     name: str
     title: str
+    records: str
     imports: Callable[..., Iterable[Import]]
     limits: tuple[str, ...]
     reaches: str
@@ -139,6 +141,12 @@ Until = Annotated[
     Option(help="End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."),
 ]
 """The option --until, for `Asked.end`."""
+
+
+def known_records(source: str) -> str:
+    """What a source has, as words for reports."""
+    found = usable(SEAM, HistoryPlugin).get(source)
+    return found.records if found is not None else source
 
 
 def known_limits(source: str) -> tuple[str, ...]:

@@ -266,7 +266,7 @@ class ImportSpan(Model):
     """A span of the import from one source into one cluster, in whole hours."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
-    source: Literal["prometheus", "slurm"]
+    source: str = Field(pattern="^[a-z][a-z0-9_]{0,31}$")
     start_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
     end_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # Names that are imported `as` themselves are used by templates.
 
-IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
 ACCOUNT_NAMES: dict[Account, str] = {
     "busy": "Busy",
     "allocated_idle": "Allocated, idle",

@@ -228,6 +228,7 @@ class HistorySuite:
     def test_its_manifest_is_complete(self) -> None:
         plugin = self.plugin
         assert plugin.title
+        assert plugin.records, "say what of the other system is imported"
         assert plugin.limits, "say what the records cannot show"
         assert plugin.reaches, "say what an import reads and connects to"
         assert plugin.page, "name the page about it"

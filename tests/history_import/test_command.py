@@ -180,6 +180,19 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     assert (books.ledger.quarantined(), books.ledger.holes()) == ([], [])
 
 
+def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sacct):
+    """The accountant does not have the package: it books its import, and the report names it."""
+    jobs = [Job("1", "t", "vision", "ann", nodes="n1", gpus=2, started_ms=START_MS, ended_ms=START_MS + MS_PER_HOUR)]
+    history, wanted = SlurmHistory(jobs, {}, NOW_MS), (START_MS, START_MS + 2 * MS_PER_HOUR)
+    to = Destination(books.by_admin.remote(), "hpc", "bookings", "b.csv")
+    for reason in ("", "again"):
+        import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *_: None, replace=reason)
+        assert books.held(*wanted, "hpc") == {"vision": 2 * US_PER_HOUR}
+    report = ["report", "2026-10", "--output", str(sacct[0].with_name("r.html"))]
+    assert main([*report, *books.by_admin.options]) == 0
+    assert "from bookings (b.csv)" in sacct[0].with_name("r.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -26,7 +26,7 @@ def names(asked):
     "Name nothing."
     return HolderNames("c", "x", ())
 
-HISTORY = HistoryPlugin("{name}", "Other", imports, ("none",), "nothing", "page", {more})
+HISTORY = HistoryPlugin("{name}", "Other", "others", imports, ("none",), "nothing", "page", {more})
 """
 
 

@@ -12,16 +12,13 @@ ROOT = Path(__file__).parents[2] / "accountant"
 _DECAY = "Slurm's own calculation of decay, a setting of windows"
 _HOLDER = "jobs as holders that agents report: the seam of holders"
 _METRICS = "the accountant's own metrics, in Prometheus' format"
-_SOURCES = "the sources of imports that the ledger and its reports know: the seam of histories"
 SLURM = {
     "api/usage_cost_and_job_routes.py": _DECAY,
     "core/settings.py": _HOLDER,
     "core/window_decay.py": _DECAY,
     "lake/lake_ledger.py": _DECAY,
     "lake/tables.py": _HOLDER,
-    "ledger/protocols.py": _SOURCES,
     "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
-    "reports/figure_formatting.py": _SOURCES,
     "reports/focus_export.py": _HOLDER,
     "reports/savings_hints.py": _HOLDER,
     "reports/templates/report.html": _HOLDER,
@@ -39,8 +36,6 @@ PROMETHEUS = {
     "composition.py": _METRICS,
     "core/settings.py": "the same queries, and the token for metrics",
     "fleet/fleet_server.py": _METRICS,
-    "ledger/protocols.py": _SOURCES,
-    "reports/figure_formatting.py": _SOURCES,
     "runtime/job_and_task_metrics.py": _METRICS,
 }
 

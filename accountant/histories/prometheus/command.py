@@ -81,6 +81,7 @@ def _header(text: str) -> tuple[str, str]:
 HISTORY: Final = HistoryPlugin(
     name="prometheus",
     title="Prometheus",
+    records="dcgm-exporter and kube-state-metrics",
     imports=imports,
     limits=(
         "kube-state-metrics shows the holder of a GPU to within the scrape interval; pods between scrapes are missed",

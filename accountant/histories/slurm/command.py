@@ -97,6 +97,7 @@ def _model(text: str) -> tuple[str, str]:
 HISTORY: Final = HistoryPlugin(
     name="slurm",
     title="Slurm",
+    records="Slurm's accounting",
     imports=imports,
     limits=(
         "allocation only: Slurm's accounting does not say how busy a GPU was, nor which one it was",
