@@ -19,16 +19,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fairshare
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_HOUR
 from tests.deadlines import patience_s, until
-from tests.fairshare.test_command import CLUSTER, POLICY
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_holder
 
 pytestmark = pytest.mark.real
 DAYS, GPUS = 2, 10
+POLICY, CLUSTER = (Path(fairshare.__file__).parent / "samples" / name for name in ("policy.yaml", "cluster.yaml"))
 STEP = "4m"
 """So short that each query of the OpenCost port asks the ledger hundreds of times."""
 

@@ -32,7 +32,6 @@ NAMED_ELSEWHERE = {
         "agent/holders/pod_and_job_files.py": "the format of HPC job files",
         "agent/metering/reading_deltas.py": "a method of the wire format",
         "agent/wire.py": "a method of the wire format",
-        "accountant/reports/figure_formatting.py": "what an import read",
     },
 }
 FOLDERS = {"nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY)}
