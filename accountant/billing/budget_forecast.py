@@ -140,7 +140,8 @@ def states(
     """The state of every budget of the policy, in the policy's order and each followed by those of its limits by GPU
     model, for the month up to now.
 
-    A money budget in another currency than the price book's has unknown spend."""
+    A budget has unknown spend if nothing of the month is metered, or if it is in another currency than the price
+    book."""
     start, end = month.span(zone(timezone))
     now = max(start, min(now_ms, end))
     by = grouping([policy])
@@ -162,8 +163,10 @@ def of_charges(
     spend: the charges of the month up to now_ms, by the dimensions that `grouping` returns for the policy.
     since_ms: start of the ledger's first record."""
     start, end = month.span(zone(timezone))
+    spend = list(spend)
+    metered = now_ms <= start or any(charge.account not in ("unmetered", "down") for charge in spend)
     start = max(start, since_ms)
-    held = [charge for charge in spend if charge.account in ALLOCATED]
+    held = [charge for charge in spend if charge.account in ALLOCATED] if metered else None
     return [
         _state(part, model, policy, book, _of_model(budget, model, held), str(month), start, now_ms, end, timezone)
         for budget in policy.budgets
@@ -176,15 +179,15 @@ def _state(
     gpu_model: str,
     policy: Policy,
     book: PriceBook | None,
-    held: Iterable[Charge],
+    held: Sequence[Charge] | None,
     month: str,
     start_ms: int,
     now_ms: int,
     end_ms: int,
     timezone: str,
 ) -> BudgetState:
-    own = [charge for charge in held if _concerns(budget, policy, charge)]
-    spent = _spent(budget, book, own)
+    own = [charge for charge in held or () if _concerns(budget, policy, charge)]
+    spent = None if held is None else _spent(budget, book, own)
     forecast, exhausted = None, NEVER
     if spent is not None:
         tz = zone(timezone)
@@ -256,9 +259,9 @@ def _concerns(budget: Budget, policy: Policy, charge: Charge) -> bool:
     return any(each.name == budget.queue for each in policy.lineage(queue))
 
 
-def _of_model(budget: Budget, gpu_model: str, held: Sequence[Charge]) -> Sequence[Charge]:
+def _of_model(budget: Budget, gpu_model: str, held: Sequence[Charge] | None) -> Sequence[Charge] | None:
     """Return the charges for which a limit of this model is the most precise of the budget; all of them for ""."""
-    if not gpu_model:
+    if not gpu_model or held is None:
         return held
     return [charge for charge in held if most_precise(charge.key[3], budget.gpu_models) == gpu_model]
 

@@ -113,7 +113,7 @@ class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 
     gpu_model: the GPU model whose limit within a budget this is; "" for the whole budget.
-    spent and ratio: None if unknown, because some of the time has no price.
+    spent and ratio: None if unknown, because some of the time has no price or nothing of the month is metered.
     threshold: the highest threshold reached; None: none.
     forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
         days.

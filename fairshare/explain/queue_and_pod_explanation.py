@@ -144,7 +144,7 @@ def budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
     """Yield a sentence for each budget: what is spent and left, and until when it lasts."""
     for budget in budgets:
         if budget.spent is None:
-            yield f"budget {budget.name!r}: spent is unknown, some of the time has no price"
+            yield f"budget {budget.name!r}: spent is unknown: nothing is metered, or time has no price"
         elif budget.spent >= budget.limit:
             yield f"budget {budget.name!r} is exhausted: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit}"
         else:

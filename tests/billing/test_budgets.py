@@ -12,10 +12,12 @@ from accountant.billing.budget_forecast import limit_forecast, run_rate, states
 from accountant.core.periods import Month, zone
 from accountant.reports.report_builder import build
 from accountant.wire.policy_models import Policy
+from accountant.wire.usage_cost_and_job_models import Accounts
+from gputally.base.units import US_PER_HOUR
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
 from tests.billing.usage_rows import OCT, at, held, ledger_of, price_book, unheld
-from tests.fakes.list_ledger import ListLedger
+from tests.fakes.list_ledger import ListLedger, Row
 
 TREE = """
 queues:
@@ -90,6 +92,15 @@ def test_unpriced_time_makes_money_unknown_and_hours_not(ask):
     assert (hours.spent, hours.ratio) == (264, 0.5)
     assert ask(rows, "name: e, team: vision, limit: 10, currency: EUR")[0].spent is None
     assert ask(rows, *budgets, book=None)[0].spent is None
+
+
+def test_what_nobody_metered_spent_an_unknown_amount(ask):
+    unmetered = Row(at("2026-10-01"), at("2026-10-11"), Accounts(unmetered=240 * US_PER_HOUR), {"gpu_model": "H100"})
+    for budget in ("name: m, team: vision, limit: 10, currency: USD", "name: h, team: vision, limit: 528"):
+        assert [found.spent for found in ask([unmetered], budget)] == [None]
+        known = [unmetered, unheld("2026-10-01", "2026-10-02")]
+        assert [found.spent for found in ask(known, budget)] == [0], "the rest of the GPUs were free"
+        assert [found.spent for found in ask([], budget, now="2026-10-01")] == [0], "nothing of the month is over"
 
 
 def test_few_days_have_no_forecast(ask):

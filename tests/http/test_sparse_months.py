@@ -110,9 +110,9 @@ class SparseMonth:
 HELD, SPOKEN = pod_minutes(rows=30), pod_minutes(rows=30, namespace="speech")
 UNHELD, LATE = pod_minutes(rows=30, namespace=None), pod_minutes(rows=30, node="node-2")
 MONTHS: Final[Mapping[str, SparseMonth]] = {
-    "nothing": SparseMonth({}),
-    "a credit only": SparseMonth({"vision": "-5.00"}, credited=True),
-    "a correction only": SparseMonth({"vision": "1.20"}, before=(UNHELD,), late=(LATE,)),
+    "nothing": SparseMonth({}, None),
+    "a credit only": SparseMonth({"vision": "-5.00"}, None, credited=True),
+    "a correction only": SparseMonth({"vision": "1.20"}, None, before=(UNHELD,), late=(LATE,)),
     "one team only": SparseMonth({"vision": "1.20"}, "1.20", within=(HELD,)),
     "no team": SparseMonth({"__idle__": "1.20"}, within=(UNHELD,)),
     "unpriced time only": SparseMonth({}, None, within=(HELD,), prices=ONLY_NOVEMBER),
@@ -355,10 +355,11 @@ LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
     "report": (MONTH, "--format", "csv"), "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
     **dict.fromkeys(
         ("close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock", "backup",
-         "restore", "serve", "token", "install", "slurm", "import", "fleet"), None,
+         "restore", "serve", "token", "install", "fleet"), None,
     ),
 }  # fmt: skip
-"""The arguments with which a command lists something of the month; None: it does something else."""
+"""The arguments with which a command lists something of the month; None: it does something else. The imports of
+histories, which plug-ins bring, list nothing."""
 
 
 def test_every_command_has_a_row() -> None:
