@@ -218,26 +218,23 @@ def _put_in_place(complete: Path, ledger: Path) -> None:
 def restore(store: FileStore, file: str, ledger: Path) -> Backup:
     """Restore a backup (its .duckdb file in the store) to a path where no ledger exists, and verify it.
 
-    Raises NoBackup if the path exists, LedgerDamaged if the file does not match the backup's SHA-256."""
+    Raises NoBackup if the path exists, LedgerLocked if another process restores to it, LedgerDamaged if the file does
+    not match the backup's SHA-256."""
     note = f"{file.removesuffix('.duckdb')}.json"
     if not store.exists(file) or not store.exists(note):
         raise NoBackup(f"{store}/{file}: not a backup: name a .duckdb file that has its .json file beside it")
     _refuse_existing(ledger)
     backup = _read(store, note)
-    fresh = ledger.with_name(f".{ledger.name}.restoring")
     with _reachable(ledger.parent):
         ledger.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with fresh.open("wb") as copy:
-                copy.writelines(store.chunks(file))
-            if sha256(fresh) != backup.sha256:
-                day = utc(backup.at_ms)[: len("2026-10-01")]
-                raise LedgerDamaged(
-                    f"{store}/{file}: damaged since it was made on {day} (its SHA-256 differs): use another backup"
-                )
-            _put_in_place(fresh, ledger)
-        finally:
-            fresh.unlink(missing_ok=True)
+    with restoring(ledger) as built:
+        with built.open("wb") as copy:
+            copy.writelines(store.chunks(file))
+        if sha256(built) != backup.sha256:
+            day = utc(backup.at_ms)[: len("2026-10-01")]
+            raise LedgerDamaged(
+                f"{store}/{file}: damaged since it was made on {day} (its SHA-256 differs): use another backup"
+            )
     return backup
 
 

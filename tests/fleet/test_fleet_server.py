@@ -192,6 +192,15 @@ def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
     assert text not in _accountant(two.north).get(f"/job/{quote(job['id'])}").text
 
 
+def test_a_jobs_page_shows_the_preemptions_that_the_clusters_own_accountant_shows(
+    two: TwoLedgers, client: TestClient
+) -> None:
+    jobs = [job["id"] for job in client.get(f"/clusters/north/v1/jobs?{WITHIN}").json()["jobs"]]
+    shown = {job for job in jobs if "it gave way" in client.get(f"/clusters/north/job/{quote(job)}").text}
+    assert shown == {job for job in jobs if "it gave way" in _accountant(two.north).get(f"/job/{quote(job)}").text}
+    assert shown == {"prod~ns-0~Job~j0"}
+
+
 def test_pages_of_the_last_days_and_of_long_jobs_answer_for_whole_hours(tmp_path: Path) -> None:
     """The ledger was published at an odd time: 03:12, 33 days after the first record."""
     with published(str(tmp_path / "lake"), publish=False) as known:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from accountant.core.errors import LedgerDamaged, LedgerLocked
 from accountant.core.settings import Settings
 from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
-from accountant.storage.folder_or_object_store import in_folder
+from accountant.storage.folder_or_object_store import FileStore, in_folder
 from tests.http.conftest import NOW_MS, pod_minutes
 from tests.usage_records import running_accountant
 
@@ -223,9 +225,37 @@ def test_what_is_not_the_backup_that_was_made_is_not_restored(folder, place, tmp
         file.write(b"something else")
     with pytest.raises(LedgerDamaged, match="SHA-256 differs"):
         backups.restore(store, source.name, tmp_path / "new" / "ledger.duckdb")
-    assert list((tmp_path / "new").iterdir()) == []
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["ledger.duckdb.lock"]
     with pytest.raises(backups.NoBackup):
         backups.named(store, "ledger-20200101T000000000Z")
+
+
+class SlowStore:
+    """A store that does something while a file is read."""
+
+    def __init__(self, store: FileStore, meanwhile: Callable[[], object]) -> None:
+        self._store, self._meanwhile = store, meanwhile
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        for chunk in self._store.chunks(name):
+            yield chunk
+            self._meanwhile()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_of_two_restores_to_one_path_the_second_is_refused_by_name(folder, place, tmp_path, clock):
+    service, _ = place
+    store, new = in_folder(folder), tmp_path / "new" / "ledger.duckdb"
+    made = backups.make(service.ledger, store, clock.wall_ms())
+
+    def again() -> None:
+        with pytest.raises(LedgerLocked):
+            backups.restore(store, f"{made.name}.duckdb", new)
+
+    backups.restore(SlowStore(store, again), f"{made.name}.duckdb", new)  # type: ignore[arg-type]
+    assert backups.sha256(new) == made.sha256
 
 
 def test_a_stopped_ledger_is_copied_beside_itself(place, run_command, archiving):
