@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 from fastapi import FastAPI, Request, Response
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.routing import APIRoute
 from prometheus_client.core import Metric
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -110,6 +112,11 @@ ROUTES = (
 )
 """The routes of every app of the process. `include_router` would copy every route for each app, which takes half a
 second, and would search 15 routers per request."""
+for _route in ROUTES:
+    if isinstance(_route, APIRoute):
+        # FastAPI makes a parameter model's fields at its first use, and finds their schemas by identity. If two threads
+        # made them at one time, the OpenAPI document of one would look for fields of the other.
+        get_flat_params(_route.dependant)
 
 
 class _App(FastAPI):

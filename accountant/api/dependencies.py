@@ -191,6 +191,11 @@ class Deps:
     shared_turns: RequestTurns | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
 
+    def __post_init__(self) -> None:
+        """Make what threads share before there are threads: a cached property has no lock since Python 3.12, and twins
+        would each allow the whole of a limit. The backups, of which twins do no harm, may be unavailable."""
+        _ = self.rate, self.refusals_logged, self.recorded, self.turns, self.answers, self.intake
+
     def book(self) -> PriceBook | None:
         """The price book in force, None if there is none."""
         return self.books.prices.current

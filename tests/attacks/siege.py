@@ -62,6 +62,9 @@ MEMORY_MIB = 1_024
 ENOUGH = 500
 """A percentile of fewer batches would be one batch."""
 PROGRESS_S = 15.0
+AROUND = 40
+"""Lines of a log before and after a traceback that are shown with it: what the program did, and the rest of a traceback
+of many lines."""
 POLICY = """schema: 1
 targets: {kai: {mode: weight, apply: enforce}}
 bounds: {interval: 0}
@@ -108,7 +111,7 @@ class Outcome:
     """Most memory of the accountant at one time, with its processes for documents."""
     ended_by_itself: list[str] = field(default_factory=list)
     defects: list[str] = field(default_factory=list)
-    """Tracebacks in the logs."""
+    """Tracebacks in the logs, with what is around them."""
 
     @property
     def p99_s(self) -> float:
@@ -556,9 +559,13 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def tracebacks(log: Path) -> list[str]:
-    """Return the last line of each traceback in a log."""
-    text = log.read_text(errors="replace")
-    return [f"{log.name}: {part[:1_500]}" for part in text.split("Traceback (most recent call last):")[1:]]
+    """Return each traceback in a log, whole and with the lines around it."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [
+        f"{log.name}:{at + 1}:\n" + "\n".join(lines[max(0, at - AROUND) : at + AROUND + 1]).replace("\\n", "\n")
+        for at, line in enumerate(lines)
+        if "Traceback (most recent call last):" in line
+    ]
 
 
 def besiege(folder: Path, size: Size, say: Callable[[str], None] = lambda _: None) -> Outcome:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,35 @@ def test_the_agents_language_and_every_problem_are_described(accountant):
     assert set(batch["required"]) == {"cluster", "node", "boot_id", "epoch", "first_seq", "oldest_seq"}
     types = document["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
     assert types == [PROBLEM + slug for slug in PROBLEMS]
+
+
+DESCRIBED_AT_ONE_TIME = """
+import sys
+from threading import Barrier, Thread
+from fastapi import FastAPI
+from accountant import composition
+from accountant.api import problems
+
+together, described = Barrier(4), []
+def describe():
+    app = FastAPI()
+    app.router.routes.extend(composition.ROUTES)
+    together.wait()
+    described.append(problems.document(app)["paths"])
+threads = [Thread(target=describe) for _ in range(together.parties)]
+sys.setswitchinterval(1e-6)
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(described) == len(threads) and all(each == described[0] for each in described)
+"""
+
+
+def test_the_first_documents_of_a_process_are_made_by_several_threads_at_one_time():
+    """In a process of its own, because FastAPI keeps what the first one makes."""
+    done = subprocess.run([sys.executable, "-c", DESCRIBED_AT_ONE_TIME], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_filters_and_dimensions_are_described(accountant):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+from functools import cached_property
 from urllib.parse import urlsplit
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_batch_is_booked_priced_and_balanced(start_service):
     assert client.get("/readyz").status_code == 200
     window = client.get("/v1/windows?size=1h").json()
     assert window["coverage"] == pytest.approx(0.5)
+
+
+def test_limits_and_caches_of_all_threads_are_there_before_the_first_request(tmp_path, clock):
+    """Two threads that made one of them at one time would each have their own."""
+    with Service(settings_in(tmp_path), clock) as service:
+        deps = service.app.state.deps
+        made_at_use = {name for name, value in vars(type(deps)).items() if isinstance(value, cached_property)}
+        assert made_at_use - vars(deps).keys() <= {"backups"}
 
 
 def test_what_is_refused_leaves_no_trace_in_the_ledger(start_service):
