@@ -174,6 +174,7 @@ def dry_run_cycle(
     and refusals."""
     from fairshare.controller import policy_file as policies
     from fairshare.controller.control_loop import Controller
+    from fairshare.core.gpu_demand import sized
 
     with on.targets(policy) as (cluster, outside):
         pods = pods_of(cluster)
@@ -188,7 +189,7 @@ def dry_run_cycle(
             memory=_remembered(cluster, on.status_object),
             others=others,
         ).cycle()
-    return report, pods
+    return report, [sized(pod, report.parts) for pod in pods]
 
 
 def _remembered(cluster: Cluster, where: StatusObject) -> dict[str, Memory]:

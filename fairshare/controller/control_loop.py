@@ -32,6 +32,7 @@ from fairshare.controller.weight_writer import (
     with_ownership_verdict,
     write_weights,
 )
+from fairshare.core.gpu_demand import sized
 from fairshare.core.gpu_models import ModelMap, waiting_models
 from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Condition, Pod, SchedulerHistory, Value, own_window
@@ -64,6 +65,7 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.leader_election import Term
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
 
 ALONE: Final = Term("", 1)
@@ -76,12 +78,14 @@ class _Nodes:
 
     hold: the reason why weights stay as they are, if nodes or pods are unknown.
     without_free: names of nodes whose free GPUs are unknown.
-    conditions: about what the API server refuses to list."""
+    conditions: about what the API server refuses to list.
+    parts: which parts of their GPUs MIG instances are."""
 
     nodes: tuple[Object, ...] = ()
     hold: UsageHold | None = None
     without_free: frozenset[str] = frozenset()
     conditions: tuple[Condition, ...] = ()
+    parts: MigParts = NO_NODES
 
 
 class Controller:
@@ -242,13 +246,15 @@ class Controller:
             try:
                 finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
                 events += finished.events
-                target, target_events = self._target(adapter, usable, serving, now_ms, usage, version, leading)
+                target, target_events = self._target(
+                    adapter, usable, serving, nodes.parts, now_ms, usage, version, leading
+                )
                 target = _with_unfinished(target, finished)
                 events += target_events
                 if usable is not None:
                     decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
                     target, preemption_decisions = self._preempt(
-                        target, placing, now_ms, own_window(usable).watermark_ms, leading, finished.keys
+                        target, placing, nodes.parts, now_ms, own_window(usable).watermark_ms, leading, finished.keys
                     )
                     decisions += preemption_decisions
                     events += target.preemption.events if target.preemption is not None else ()
@@ -275,8 +281,9 @@ class Controller:
             decisions=tuple(decisions),
             gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in placing},
             leading=term is not None,
-            free_by_node=free_by_node(placing, self._pods()),
+            free_by_node=free_by_node(placing, self._counted_pods(nodes.parts)),
             model_by_node=ModelMap.of(self._policy, placing, {}).of_node if self._policy.gpu_models else {},
+            parts=nodes.parts,
         )
         report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
         if not silent:
@@ -325,7 +332,11 @@ class Controller:
             nodes, by_claims = with_published(list_if_served(self._cluster, NODE), slices)
         except ClusterError as error:
             return _Nodes(hold=UsageHold("NodesUnread", str(error)))
-        return _Nodes(nodes, hold, frozenset() if self._claims_counted else by_claims, refused)
+        return _Nodes(nodes, hold, frozenset() if self._claims_counted else by_claims, refused, MigParts.of(nodes))
+
+    def _counted_pods(self, parts: MigParts) -> tuple[Pod, ...]:
+        """Return the pods as they are now, with their MIG instances as these parts of GPUs."""
+        return tuple(sized(pod, parts) for pod in self._pods())
 
     def _pods_left_out(self) -> tuple[Condition, ...]:
         """Return a condition if pods cannot be read. They count as they were before, or not at all."""
@@ -347,6 +358,7 @@ class Controller:
         adapter: Adapter,
         window: UsageWindow | None,
         serving: ServingNodes,
+        parts: MigParts,
         now_ms: int,
         usage: UsageReading,
         version: str,
@@ -363,7 +375,7 @@ class Controller:
             return replace(report, conditions=(off,)), []
         cluster: Objects = self._clusters.get(adapter.name, self._cluster)
         try:
-            observation = look_at(adapter, self._policy, cluster, self._pods())
+            observation = look_at(adapter, self._policy, cluster, self._counted_pods(parts), parts)
         except ClusterError as error:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
         if adapter.name in self._acts:
@@ -455,6 +467,7 @@ class Controller:
         self,
         report: TargetReport,
         nodes: Sequence[Object],
+        parts: MigParts,
         now_ms: int,
         metered_ms: int | None,
         leading: Callable[[], bool],
@@ -468,8 +481,9 @@ class Controller:
             return report, ()
         try:
             preemption, decisions = self._preemptions.cycle(
-                self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
-                now_ms, metered_ms, leading, report.quotas, report.by_model, report.pool_models, unfinished,
+                self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes,
+                self._counted_pods(parts), now_ms, metered_ms, leading, report.quotas, report.by_model,
+                report.pool_models, unfinished,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, preemption_cycle.failed(error))

@@ -25,6 +25,7 @@ from fairshare.laws.weight_calculation import ModelPart, Pool, WeightInputs, Wei
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
 from fairshare.usage.stale_usage_hold import UsageHold
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
@@ -95,7 +96,8 @@ class CycleReport:
     gpus_by_node: GPUs of the nodes that accept work.
     free_by_node: the GPUs of these nodes that no pod holds.
     leading: false on a standby.
-    model_by_node: the GPU models of these nodes, if the policy has quotas by model."""
+    model_by_node: the GPU models of these nodes, if the policy has quotas by model.
+    parts: which parts of GPUs the MIG instances of pods are."""
 
     at_ms: int
     duration_ms: int
@@ -110,6 +112,7 @@ class CycleReport:
     leading: bool = True
     free_by_node: Mapping[str, float] = field(default_factory=dict)
     model_by_node: Mapping[str, str] = field(default_factory=dict)
+    parts: MigParts = NO_NODES
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
         """Return pairs of target and condition, first the controller's own conditions with the target ""."""

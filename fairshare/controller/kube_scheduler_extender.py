@@ -42,7 +42,7 @@ from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calcul
 from gputally.base.clock import Clock
 from gputally.base.gpu_model_names import gpu_model_of_node, most_precise
 from gputally.base.untrusted_text import UNDECODABLE, escaped
-from gputally.kubernetes.objects import gpus
+from gputally.kubernetes.objects import gpus_of_node
 
 MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
@@ -127,7 +127,7 @@ def scores(
         if node == own_node:
             neighbors = neighbors.without(pod.uid)
         _, taken, over, within = neighbors.occupancy(sides)
-        left = listed - taken - pod.gpus
+        left = listed - taken - (view.pods.placed(pod, node).gpus if pod.resources else pod.gpus)
         if left >= -_SLACK:
             # which part of the neighbors is of similar queues: like the pod's, above their share or within it
             similar = None if borrows is None else over if borrows else within
@@ -257,6 +257,7 @@ class Extender:
         view = self._view()
         if pod is None or view is None:
             return Answer([HostPriority(node, 0) for node in nodes])
+        pod = view.pods.placed(pod, pod.node)
         with self._lock:
             view = self._with_assumed(view, pod.uid, capacity)
             result = scores(pod, nodes, view, lambda: self._clock.monotonic_ms() > deadline_ms)
@@ -267,7 +268,7 @@ class Extender:
                 equal = [node for node, score in result.items() if score == top]
                 best = max(equal)
                 result.update(dict.fromkeys(equal, top - 1) | {best: top})
-                self._assumed[pod.uid] = (replace(pod, node=best, held=True), self._clock.monotonic_ms() + ASSUME_MS)
+                self._assumed[pod.uid] = (view.pods.placed(pod, best), self._clock.monotonic_ms() + ASSUME_MS)
         late = self._clock.monotonic_ms() > deadline_ms
         return Answer([HostPriority(node, result[node]) for node in nodes], late)
 
@@ -280,6 +281,7 @@ class Extender:
         view = self._view()
         nodes: Sequence[str] = sorted(victims)
         if pod is not None and view is not None:
+            pod = view.pods.placed(pod, pod.node)
             nodes = fair_nodes(pod, {node: uids for node, (uids, _) in victims.items()}, view)
         return Answer(
             {
@@ -361,7 +363,7 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
         if not isinstance(items, list):
             raise BadRequest("Nodes.items is not a list")
         try:
-            capacity = {item["metadata"]["name"]: gpus((item.get("status") or {}).get("allocatable")) for item in items}
+            capacity = {item["metadata"]["name"]: gpus_of_node(item) for item in items}
         except (TypeError, KeyError, AttributeError) as error:
             raise _malformed("Nodes", error) from error
         names = list(capacity)
@@ -409,6 +411,7 @@ class ExtenderViews:
 
     def observe(self, report: CycleReport, policy: Policy) -> None:
         """Store the latest report, and the policy that was in force."""
+        self._pods.count_by(report.parts)
         self._latest = _Shares(report, policy, self._pods)
 
     def view(self) -> ExtenderView | None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import fsum
 from operator import attrgetter
 from typing import NamedTuple
 
-from fairshare.core.gpu_demand import LABELLED, gpus_taken
+from fairshare.core.gpu_demand import LABELLED, gpus_taken, sized
 from fairshare.core.queues_and_weights import Pod
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 
 _NOTHING = Fraction(0)
 
@@ -90,6 +91,22 @@ class PodIndex:
         self._demanding: set[str] = set()
         self._order: tuple[str, ...] | None = ()
         self._sorted: tuple[Pod, ...] | None = ()
+        self._parts = NO_NODES
+
+    def count_by(self, parts: MigParts) -> None:
+        """Count the MIG instances of pods as these parts of GPUs from now on. Any thread may call it."""
+        with self._lock:
+            if parts == self._parts:
+                return
+            self._parts = parts
+            for uid, pod in [(uid, pod) for uid, pod in self._pods.items() if pod.resources]:
+                self._remove(uid, pod)
+                self._add(uid, sized(pod, parts))
+            self._sorted = self._order = None
+
+    def placed(self, pod: Pod, node: str) -> Pod:
+        """Return the pod as it would count on this node; "": without a node."""
+        return sized(replace(pod, node=node, held=bool(node)), self._parts)
 
     def change(self, uid: str, pod: Pod | None) -> None:
         """Put the pod in the place of what was known of this uid. None: the pod is gone."""
@@ -98,7 +115,7 @@ class PodIndex:
             if before is not None:
                 self._remove(uid, before)
             if pod is not None:
-                self._add(uid, pod)
+                self._add(uid, sized(pod, self._parts))
             self._sorted = None
             if before is None or pod is None or (before.namespace, before.name) != (pod.namespace, pod.name):
                 self._order = None

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gputally.kubernetes.objects import Kind, Object, gpus, value_at
+from gputally.kubernetes.objects import Kind, Object, counts_gpus, value_at
 
 VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 
@@ -103,7 +103,7 @@ def read_class(obj: Object) -> tuple[str, bool]:
     drivers = {driver for expression in expressions for driver in _DRIVER.findall(expression)}
     if drivers:
         return name, not drivers.isdisjoint(DRIVERS)
-    return name, gpus({spec.get("extendedResourceName"): 1}) > 0 or (not expressions and name in _OWN_CLASSES)
+    return name, counts_gpus(spec.get("extendedResourceName")) or (not expressions and name in _OWN_CLASSES)
 
 
 def requested(claim: DeviceClaim, classes: Mapping[str, bool]) -> float:

@@ -22,6 +22,7 @@ controller, pods count as they are then."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
@@ -34,7 +35,8 @@ from fairshare.core.queues_and_weights import ClaimingPod, Gang, Pod, PolicyTree
 from gputally.base.clock import Clock
 from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.base.quantities import container_memory_mib
-from gputally.kubernetes.objects import POD, Kind, Object, gpus, value_at
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
+from gputally.kubernetes.objects import MIG, POD, Kind, Object, counts_gpus, gpus, quantity, value_at
 
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
@@ -86,7 +88,8 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         return None
     scheduler = spec.get("schedulerName") or ""
     placer = placed_by(scheduler)
-    whole = requested_gpus(spec)  # not reduced by an annotation
+    resources = requested_resources(spec)
+    whole = gpus(resources, NO_NODES.anywhere)  # not reduced by an annotation
     part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not whole else 0.0
@@ -125,7 +128,28 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         subgroup=_subgroup(placer, labels, annotations),
         scheduler=placer,
         rank=_kai_rank(labels) if placer == "kai" else (),
+        resources=tuple(sorted(resources.items())) if any(name.startswith(MIG) for name in resources) else (),
     )
+
+
+def sized(pod: Pod, parts: MigParts) -> Pod:
+    """Return the pod with the GPUs of its MIG instances, which are parts of the GPUs of its node."""
+    if not pod.resources:
+        return pod
+    resources = dict(pod.resources)
+    selector = {key: value for key, value in pod.selector if value is not None}
+    here = gpus(resources, parts.on(pod.node) if pod.node else parts.selected(selector))
+    return replace(pod, gpus=here, overcount=max(0.0, gpus(resources, parts.anywhere) - here))
+
+
+def overcount_by_queue(policy: Policy, pods: Iterable[Pod]) -> Mapping[str, float]:
+    """Return the overcount of the pods of every queue that has any, descendants included (`Pod.overcount`)."""
+    queue_of, own = queue_lookup(policy), dict[str, float]()
+    for pod in pods:
+        queue = queue_of(pod) if pod.overcount > 0 else None
+        if queue is not None:
+            own[queue] = own.get(queue, 0.0) + pod.overcount
+    return PolicyTree(policy).sum_up(own)
 
 
 def _kai_rank(labels: Mapping[str, str]) -> tuple[int, ...]:
@@ -141,25 +165,44 @@ def _kai_rank(labels: Mapping[str, str]) -> tuple[int, ...]:
     return (not leads, not heads, -(unread if priority is None else priority))
 
 
-def requested_gpus(spec: Mapping[str, Any]) -> float:
-    """Return the GPUs that a pod (or a pod template) takes on its node.
+def requested_gpus(spec: Mapping[str, Any], parts: MigParts) -> float:
+    """Return the GPUs that a pod (or a pod template) takes on a node that its node selector allows."""
+    return gpus(requested_resources(spec), parts.selected(spec.get("nodeSelector") or {}))
+
+
+def requested_resources(spec: Mapping[str, Any]) -> dict[str, float]:
+    """Return the GPUs and MIG instances that a pod (or a pod template) takes on its node, by resource.
 
     Limits count before requests, because Kubernetes does not overcommit extended resources."""
-    running = [_container_gpus(container) for container in spec.get("containers") or ()]
-    side_cars, peak = 0.0, 0.0
-    for container in spec.get("initContainers") or ():
-        amount = _container_gpus(container)
+    running: dict[str, float] = {}
+    for container in spec.get("containers") or ():
+        for name, amount in _container_resources(container).items():
+            running[name] = running.get(name, 0.0) + amount
+    if not spec.get("initContainers"):
+        return running
+    side_cars: Counter[str] = Counter()
+    peak: Counter[str] = Counter()
+    for container in spec["initContainers"]:
+        amounts = Counter(_container_resources(container))
         if container.get("restartPolicy") == "Always":
-            side_cars += amount
-            peak = max(peak, side_cars)
+            side_cars += amounts
+            peak |= side_cars
         else:
-            peak = max(peak, side_cars + amount)
-    return max(fsum(running) + side_cars, peak)
+            peak |= side_cars + amounts
+    return dict((side_cars + Counter(running)) | peak)
 
 
-def _container_gpus(container: Mapping[str, Any]) -> float:
+def _container_resources(container: Mapping[str, Any]) -> dict[str, float]:
     resources = container.get("resources") or {}
-    return gpus(resources.get("limits")) or gpus(resources.get("requests"))
+    for key in ("limits", "requests"):
+        listed = resources.get(key)
+        if isinstance(listed, Mapping):
+            amounts = {
+                str(name): amount for name, text in listed.items() if counts_gpus(name) and (amount := quantity(text))
+            }
+            if amounts:
+                return amounts
+    return {}
 
 
 def gpus_taken(pods: Iterable[Pod]) -> float:
@@ -291,7 +334,8 @@ def with_pods(gang: Gang, pods: Sequence[Pod], companions: Sequence[Pod] = ()) -
     if not pods:
         return gang
     allocated = fsum(pod.gpus for pod in pods if pod.held)
-    requested = max(gang.requested, fsum(pod.gpus for pod in pods))
+    stated = gang.requested - fsum(pod.overcount for pod in pods)
+    requested = max(stated, fsum(pod.gpus for pod in pods))
     starts = [pod.started_ms for pod in pods if pod.held and pod.started_ms is not None]
     return replace(
         gang,
@@ -416,6 +460,7 @@ class BoundPods:
         return replace(
             pod,
             gpus=known.gpus,
+            resources=known.resources,
             memory_mib=known.memory_mib,
             shares=known.shares,
             ref=known.ref,

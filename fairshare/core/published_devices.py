@@ -11,11 +11,13 @@ Source: kubernetes.io API reference, ResourceSlice of resource.k8s.io v1, v1beta
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import fsum
 from typing import Any, Final
 
 from fairshare.core.device_claims import DRIVERS, kinds
-from gputally.kubernetes.objects import GPU, Object, gpus, value_at
+from gputally.base.mig_profiles import compute_slices
+from gputally.kubernetes.objects import GPU, MIG, MigSlices, Object, gpus, gpus_of_node, slices_of_node, value_at
 
 SLICES: Final = kinds("ResourceSlice", "resourceslices", namespaced=False)
 _TYPED: Final = "gpu.nvidia.com"
@@ -28,13 +30,13 @@ def with_published(nodes: Sequence[Object], slices: Sequence[Object]) -> tuple[t
     slices: the ResourceSlices of the cluster."""
     if not slices:
         return tuple(nodes), frozenset()
-    published = _by_node(slices)
+    published = _by_node(slices, {str(node["metadata"]["name"]): slices_of_node(node) for node in nodes})
     result: list[Object] = []
     counted: list[str] = []
     for node in nodes:
         name, status = str(node["metadata"]["name"]), node.get("status") or {}
         count = published.get(name, 0.0)
-        if count <= 0 or any(gpus(status.get(key)) > 0 for key in ("allocatable", "capacity")):
+        if count <= 0 or any(gpus_of_node(node, key) > 0 for key in ("allocatable", "capacity")):
             result.append(node)
             continue
         counted.append(name)
@@ -43,8 +45,8 @@ def with_published(nodes: Sequence[Object], slices: Sequence[Object]) -> tuple[t
     return tuple(result), frozenset(counted)
 
 
-def _by_node(slices: Sequence[Object]) -> Mapping[str, float]:
-    """Return the published GPUs by node."""
+def _by_node(slices: Sequence[Object], by_node: Mapping[str, MigSlices]) -> Mapping[str, float]:
+    """Return the published GPUs by node. by_node: the compute slices of the GPUs of each node."""
     newest: dict[tuple[str, str], int] = {}
     for each in slices:
         key, generation = _pool(each)
@@ -55,7 +57,7 @@ def _by_node(slices: Sequence[Object]) -> Mapping[str, float]:
         if key[0] in DRIVERS and generation == newest[key]:
             for node, device in _devices(each):
                 devices.setdefault(node, {})[(*key, str(device.get("name")))] = device
-    return {node: _gpus(own) for node, own in devices.items()}
+    return {node: _gpus(own, by_node[node]) for node, own in devices.items() if node in by_node}
 
 
 def _pool(each: Object) -> tuple[tuple[str, str], int]:
@@ -73,14 +75,16 @@ def _devices(each: Object) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield str(node), {**basic, **device}
 
 
-def _gpus(devices: Mapping[tuple[str, str, str], Mapping[str, Any]]) -> float:
-    """Return the GPUs of one node. devices: by driver, pool and name."""
+def _gpus(devices: Mapping[tuple[str, str, str], Mapping[str, Any]], of_node: MigSlices) -> float:
+    """Return the GPUs of one node. devices: by driver, pool and name. of_node: the compute slices of its GPUs."""
     whole = {_text(each, "uuid") for each in devices.values() if _text(each, "type") in ("", "gpu")} - {""}
     amounts = []
     for (driver, _, _), device in devices.items():
         kind = _text(device, "type") if driver == _TYPED else ""
         if kind == "mig" and _text(device, "parentUUID") not in whole:
-            amounts.append(gpus({f"nvidia.com/mig-{_text(device, 'profile')}": 1}))
+            product = _text(device, "productName")
+            sliced = partial(compute_slices, product) if product else of_node
+            amounts.append(gpus({f"{MIG}{_text(device, 'profile')}": 1}, sliced))
         elif kind in ("", "gpu"):
             amounts.append(1.0)
     return fsum(amounts)

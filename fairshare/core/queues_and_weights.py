@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from fairshare.core.device_claims import PodClaim
-from gputally.kubernetes.objects import Kind
+from gputally.kubernetes.objects import GPU, Kind
 
 UNLIMITED: Final = -1.0
 
@@ -157,7 +157,10 @@ class Pod:
     shares: true if it has a part of a GPU that a reservation pod holds.
     selector: labels that its node must have (with the value None: must not have).
     memory_mib: requested GPU memory, if it requests memory; `gpus` is then 0, or the part that it requests too, until
-        an adapter has computed the part of the memory."""
+        an adapter has computed the part of the memory.
+    resources: its GPUs by resource, if MIG instances are among them; `gpus` then depends on the GPUs of its node
+        (`fairshare.core.gpu_demand.sized`).
+    overcount: by how many GPUs more it counts in its scheduler's own objects, which name no node."""
 
     uid: str
     namespace: str
@@ -185,6 +188,8 @@ class Pod:
     subgroup: str = ""
     scheduler: str = ""
     rank: tuple[int, ...] = ()
+    resources: tuple[tuple[str, float], ...] = ()
+    overcount: float = 0.0
 
     @property
     def requests_gpus(self) -> bool:
@@ -207,7 +212,11 @@ class ClaimingPod(Pod):
         """Return the pod with `gpus` more GPUs, on this node."""
         values = {each.name: getattr(self, each.name) for each in fields(Pod)}
         held = self.held or (node != self.node)
-        return Pod(**{**values, "gpus": self.gpus + gpus, "node": node, "held": held})
+        resources = dict(self.resources)
+        if resources:
+            resources[GPU] = resources.get(GPU, 0.0) + gpus
+        more = {"gpus": self.gpus + gpus, "node": node, "held": held, "resources": tuple(sorted(resources.items()))}
+        return Pod(**{**values, **more})
 
 
 @dataclass(frozen=True, slots=True)

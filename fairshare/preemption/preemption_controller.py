@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from accountant.wire.policy_models import Decision, Policy
+from fairshare.core.gpu_demand import sized
 from fairshare.core.queues_and_weights import Entitlement, Gang, Pod, Quota
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
@@ -49,6 +50,7 @@ from fairshare.usage.stale_usage_hold import usage_hold
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
 from gputally.base.units import MS_PER_MINUTE
+from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Object, node_up
 
 KEY = "preempted"
@@ -285,7 +287,10 @@ def by_hand(
         window, hold = others.add(policy, own, now_ms, now_ms)
     if hold is not None:
         raise NotPossible(f"{hold.reason}: {hold.message}: no workload is preempted on such usage")
-    nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
+    listed = list_if_served(cluster, NODE)
+    parts = MigParts.of(listed)
+    pods = [sized(pod, parts) for pod in pods]
+    nodes = tuple(filter(node_up, listed))
     fault = UnmeteredNodes(accountant.metered_nodes).fault(nodes, own, now_ms, policy.min_coverage)
     if fault is not None:
         raise NotPossible(f"{fault}: no workload is preempted on such usage")
@@ -294,7 +299,7 @@ def by_hand(
         no_workloads = adapter.name in preemption_cycle.WITHOUT_WORKLOADS
         if no_workloads or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue
-        observation = look_at(adapter, policy, cluster, pods)
+        observation = look_at(adapter, policy, cluster, pods, parts)
         if not any(named_by(gang, call.workload) for gang in observation.gangs):
             continue
         try:

@@ -24,6 +24,7 @@ from fairshare.core.gpu_demand import (
     companions_by_gang,
     gang_key,
     millis,
+    overcount_by_queue,
     pods_by_gang,
     sorted_gangs,
     with_pods,
@@ -54,6 +55,7 @@ from fairshare.core.scheduler_queue_objects import (
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import (
     GPU,
     NODE,
@@ -125,10 +127,10 @@ class KaiAdapter(Adapter):
     def publishes(self, policy: Policy) -> bool:
         return policy.targets.kai.mode == "weight"
 
-    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         owner = owners(policy, PREFIX)
         found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
-        observation = read_queues(found, lambda _name, obj: read_queue(obj))
+        observation = read_queues(found, lambda _name, obj: read_queue(obj, parts))
         differing: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
             if queue.name in observation.queues:
@@ -137,7 +139,7 @@ class KaiAdapter(Adapter):
         endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
         history = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         pods = _with_gpu_parts(pods, seen.get(NODE, ()))
-        standings = _with_memory_requests(policy, owner, observation.standings, pods)
+        standings = _with_pods_counted(policy, owner, observation.standings, pods)
         label = str(value_at(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
         pool_of_queue = {name: _label_of(obj, label) for name, obj in found.found.items()}
         pools = [_pool_of_shard(shard) for shard in shards] or None
@@ -146,7 +148,7 @@ class KaiAdapter(Adapter):
             pods = _bound_to_pools(pods, label, owner, pool_of_queue)
         dropped = _dropped(policy, seen.get(QUEUE, ()), found.found, label)
         protections = _protections(seen.get(QUEUE, ()), shards, label)
-        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections)
+        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections, parts)
         gangs = tuple(gang for gang in gangs if gang.queue not in dropped)
         issues = (*observation.issues, *unscheduled, *(Issue(name, text) for name, text in sorted(dropped.items())))
         conditions = (history, in_sync(differing))
@@ -166,7 +168,7 @@ class KaiAdapter(Adapter):
         return {"resources": {"gpu": {"overQuotaWeight": value}}}
 
 
-def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
+def read_queue(obj: Object, parts: MigParts = NO_NODES) -> tuple[TargetQueue, Standing] | Issue:
     """Read one Queue object. A quantity that is missing in its status is zero: nothing runs, nothing waits."""
     name = obj["metadata"]["name"]
     gpu = value_at(obj, ("spec", "resources", "gpu")) or {}
@@ -178,17 +180,17 @@ def read_queue(obj: Object) -> tuple[TargetQueue, Standing] | Issue:
         text = value_at(obj, ("status", key, GPU))
         if text is not None and quantity(text) is None:
             return Issue(name, f"status.{key}[{GPU}] is {text!r}, not a quantity")
-        amounts.append(_gpus(value_at(obj, ("status", key))))
+        amounts.append(_gpus(value_at(obj, ("status", key)), parts))
     requested, allocated = max(amounts), amounts[1]
     value = None if weight is None else float(weight)
     queue = target_queue(obj, QUEUE, value)
     return queue, Standing(requested, allocated, value, queue.direction)
 
 
-def _gpus(amounts: object) -> float:
+def _gpus(amounts: object, parts: MigParts) -> float:
     """Return the GPUs in KAI's resource amounts: whole GPUs, MIG instances, and GPUs of ResourceClaims."""
     claimed = amounts.get(CLAIMED) if isinstance(amounts, Mapping) else None
-    return gpus(amounts) + (quantity(claimed) or 0.0)
+    return gpus(amounts, parts.anywhere) + (quantity(claimed) or 0.0)
 
 
 def effective(shards: Sequence[Object]) -> Condition:
@@ -471,19 +473,26 @@ def _with_gpu_parts(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, 
     )
 
 
-def _with_memory_requests(
+def _with_pods_counted(
     policy: Policy, owner: Mapping[str, QueuePolicy], standings: Mapping[str, Standing], pods: Sequence[Pod]
 ) -> dict[str, Standing]:
-    """Return the standings with the requests of pods that wait for GPU memory.
+    """Return the standings with the requests of pods that wait for GPU memory, and without what the status of the
+    Queues, which name no node, counts too much for MIG instances.
 
-    KAI's scheduler counts these pods, but the status of its Queues does not contain them."""
+    KAI's scheduler counts the pods that wait, but the status of its Queues does not contain them."""
     waiting: dict[str, float] = {}
     for pod in pods:
         if pod.memory_mib > 0 and not pod.node and not pod.gated and pod.ref in owner:
             waiting[owner[pod.ref].name] = waiting.get(owner[pod.ref].name, 0.0) + pod.gpus
     requests = PolicyTree(policy).sum_up(waiting)
+    own = [pod for pod in pods if pod.ref in owner]
+    overcount, of_held = overcount_by_queue(policy, own), overcount_by_queue(policy, (p for p in own if p.held))
     return {
-        queue: replace(standing, requested=standing.requested + requests.get(queue, 0.0))
+        queue: replace(
+            standing,
+            requested=max(0.0, standing.requested - overcount.get(queue, 0.0)) + requests.get(queue, 0.0),
+            allocated=max(0.0, standing.allocated - of_held.get(queue, 0.0)),
+        )
         for queue, standing in standings.items()
     }
 
@@ -751,6 +760,7 @@ def _gangs(
     pods: Sequence[Pod],
     classes: Sequence[Object] | None,
     protections: Mapping[str, Protection],
+    parts: MigParts,
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read. A group with an empty status
     has the size of its pods."""
@@ -763,8 +773,8 @@ def _gangs(
         if queue is None:
             return None
         amounts = value_at(obj, ("status", "resourcesStatus")) or {}
-        allocated = _gpus(amounts.get("allocated"))
-        requested = max(allocated, _gpus(amounts.get("requested")))
+        allocated = _gpus(amounts.get("allocated"), parts)
+        requested = max(allocated, _gpus(amounts.get("requested"), parts))
         own_pods, others = gpu_pods.get(gang_key(obj)), companions.get(gang_key(obj), ())
         if own_pods is not None and not own_pods:
             return None  # all its pods are being deleted

@@ -13,6 +13,7 @@ from fairshare.core.gpu_demand import LABELLED, gangs_by_label, standings_of
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import owners
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Object
 
 NAME = "kube-scheduler"
@@ -33,7 +34,9 @@ class KubeSchedulerAdapter(Adapter):
     def publishes(self, _policy: Policy) -> bool:
         return False
 
-    def observe(self, policy: Policy, _seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(
+        self, policy: Policy, _seen: Seen, pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
+    ) -> Observation:
         gangs = gangs_by_label(policy, pods)
         demand = standings_of(policy, gangs)
         names = {queue.name for queue in owners(policy, LABELLED).values()}

@@ -48,7 +48,7 @@ from fairshare.core.gpu_demand import (
     gang_key,
     millis,
     pods_by_gang,
-    requested_gpus,
+    requested_resources,
     sorted_gangs,
     standings_of,
     with_pods,
@@ -80,7 +80,19 @@ from fairshare.core.scheduler_queue_objects import (
 )
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
+from gputally.kubernetes.objects import (
+    CONFIG_MAP,
+    GPU,
+    Kind,
+    MigSlices,
+    Object,
+    counts_gpus,
+    fixed_point,
+    gpus,
+    quantity,
+    value_at,
+)
 
 _GROUP_OF_CONFIGURATION = "config.kueue.x-k8s.io"
 _VERSIONS = ("v1beta1", "v1beta2")
@@ -232,7 +244,7 @@ class KueueAdapter(Adapter):
             ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
-    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         queues = {obj["metadata"]["name"]: obj for obj in _objects(seen, CLUSTER_QUEUES)}
         cohorts = {obj["metadata"]["name"]: obj for obj in _objects(seen, COHORTS)}
         locals_ = {_ref(obj): obj for obj in _objects(seen, LOCAL_QUEUES)}
@@ -242,25 +254,32 @@ class KueueAdapter(Adapter):
         weighted_owner = {ref: queue for ref, queue in owner.items() if ref in weighted_refs}
         found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
-        live, unreadable = read_each(workloads, _live)
-        pools = {name: tuple(_gpu_quotas(obj)) for name, obj in queues.items()}
-        of_cohorts = {name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj)} for name, obj in cohorts.items()}
+        selectors = {
+            obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
+            for obj in _objects(seen, FLAVORS)
+        }
+
+        def slices_of(flavor: str) -> MigSlices:
+            """Return the compute slices of the GPUs of a flavor, by the GPU model that its node labels state."""
+            return parts.selected(dict(selectors.get(flavor, ())))
+
+        live, unreadable = read_each(workloads, lambda obj: _live(obj, slices_of, parts))
+        pools = {name: tuple(_gpu_quotas(obj, slices_of)) for name, obj in queues.items()}
+        of_cohorts = {
+            name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj, slices_of)} for name, obj in cohorts.items()
+        }
         flavors = sorted(
             {(quota.flavor, quota.resource) for quota in chain.from_iterable(pools.values())}.union(
                 *of_cohorts.values()
             )
         )
         listed = any(kind in seen for kind in WORKLOADS)
-        nodes = _quotas(queues, pools, live if listed else None) | {
+        nodes = _quotas(queues, pools, live if listed else None, slices_of) | {
             _pool(_title(obj), *flavor): _quota(obj, of_cohorts[name].get(flavor) or _FlavorQuota(*flavor), 0.0)
             for name, obj in cohorts.items()
             for flavor in flavors
         }
         quotas = QuotaTree(nodes)
-        selectors = {
-            obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
-            for obj in _objects(seen, FLAVORS)
-        }
         models = policy.gpu_models
         of_flavors = {
             (flavor, resource): model_of_labels(dict(selectors.get(flavor, ())), models, flavor)
@@ -290,7 +309,8 @@ class KueueAdapter(Adapter):
             kind = _kind_of(obj)
             static = _counts_history(obj, kind, queues, configuration)
             queue = target_queue(obj, kind, number, static=static, unset=UNSET)
-            demand = demand_of.get(name, Standing(_reserved(obj), _reserved(obj)))
+            reserved = fsum(_reservations(obj, slices_of).values())
+            demand = demand_of.get(name, Standing(reserved, reserved))
             own = pools_of(obj)
             most = fsum(map(quotas.maximum, own)) if own else inf
             return queue, Standing(
@@ -396,10 +416,8 @@ def _title(obj: Object) -> str:
     return f"{obj['kind']} {namespace + '/' if namespace else ''}{obj['metadata']['name']}"
 
 
-def _reserved(obj: Object) -> float:
-    """Return the reserved GPUs in a queue's status; 0 for a Cohort, whose status has none."""
-    flavors = value_at(obj, ("status", "flavorsReservation")) or ()
-    return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
+SlicesOf = Callable[[str], MigSlices]
+"""Returns the compute slices of the GPUs of a flavor."""
 
 
 def _pool(title: str, flavor: str, resource: str) -> str:
@@ -432,12 +450,12 @@ class _Live:
     pods: Mapping[str | None, float]
 
 
-def _live(obj: Object) -> _Live | None:
+def _live(obj: Object, slices_of: SlicesOf, parts: MigParts) -> _Live | None:
     if _finished(obj):
         return None
     metadata = obj["metadata"]
-    pods = _gpus_of_pods(obj)
-    uses = _admitted(obj, pods)
+    pods = _gpus_of_pods(obj, slices_of, parts)
+    uses = _admitted(obj, pods, slices_of)
     return _Live(
         obj,
         str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
@@ -460,30 +478,26 @@ class _FlavorQuota:
     lends: float = UNLIMITED
 
 
-def _gpu_quotas(obj: Object) -> Iterator[_FlavorQuota]:
+def _gpu_quotas(obj: Object, slices_of: SlicesOf) -> Iterator[_FlavorQuota]:
     """Yield the quotas of GPUs of a ClusterQueue or Cohort, in the order in which Kueue tries the flavors."""
     for group in value_at(obj, ("spec", "resourceGroups")) or ():
         for flavor in group.get("flavors") or ():
             for resource in flavor.get("resources") or ():
-                name = str(resource.get("name"))
-                if _is_gpu(name):
+                name, slices = str(resource.get("name")), slices_of(str(flavor.get("name")))
+                if counts_gpus(name):
                     limits = (
-                        UNLIMITED if resource.get(key) is None else gpus({name: resource[key]})
+                        UNLIMITED if resource.get(key) is None else gpus({name: resource[key]}, slices)
                         for key in ("borrowingLimit", "lendingLimit")
                     )
-                    nominal = gpus({name: resource.get("nominalQuota")})
+                    nominal = gpus({name: resource.get("nominalQuota")}, slices)
                     yield _FlavorQuota(str(flavor.get("name")), name, nominal, *limits)
-
-
-def _is_gpu(resource: str) -> bool:
-    """Return whether an amount of the resource is a number of GPUs, or of parts of them."""
-    return gpus({resource: 1}) > 0
 
 
 def _quotas(
     queues: Mapping[str, Object],
     pools: Mapping[str, Sequence[_FlavorQuota]],
     workloads: Sequence[_Live] | None,
+    slices_of: SlicesOf,
 ) -> dict[str, Quota]:
     """Return the quotas of every ClusterQueue, one per flavor and resource, by the names of `_pool`.
 
@@ -495,7 +509,7 @@ def _quotas(
             used.setdefault((each.cluster_queue, flavor, resource), []).append(amount)
     quotas: dict[str, Quota] = {}
     for name, obj in queues.items():
-        reserved = _reservations(obj) if workloads is None else {}
+        reserved = _reservations(obj, slices_of) if workloads is None else {}
         for quota in pools[name]:
             key = (quota.flavor, quota.resource)
             taken = reserved.get(key, 0.0) if workloads is None else fsum(used.get((name, *key), ()))
@@ -520,10 +534,12 @@ def _known_uses(workload: _Live, quotas: Sequence[_FlavorQuota]) -> Mapping[tupl
     return known
 
 
-def _reservations(obj: Object) -> Mapping[tuple[str, str], float]:
-    """Return the reserved GPUs in a ClusterQueue's status, by flavor and resource."""
+def _reservations(obj: Object, slices_of: SlicesOf) -> Mapping[tuple[str, str], float]:
+    """Return the reserved GPUs in a queue's status, by flavor and resource; empty for a Cohort."""
     return {
-        (str(flavor.get("name")), str(resource["name"])): gpus({resource["name"]: resource.get("total")})
+        (str(flavor.get("name")), str(resource["name"])): gpus(
+            {resource["name"]: resource.get("total")}, slices_of(str(flavor.get("name")))
+        )
         for flavor in value_at(obj, ("status", "flavorsReservation")) or ()
         for resource in flavor.get("resources") or ()
     }
@@ -707,7 +723,7 @@ def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts, pods: Mapp
     return min(count, left) * pods[pod_set.get("name")]
 
 
-def _gpus_of_pods(workload: Object) -> Mapping[str | None, float]:
+def _gpus_of_pods(workload: Object, slices_of: SlicesOf, parts: MigParts) -> Mapping[str | None, float]:
     """Return the GPUs of one pod of each pod set, by its name: those that its containers request, or more if Kueue
     counts more for the devices that the pods claim.
 
@@ -716,28 +732,37 @@ def _gpus_of_pods(workload: Object) -> Mapping[str | None, float]:
 
     Source: Kueue keps/2941-DRA; pkg/workload/workload.go, PropagateResourceRequests."""
     pods: dict[str | None, float] = {}
+    flavors = {
+        each.get("name"): next((str(of) for name, of in (each.get("flavors") or {}).items() if counts_gpus(name)), "")
+        for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ()
+    }
     for each in value_at(workload, ("spec", "podSets")) or ():
         spec = value_at(each, ("template", "spec")) or {}
-        own = requested_gpus(spec)
-        pods[each.get("name")] = max(own, _counted_gpus(workload, each)) if spec.get("resourceClaims") else own
+        flavor = flavors.get(each.get("name"), "")
+        slices = slices_of(flavor) if flavor else parts.selected(spec.get("nodeSelector") or {})
+        own = gpus(requested_resources(spec), slices)
+        counted = _counted_gpus(workload, each, slices) if spec.get("resourceClaims") else 0.0
+        pods[each.get("name")] = max(own, counted)
     return pods
 
 
-def _counted_gpus(workload: Object, pod_set: Mapping[str, Any]) -> float:
+def _counted_gpus(workload: Object, pod_set: Mapping[str, Any], slices: MigSlices) -> float:
     """Return the GPUs that Kueue counts for one pod of a pod set: those of its admission, else of its request."""
     name = pod_set.get("name")
     for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ():
         if each.get("name") == name:
             count = _count(pod_set) if each.get("count") is None else _count(each)
-            return gpus(each.get("resourceUsage")) / max(1, count)
+            return gpus(each.get("resourceUsage"), slices) / max(1, count)
     for each in value_at(workload, ("status", "resourceRequests")) or ():
         if each.get("name") == name:
             left = _count(pod_set) - _done(workload).get(name, 0)
-            return gpus(each.get("resources")) / max(1, left)
+            return gpus(each.get("resources"), slices) / max(1, left)
     return 0.0
 
 
-def _admitted(workload: Object, pod_gpus: Mapping[str | None, float]) -> Mapping[tuple[str, str], float]:
+def _admitted(
+    workload: Object, pod_gpus: Mapping[str | None, float], slices_of: SlicesOf
+) -> Mapping[tuple[str, str], float]:
     """Return the GPUs for which a Workload is admitted, without those of completed pods, by flavor and resource; both
     are "" where the admission names no GPU resource.
 
@@ -754,8 +779,8 @@ def _admitted(workload: Object, pod_gpus: Mapping[str | None, float]) -> Mapping
         left = max(0, pods - done.get(assignment.get("name"), 0))
         amount = left * pod_gpus.get(assignment.get("name"), 0.0)
         usage = assignment.get("resourceUsage") or {}
-        flavors = {name: str(flavor) for name, flavor in (assignment.get("flavors") or {}).items() if _is_gpu(name)}
-        parts = {name: gpus({name: usage.get(name)}) for name in flavors}
+        flavors = {name: str(flavor) for name, flavor in (assignment.get("flavors") or {}).items() if counts_gpus(name)}
+        parts = {name: gpus({name: usage.get(name)}, slices_of(flavor)) for name, flavor in flavors.items()}
         whole = fsum(parts.values())
         for name, flavor in flavors.items():
             part = parts[name] / whole if whole > 0 else 1 / len(flavors)

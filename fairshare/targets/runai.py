@@ -51,6 +51,7 @@ from gputally.base import http_calls
 from gputally.base.clock import Clock
 from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable, without_password
 from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, quantity, to_fields_v1, value_at
 
 PROJECT = Kind("run.ai/v1", "Project", "projects", status=False)
@@ -256,7 +257,9 @@ class RunaiAdapter(Adapter):
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery((PROJECT,), required=True), ObjectQuery((DEPARTMENT,)), ObjectQuery((NODE_POOL,)))
 
-    def observe(self, policy: Policy, seen: Seen, _pods: Sequence[Pod] = ()) -> Observation:
+    def observe(
+        self, policy: Policy, seen: Seen, _pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
+    ) -> Observation:
         default = policy.targets.runai.node_pool
         owner = {
             ref if "/" in ref else f"{ref}/{default}": queue for ref, queue in owners(policy, *self.prefixes).items()

@@ -26,6 +26,7 @@ from fairshare.core.gpu_demand import (
     companions_by_gang,
     gang_key,
     millis,
+    overcount_by_queue,
     pods_by_gang,
     requested_gpus,
     sorted_gangs,
@@ -61,6 +62,7 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.laws.division import divide_above
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
@@ -103,14 +105,15 @@ class VolcanoAdapter(Adapter):
             ObjectQuery((CONFIG_MAP,), namespace=namespace, name=name),
         )
 
-    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         owner = owners(policy, PREFIX)
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         by_name = {obj["metadata"]["name"]: obj for obj in objects}
         parents = {name: value_at(obj, ("spec", "parent")) for name, obj in by_name.items()}
-        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
+        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods, parts)
+        overcount = overcount_by_queue(policy, (pod for pod in pods if pod.held and pod.ref in owner))
         demand_of = standings_of(policy, gangs)
 
         def read(name: str, obj: Object) -> tuple[TargetQueue, Standing] | Issue:
@@ -118,17 +121,19 @@ class VolcanoAdapter(Adapter):
             if isinstance(result, Issue):
                 return result
             queue, weight = result
-            in_status = gpus(value_at(obj, ("status", "allocated")))
+            in_status = max(
+                0.0, gpus(value_at(obj, ("status", "allocated")), parts.anywhere) - overcount.get(name, 0.0)
+            )
             demand = demand_of.get(name, Standing(in_status, in_status))
             requested, allocated = max(demand.requested, in_status), max(demand.allocated, in_status)
-            least, most = _bounds(obj["metadata"]["name"], by_name, parents)
+            least, most = _bounds(obj["metadata"]["name"], by_name, parents, parts)
             return queue, Standing(requested, allocated, weight, queue.direction, least=least, most=most)
 
         observation = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (
             _effective(mode, config, seen.get(CONFIG_MAP, ()), found),
-            _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}),
+            _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}, parts),
         )
         return replace(observation, conditions=conditions, gangs=gangs, unreadable=unreadable)
 
@@ -206,18 +211,22 @@ def _path(name: str, parents: Mapping[str, Any]) -> str:
     return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
-def _bounds(name: str, queues: Mapping[str, Object], parents: Mapping[str, Any]) -> tuple[float, float]:
+def _bounds(
+    name: str, queues: Mapping[str, Object], parents: Mapping[str, Any], parts: MigParts
+) -> tuple[float, float]:
     """Return the GPUs that Volcano reserves for a queue (`guarantee`), and the most that it gives to it, by its own
     `capability` and those of the queues above it.
 
     Source: Volcano pkg/scheduler/plugins/proportion/proportion.go and plugins/capacity/capacity.go."""
-    least = gpus(value_at(queues[name], ("spec", "guarantee", "resource")))
+    least = gpus(value_at(queues[name], ("spec", "guarantee", "resource")), parts.anywhere)
     capabilities = (value_at(queues.get(each, {}), ("spec", "capability")) for each in path_from_root(name, parents))
-    limits = [gpus(each) for each in capabilities if isinstance(each, Mapping) and GPU in each]
+    limits = [gpus(each, parts.anywhere) for each in capabilities if isinstance(each, Mapping) and GPU in each]
     return least, min(limits, default=UNLIMITED)
 
 
-def _in_sync(policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[str, Object]) -> Condition:
+def _in_sync(
+    policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[str, Object], parts: MigParts
+) -> Condition:
     """Return the condition `InSync`: whether limits, reserved GPUs and parents of Volcano match the policy.
 
     objects: the Queue of each queue of the policy. A reserved part of a queue's quota is no difference, because the
@@ -229,11 +238,11 @@ def _in_sync(policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[
             continue
         capability = value_at(obj, ("spec", "capability"))
         capped = isinstance(capability, Mapping) and GPU in capability
-        reserved = gpus(value_at(obj, ("spec", "guarantee", "resource")))
+        reserved = gpus(value_at(obj, ("spec", "guarantee", "resource")), parts.anywhere)
         above = value_at(obj, ("spec", "parent")) or _ROOT
         parent = owner.get(f"{PREFIX}:{above}")
         pairs: list[tuple[str, object, object]] = [
-            ("capability", gpus(capability) if capped else UNLIMITED, queue.limit),
+            ("capability", gpus(capability, parts.anywhere) if capped else UNLIMITED, queue.limit),
             ("guarantee", reserved, min(reserved, max(0.0, queue.deserved))),
             ("parent", parent.name if parent else None if above == _ROOT else above, queue.parent),
         ]
@@ -290,7 +299,11 @@ def _path_weights(queue: TargetQueue, name: str, weights: Mapping[str, float], o
 
 
 def _gangs(
-    owner: Mapping[str, QueuePolicy], groups: Sequence[Object], jobs: Sequence[Object], pods: Sequence[Pod]
+    owner: Mapping[str, QueuePolicy],
+    groups: Sequence[Object],
+    jobs: Sequence[Object],
+    pods: Sequence[Pod],
+    parts: MigParts,
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read.
 
@@ -317,8 +330,8 @@ def _gangs(
         own_pods, others = gpu_pods.get(gang_key(obj), ()), companions.get(gang_key(obj), ())
         if not own_pods and gang_key(obj) in gpu_pods:
             return None  # all its pods are being deleted
-        roles = _roles_of_tasks(tasks) or _roles_of_pods((*own_pods, *others))
-        reserved = gpus(spec.get("minResources"))
+        roles = _roles_of_tasks(tasks, parts) or _roles_of_pods((*own_pods, *others))
+        reserved = gpus(spec.get("minResources"), parts.anywhere)
         requested = max(fsum(role.members * role.gpus for role in roles), reserved)
         least = _least_gpus(roles, spec)
         if not tasks and reserved:
@@ -366,12 +379,12 @@ class _Role:
     gpus: float
 
 
-def _roles_of_tasks(tasks: Iterable[Mapping[str, Any]]) -> list[_Role]:
+def _roles_of_tasks(tasks: Iterable[Mapping[str, Any]], parts: MigParts) -> list[_Role]:
     return [
         _Role(
             str(task.get("name")),
             1 if task.get("replicas") is None else int(task["replicas"]),
-            requested_gpus(value_at(task, ("template", "spec")) or {}),
+            requested_gpus(value_at(task, ("template", "spec")) or {}, parts),
         )
         for task in tasks
     ]
@@ -454,7 +467,7 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], found: Que
     busy = sorted(
         obj["metadata"]["name"]
         for obj in found.strangers
-        if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated"))) > 0
+        if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated")), NO_NODES.anywhere) > 0
     )
     if busy and mode == "weight":
         text = f"queues outside the policy hold GPUs and dilute its weights: {', '.join(busy)}"

@@ -23,6 +23,7 @@ from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from gputally.base.errors import ClusterError, NotFound, Refused
+from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
 
 FIELD_MANAGER = "gputally-fairshare"
@@ -60,7 +61,7 @@ class Adapter(ABC):
         """Return the queries whose objects `observe` needs."""
 
     @abstractmethod
-    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         """Return the target's present state. pods: all pods of the cluster that request GPUs."""
 
     @abstractmethod
@@ -302,7 +303,13 @@ _RIGHTS = (
 )
 
 
-def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Sequence[Pod] = ()) -> Observation:
+def look_at(
+    adapter: Adapter,
+    policy: Policy,
+    cluster: ObjectReader,
+    pods: Sequence[Pod] = (),
+    parts: MigParts = NO_NODES,
+) -> Observation:
     """Read one target. Raises ClusterError if required objects cannot be read, or if the API server does not answer.
 
     If the API server refuses to list optional objects, or objects cannot be read, the observation has the condition
@@ -313,7 +320,7 @@ def look_at(adapter: Adapter, policy: Policy, cluster: ObjectReader, pods: Seque
         answer = _read(cluster, query, refusals)
         if answer is not None:
             seen[answer[0]] = answer[1]
-    observation = adapter.observe(policy, seen, pods)
+    observation = adapter.observe(policy, seen, pods, parts)
     if policy.gpu_models and not any(condition.type == "ByModel" for condition in observation.conditions):
         observation = replace(observation, conditions=(*observation.conditions, _one_quantity(policy, adapter)))
     waiting = smallest_waiting(observation.gangs)

@@ -40,7 +40,17 @@ from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.gpu_model_names import profile_of_product
 from gputally.base.mig_profiles import instances_of
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
-from gputally.kubernetes.objects import GPU, Object, gpus, gpus_of_nodes, quantity, value_at
+from gputally.kubernetes.objects import (
+    GPU,
+    Object,
+    counts_gpus,
+    gpus,
+    gpus_of_node,
+    gpus_of_nodes,
+    quantity,
+    slices_of_node,
+    value_at,
+)
 
 UNIT = "OneUnit"
 """Type of the condition about nodes on which a GPU counts differently."""
@@ -55,7 +65,8 @@ def devices(node: Object) -> float:
     """Return the physical GPUs behind those that a node lists as allocatable (`gputally.kubernetes.objects.gpus`)."""
     labels = value_at(node, ("metadata", "labels")) or {}
     listed = value_at(node, ("status", "allocatable")) or {}
-    return fsum(gpus({name: text}) / _replicas(labels, str(name)) for name, text in listed.items())
+    slices = slices_of_node(node)
+    return fsum(gpus({name: text}, slices) / _replicas(labels, str(name)) for name, text in listed.items())
 
 
 def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
@@ -72,7 +83,7 @@ def one_unit(nodes: Sequence[Object]) -> tuple[Condition, ...]:
         )
     nodes_by_replicas: dict[float, list[str]] = {}
     for node in nodes:
-        listed = gpus(value_at(node, ("status", "allocatable")))
+        listed = gpus_of_node(node)
         if listed > 0:
             nodes_by_replicas.setdefault(round(listed / devices(node), 3), []).append(_name(node))
     if len(nodes_by_replicas) > 1:
@@ -162,7 +173,7 @@ def with_capacity_reason(hold: UsageHold | None, nodes: Sequence[Object]) -> Usa
 
 
 def _lists_gpus(node: Object) -> bool:
-    return any(gpus(value_at(node, ("status", key))) > 0 for key in ("allocatable", "capacity"))
+    return any(gpus_of_node(node, key) > 0 for key in ("allocatable", "capacity"))
 
 
 class NothingToDivide(FairshareError):
@@ -278,16 +289,16 @@ def without_lost_gpus(nodes: Sequence[Object], lost: Mapping[str, int]) -> Servi
     for node in nodes:
         name = _name(node)
         resources = value_at(node, ("status", "allocatable"))
-        listed = gpus(resources)
+        listed = gpus_of_node(node)
         replicas = listed / devices(node) if listed > 0 else 1.0
-        capacity = max(listed, gpus(value_at(node, ("status", "capacity"))))
+        capacity = max(listed, gpus_of_node(node, "capacity"))
         left = min(listed, max(0.0, capacity - lost.get(name, 0) * replicas))
         if left >= listed:
             serving.append(node)
             continue
         removed[name] = listed - left
         allocatable = {
-            key: (quantity(text) or 0.0) * left / listed if gpus({key: text}) > 0 else text
+            key: (quantity(text) or 0.0) * left / listed if counts_gpus(key) else text
             for key, text in resources.items()
         }
         serving.append({**node, "status": {**node["status"], "allocatable": allocatable}})

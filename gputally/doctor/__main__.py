@@ -173,29 +173,33 @@ def _weights(sources: Sources) -> CheckResult:
 
 
 def _conflicts(sources: Sources) -> CheckResult:
-    from fairshare.core.gpu_demand import read_pod
+    from fairshare.core.gpu_demand import read_pod, sized
     from gputally.base.pod_queue_labels import placed_by
     from gputally.doctor.scheduler_checks import conflicts, own_queues
+    from gputally.kubernetes.mig_parts import MigParts
 
-    pods = []
+    pods, parts = [], MigParts.of(sources.nodes())
     for obj in sources.pods():
         pod = read_pod(obj)
         if pod is not None:
             name = (obj.get("spec") or {}).get("schedulerName") or ""
-            pods.append((pod, placed_by(name) or name or "default-scheduler"))
+            pods.append((sized(pod, parts), placed_by(name) or name or "default-scheduler"))
     policy, unknown = _policy(sources)
-    result = conflicts(policy, own_queues(sources.cluster()), pods)
+    result = conflicts(policy, own_queues(sources.cluster(), parts), pods)
     return replace(result, seen=result.seen + unknown)
 
 
 def _guarantees(sources: Sources) -> CheckResult:
     from gputally.doctor.scheduler_checks import gangs, guarantees, installed, own_queues
+    from gputally.kubernetes.mig_parts import MigParts
     from gputally.kubernetes.objects import gpus_of_nodes
 
     cluster, nodes = sources.cluster(), sources.nodes()
     policy, unknown = _policy(sources)
-    requested = gangs(cluster, policy, sources.pods()) if policy is not None else ()
-    result = guarantees(policy, gpus_of_nodes(nodes), installed(nodes), own_queues(cluster), requested)
+    requested = gangs(cluster, policy, sources.pods(), nodes) if policy is not None else ()
+    result = guarantees(
+        policy, gpus_of_nodes(nodes), installed(nodes), own_queues(cluster, MigParts.of(nodes)), requested
+    )
     return replace(result, seen=result.seen + unknown)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
 from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, remedy
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
-from gputally.kubernetes.objects import Kind, Object, gpus, value_at
+from gputally.kubernetes.objects import Kind, Object, gpus_of_node, value_at
 
 _FOREIGN = ("process", "container", "slurm")
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
@@ -145,7 +145,7 @@ def agents(
     Raises CannotCheck if there is no DaemonSet of agents."""
     if not sets:
         raise CannotCheck("there is no DaemonSet of agents: install them with the chart (agent.enabled: true)")
-    with_gpus = {node["metadata"]["name"] for node in nodes if gpus(value_at(node, ("status", "allocatable")))}
+    with_gpus = {node["metadata"]["name"] for node in nodes if gpus_of_node(node)}
     placed = {value_at(pod, ("spec", "nodeName")) for pod in pods}
     missing = sorted(with_gpus - placed)
     found = [*_not_created(sets, events), *_not_started(pods)]

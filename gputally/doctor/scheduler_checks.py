@@ -13,7 +13,7 @@ from typing import Any
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
-from fairshare.core.gpu_demand import millis, read_member, read_pod
+from fairshare.core.gpu_demand import millis, read_member, read_pod, sized
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
@@ -25,7 +25,20 @@ from gputally.base.errors import ClusterError, NotFound
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
-from gputally.kubernetes.objects import CLOSING_TAINTS, CONFIG_MAP, GPU, Kind, Object, gpus, node_up, value_at
+from gputally.kubernetes.mig_parts import MigParts
+from gputally.kubernetes.objects import (
+    CLOSING_TAINTS,
+    CONFIG_MAP,
+    GPU,
+    MIG,
+    Kind,
+    Object,
+    gpus,
+    gpus_of_node,
+    gpus_of_nodes,
+    node_up,
+    value_at,
+)
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
@@ -267,7 +280,7 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
     )
 
 
-def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
+def queue_objects(found: Mapping[str, Sequence[Object]], parts: MigParts) -> list[QueueObject]:
     """Return the schedulers' own queues with their guaranteed GPUs. found: the objects by scheduler."""
     queues = [
         QueueObject(
@@ -280,22 +293,22 @@ def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
         for obj in found.get("kai", ())
     ]
     queues += [
-        QueueObject("kueue", obj["metadata"]["name"], _nominal(obj), refs=(f"kueue:{obj['metadata']['name']}",))
+        QueueObject("kueue", obj["metadata"]["name"], _nominal(obj, parts), refs=(f"kueue:{obj['metadata']['name']}",))
         for obj in found.get("kueue", ())
     ]
     for obj in found.get("volcano", ()):
         name = obj["metadata"]["name"]
         if name != "root":
             quota = gpus_or_none(
-                value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved"))
+                value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved")), parts
             )
             queues.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
     return queues
 
 
-def _nominal(obj: Object) -> float | None:
+def _nominal(obj: Object, parts: MigParts) -> float | None:
     amounts = [
-        gpus_or_none({resource.get("name"): resource.get("nominalQuota")})
+        gpus_or_none({resource.get("name"): resource.get("nominalQuota")}, parts)
         for group in value_at(obj, ("spec", "resourceGroups")) or ()
         for flavor in group.get("flavors") or ()
         for resource in flavor.get("resources") or ()
@@ -304,13 +317,11 @@ def _nominal(obj: Object) -> float | None:
     return sum(known) if known else None
 
 
-def gpus_or_none(resources: object) -> float | None:
+def gpus_or_none(resources: object, parts: MigParts) -> float | None:
     """Return the number of GPUs among resources; None if no resource is a GPU."""
-    if not isinstance(resources, Mapping) or not any(
-        str(name).startswith(("nvidia.com/mig-", GPU)) for name in resources
-    ):
+    if not isinstance(resources, Mapping) or not any(str(name).startswith((MIG, GPU)) for name in resources):
         return None
-    return gpus(resources)
+    return gpus(resources, parts.anywhere)
 
 
 def _number(value: object) -> float | None:
@@ -353,7 +364,7 @@ def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str
         return ()
 
 
-def own_queues(cluster: ClusterView) -> list[QueueObject]:
+def own_queues(cluster: ClusterView, parts: MigParts) -> list[QueueObject]:
     """Return the queues of all installed schedulers."""
     found: dict[str, Sequence[Object]] = {}
     for name, kinds in _QUEUES.items():
@@ -363,18 +374,19 @@ def own_queues(cluster: ClusterView) -> list[QueueObject]:
                 break
             except NotFound:
                 continue
-    return queue_objects(found)
+    return queue_objects(found, parts)
 
 
-def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple[Gang, ...]:
+def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object], nodes: Sequence[Object]) -> tuple[Gang, ...]:
     """Return the gangs that request GPUs in the policy's queues. Schedulers that cannot be read are left out."""
-    members: list[Pod] = [pod for obj in pods if (pod := read_member(obj)) is not None]
+    parts = MigParts.of(nodes)
+    members: list[Pod] = [sized(pod, parts) for obj in pods if (pod := read_member(obj)) is not None]
     found: list[Gang] = []
     for adapter in ADAPTERS:
         if adapter.name == "runai" or not has_ref(policy, *adapter.prefixes):
             continue
         try:
-            found += look_at(adapter, policy, cluster, members).gangs
+            found += look_at(adapter, policy, cluster, members, parts).gangs
         except ClusterError:
             continue  # the check `weights` reports it
     return tuple(found)
@@ -382,7 +394,7 @@ def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object]) -> tuple
 
 def installed(nodes: Sequence[Object]) -> float:
     """Return the number of GPUs of all nodes, in any state."""
-    return fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes)
+    return fsum(map(gpus_of_node, nodes))
 
 
 _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
@@ -523,7 +535,7 @@ class WaitingPod:
 def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now_ms: int) -> CheckResult:
     """Report each taint that keeps pods from free GPUs, and each pod that waits for another reason."""
     free = free_gpus(nodes, pods)
-    waiting = [pod for pod in _waiting_pods(pods) if now_ms - pod.since_ms >= WAITS_MS]
+    waiting = [pod for pod in _waiting_pods(pods, MigParts.of(nodes)) if now_ms - pod.since_ms >= WAITS_MS]
     notes = messages(events)
     by_taint: dict[tuple[str, str, str], list[tuple[WaitingPod, list[str]]]] = {}
     others: list[Finding] = []
@@ -534,24 +546,21 @@ def placement(nodes: Sequence[Object], pods: Sequence[Object], events: Sequence[
         if not blocking:
             others.append(_otherwise_waiting(pod, notes.get(pod.uid, ""), free, now_ms))
     found = [_blocked_by_taint(taint, cases, free, notes) for taint, cases in sorted(by_taint.items())]
-    total = fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+    total = gpus_of_nodes(nodes)
     seen = f"{len(waiting)} pods wait; {fsum(free.values()):g} of {total:g} GPUs are free"
     findings = (*first_findings(found, "taints that block"), *first_findings(others, "pods that wait"))
-    return CheckResult(
-        seen, findings, len(pods) + sum(bool(gpus(value_at(n, ("status", "allocatable")))) for n in nodes)
-    )
+    return CheckResult(seen, findings, len(pods) + sum(bool(gpus_of_node(node)) for node in nodes))
 
 
 def free_gpus(nodes: Sequence[Object], pods: Sequence[Object]) -> dict[str, float]:
     """Return the number of free GPUs of each node that is up and has any: its allocatable GPUs less the requests of its
     pods."""
-    free = {
-        node["metadata"]["name"]: gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node)
-    }
+    parts = MigParts.of(nodes)
+    free = {node["metadata"]["name"]: gpus_of_node(node) for node in nodes if node_up(node)}
     for obj in pods:
         pod = read_pod(obj)
         if pod is not None and pod.node in free:
-            free[pod.node] -= pod.gpus
+            free[pod.node] -= sized(pod, parts).gpus
     return {name: count for name, count in free.items() if count > _EPSILON}
 
 
@@ -591,12 +600,14 @@ def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]
     return False
 
 
-def _waiting_pods(pods: Iterable[Object]) -> Iterator[WaitingPod]:
+def _waiting_pods(pods: Iterable[Object], parts: MigParts) -> Iterator[WaitingPod]:
     for obj in pods:
         pod = read_pod(obj)
         if pod is None or pod.node or pod.gated or obj["metadata"].get("deletionTimestamp"):
             continue
-        yield WaitingPod(pod.namespace, pod.name, pod.gpus, pod.created_ms or 0, obj.get("spec") or {}, pod.uid)
+        yield WaitingPod(
+            pod.namespace, pod.name, sized(pod, parts).gpus, pod.created_ms or 0, obj.get("spec") or {}, pod.uid
+        )
 
 
 def _blocking_taints(

@@ -26,6 +26,7 @@ from math import fsum
 from typing import Any, Literal, Protocol
 
 from gputally.base.errors import Blocked, Refused
+from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.mig_profiles import compute_slices, parse_mig_profile
 from gputally.base.units import MS_PER_SECOND
 
@@ -189,7 +190,8 @@ _SUFFIX = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
 }  # fmt: skip
-_MIG = "nvidia.com/mig-"
+MIG = "nvidia.com/mig-"
+"""Prefix of the resources of MIG instances, before the profile."""
 
 
 MOST_QUANTITY = 2.0**63
@@ -228,21 +230,42 @@ def duration_s(text: object) -> float | None:
     return seconds if seconds <= MOST_DURATION_S else None
 
 
-def gpus(resources: object) -> float:
+MigSlices = Callable[[str], int]
+"""Returns the compute slices of a GPU with a MIG profile: for a node `slices_of_node`, and otherwise a method of
+`gputally.kubernetes.mig_parts.MigParts`."""
+
+
+def gpus(resources: object, slices: MigSlices) -> float:
     """Return the number of GPUs among resources (quantity by name). A MIG instance counts as its compute slices divided
-    by those of a GPU with this profile. A pod that waits names no GPU, so only the profile decides, for nodes too.
+    by those of the GPU, which are not the same for every GPU with its profile.
 
     An invalid value counts as 0, because users and other programs write the object."""
     if not isinstance(resources, Mapping):
         return 0.0
     amounts = []
     for name, text in resources.items():
-        profile = str(name).removeprefix(_MIG) if str(name).startswith(_MIG) else ""
+        profile = str(name).removeprefix(MIG) if str(name).startswith(MIG) else ""
         mig = parse_mig_profile(profile)
         if name == GPU or mig is not None:
-            part = mig.gpu_instance / compute_slices(profile=profile) if mig is not None else 1.0
+            part = mig.gpu_instance / slices(profile) if mig is not None else 1.0
             amounts.append((quantity(text) or 0.0) * part)
     return fsum(amounts)
+
+
+def counts_gpus(resource: object) -> bool:
+    """Return whether an amount of the resource is a number of GPUs, or of parts of them."""
+    name = str(resource)
+    return name == GPU or (name.startswith(MIG) and parse_mig_profile(name.removeprefix(MIG)) is not None)
+
+
+def slices_of_node(node: Object) -> MigSlices:
+    """Return the compute slices of the GPUs of a node, by its product; by the profile alone if no label states it."""
+    return lambda profile: compute_slices(gpu_model_of_node(value_at(node, ("metadata", "labels")) or {}), profile)
+
+
+def gpus_of_node(node: Object, listed: str = "allocatable") -> float:
+    """Return the GPUs that a node lists, in any state. listed: `allocatable` or `capacity`."""
+    return gpus(value_at(node, ("status", listed)), slices_of_node(node))
 
 
 def fixed_point(value: float, digits: int = 6) -> str:
@@ -266,7 +289,7 @@ node."""
 
 def gpus_of_nodes(nodes: Sequence[Object]) -> float:
     """Return the number of allocatable GPUs of the nodes that are up (`node_up`)."""
-    return fsum(gpus(value_at(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+    return fsum(gpus_of_node(node) for node in nodes if node_up(node))
 
 
 def node_up(node: Object) -> bool:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputally.base.mig_profiles import compute_slices, instances_of, mig_sizes, parse_mig_profile
+from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import gpus
 
 
@@ -52,7 +53,8 @@ def test_slices_of_gpus(product, slices):
 def test_the_slices_of_a_gpu_without_a_name_are_those_of_its_profile():
     assert [compute_slices(profile=name) for name in ("1g.6gb", "1g.24gb+gfx", "1g.32gb", "3g.40gb")] == [4, 4, 7, 7]
     assert compute_slices("NVIDIA H100 NVL", "1g.24gb") == 7
-    assert gpus({"nvidia.com/mig-1g.24gb": "4"}) == gpus({"nvidia.com/mig-2g.48gb.gfx": "2"}) == 1
+    for resources in ({"nvidia.com/mig-1g.24gb": "4"}, {"nvidia.com/mig-2g.48gb.gfx": "2"}):
+        assert gpus(resources, NO_NODES.anywhere) == 1
 
 
 @given(st.text(max_size=30), st.sampled_from(["1g.24gb", "4g.96gb", "7g.80gb", "3g.20gb"]))

@@ -28,6 +28,7 @@ from gputally.doctor.scheduler_checks import (
     tolerates,
     weights,
 )
+from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.fairshare.builders import object_of, shard_object
@@ -178,7 +179,8 @@ def test_the_schedulers_own_quotas() -> None:
                 {"metadata": {"name": "root"}, "spec": {"deserved": {"nvidia.com/gpu": 99}}},
                 {"metadata": {"name": "v"}, "spec": {"deserved": {"nvidia.com/gpu": 4, "cpu": 8}}},
             ],
-        }
+        },
+        NO_NODES,
     )
     assert [(each.name, each.quota) for each in objects] == [
         ("root", 16), ("leaf", 16), ("free", None), ("cq", 32), ("v", 4)

@@ -24,6 +24,7 @@ from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.claims_and_placement import free_by_node
 from fairshare.targets.kai import KaiAdapter
 from gputally.base.clock import VirtualClock
+from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
 from tests.fairshare.builders import node_object, object_of, pod_group, policy_of, queue_object
 from tests.fairshare.conftest import Make
@@ -71,13 +72,15 @@ def _container(amount: int, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_pods_request_is_what_its_node_must_have(spec: dict[str, Any], amount: float) -> None:
-    assert requested_gpus(spec) == amount
+    assert requested_gpus(spec, NO_NODES) == amount
 
 
 def test_mig_instances_count_by_their_slices() -> None:
-    assert gpus({"nvidia.com/mig-3g.40gb": "2", GPU: "1", "cpu": "4"}) == pytest.approx(1 + 6 / 7)
-    assert gpus({"nvidia.com/mig-1c.2g.20gb": "1", "nvidia.com/mig-odd": "5"}) == pytest.approx(2 / 7)
-    assert gpus(None) == 0
+    assert gpus({"nvidia.com/mig-3g.40gb": "2", GPU: "1", "cpu": "4"}, NO_NODES.anywhere) == pytest.approx(1 + 6 / 7)
+    assert gpus({"nvidia.com/mig-1c.2g.20gb": "1", "nvidia.com/mig-odd": "5"}, NO_NODES.anywhere) == pytest.approx(
+        2 / 7
+    )
+    assert gpus(None, NO_NODES.anywhere) == 0
 
 
 def test_shared_gpus_of_kai_count_by_their_fraction() -> None:

@@ -1,0 +1,273 @@
+"""MIG instances of one name are different parts of different GPUs: demand and capacity count them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import fsum
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairshare.controller.kube_scheduler_extender import ExtenderViews, scores
+from fairshare.controller.pod_index import PodIndex
+from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
+from fairshare.core.published_devices import SLICES, with_published
+from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.preemption.claims_and_placement import free_by_node
+from fairshare.targets import KINDS
+from fairshare.targets.kai import POD_GROUP, KaiAdapter
+from fairshare.targets.kai import QUEUE as KAI_QUEUE
+from fairshare.targets.kueue import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
+from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.volcano import VolcanoAdapter
+from fairshare.targets.weight_plan import look_at
+from gputally.base.clock import VirtualClock
+from gputally.base.mig_profiles import compute_slices, mig_sizes
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.mig_parts import MigParts
+from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
+from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.conftest import Make
+
+NVL, PRO_6000, PRO_5000 = (
+    "NVIDIA-H100-NVL",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+    "NVIDIA-RTX-PRO-5000-Blackwell",
+)
+MEMORY_GB = {
+    NVL: 94, PRO_6000: 96, PRO_5000: 48, "NVIDIA-A30": 24, "NVIDIA-A100-SXM4-80GB": 80, "NVIDIA-H200": 141,
+    "NVIDIA-B200": 180, "NVIDIA-RTX-PRO-4500-Blackwell": 32,
+}  # fmt: skip
+
+
+def node(name: str, product: str, instances: Mapping[str, int]) -> Object:
+    listed = {f"nvidia.com/mig-{profile}": str(count) for profile, count in instances.items()}
+    ready = [{"type": "Ready", "status": "True"}]
+    return {
+        "metadata": {"name": name, "labels": selector_of(product)},
+        "status": {"allocatable": listed, "capacity": listed, "conditions": ready},
+    }
+
+
+def selector_of(product: str) -> dict[str, str]:
+    return {"nvidia.com/gpu.product": product} if product else {}
+
+
+def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = "") -> Pod:
+    found = read_pod(
+        {
+            "metadata": {"name": name, "namespace": "ns", "uid": name},
+            "spec": {
+                "schedulerName": "kai-scheduler",
+                "nodeName": on,
+                "nodeSelector": selector_of(product),
+                "containers": [{"resources": {"limits": {f"nvidia.com/mig-{profile}": str(count)}}}],
+            },
+        }
+    )
+    assert found is not None
+    return found
+
+
+BOTH = [
+    node("nvl", NVL, {"1g.24gb": 3, "2g.24gb": 1}),
+    node("pro", PRO_6000, {"1g.24gb": 2, "2g.48gb": 1}),
+    node("small", PRO_5000, {"2g.48gb": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "part"),
+    [("nvl", "1g.24gb", 1 / 7), ("pro", "1g.24gb", 1 / 4), ("pro", "2g.48gb", 1 / 2), ("small", "2g.48gb", 1)],
+)
+def test_an_instance_is_the_part_of_the_gpu_of_its_node_in_demand_and_capacity(
+    name: str, profile: str, part: float
+) -> None:
+    placed = sized(pod("p", profile, name), MigParts.of(BOTH))
+    (of_node,) = [each for each in BOTH if each["metadata"]["name"] == name]
+    assert placed.gpus == gpus({f"nvidia.com/mig-{profile}": 1}, slices_of_node(of_node)) == pytest.approx(part)
+    free = free_by_node([of_node], [placed])
+    assert free[name] == pytest.approx(gpus_of_node(of_node) - part)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "profile", "part"),
+    [
+        (BOTH, "1g.24gb", 1 / 4),
+        (BOTH[:1], "1g.24gb", 1 / 7),
+        (BOTH[1:2], "1g.24gb", 1 / 4),
+        (BOTH, "2g.48gb", 1),
+        (BOTH[:2], "2g.48gb.me.all", 1 / 2),
+        ([], "1g.24gb", 1 / 4),
+        (BOTH, "1g.10gb", 1 / 7),
+    ],
+)
+def test_a_pod_that_waits_counts_as_the_largest_part_that_a_node_offers(
+    nodes: list[Object], profile: str, part: float
+) -> None:
+    assert sized(pod("p", profile), MigParts.of(nodes)).gpus == pytest.approx(part)
+
+
+def test_a_pod_that_waits_for_a_model_counts_as_its_part_of_that_model() -> None:
+    assert sized(pod("p", "1g.24gb", product=NVL), MigParts.of(BOTH)).gpus == pytest.approx(1 / 7)
+
+
+def test_a_running_gang_waits_for_nothing_although_its_object_names_no_node() -> None:
+    parts = MigParts.of(BOTH)
+    stated = gpus({"nvidia.com/mig-1g.24gb": 2}, parts.anywhere)
+    group = Gang("a", POD_GROUP, "ns", "g", "u", stated, stated, stated)
+    gang = with_pods(group, [sized(pod(name, "1g.24gb", "nvl"), parts) for name in ("p", "q")])
+    assert (gang.requested, gang.allocated, gang.waits) == (pytest.approx(2 / 7), pytest.approx(2 / 7), 0)
+
+
+def test_the_index_counts_pods_by_the_nodes_that_a_cycle_has_seen() -> None:
+    index = PodIndex()
+    index.change("before", pod("before", "1g.24gb", "nvl"))
+    index.count_by(MigParts.of(BOTH))
+    index.change("after", pod("after", "1g.24gb", "nvl"))
+    index.change("waits", pod("waits", "1g.24gb"))
+    assert {each.name: each.gpus for each in index.pods()} == pytest.approx(
+        {"before": 1 / 7, "after": 1 / 7, "waits": 1 / 4}
+    )
+    assert gpus_taken(index.on_node("nvl").pods) == pytest.approx(2 / 7)
+    assert index.placed(pod("new", "1g.24gb"), "nvl").gpus == pytest.approx(1 / 7)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
+    """A GPU, and instances that fit on it together: into its compute slices and into its memory."""
+    product = draw(st.sampled_from(sorted(MEMORY_GB)))
+    slices, memory = float(compute_slices(product)), 1.0
+    whole = f"{compute_slices(product)}g.{MEMORY_GB[product]}gb"
+    if draw(st.booleans()) and draw(st.booleans()):
+        return product, {whole: 1}
+    instances: dict[str, int] = {}
+    for size in draw(st.lists(st.sampled_from(mig_sizes(product, MEMORY_GB[product])), min_size=1, max_size=8)):
+        if size.compute <= slices and size.memory <= memory:
+            slices, memory = slices - size.compute, memory - float(size.memory)
+            instances[size.name] = instances.get(size.name, 0) + 1
+    return product, instances
+
+
+@settings(max_examples=60)
+@given(layouts())
+def test_the_instances_that_fit_on_a_gpu_are_at_most_one_gpu(layout: tuple[str, dict[str, int]]) -> None:
+    product, instances = layout
+    assert 0 < gpus_of_node(node("n", product, instances)) <= 1 + 1e-9
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(layouts(), st.booleans()), min_size=1, max_size=4), st.data())
+def test_pods_never_hold_more_than_their_nodes_offer(
+    cluster: list[tuple[tuple[str, dict[str, int]], bool]], data: st.DataObject
+) -> None:
+    nodes = [node(f"n{i}", product if named else "", made) for i, ((product, made), named) in enumerate(cluster)]
+    pods = [
+        pod(f"p-{i}-{profile}", profile, f"n{i}", count=taken)
+        for i, ((_, made), _) in enumerate(cluster)
+        for profile, count in made.items()
+        if (taken := data.draw(st.integers(0, count)))
+    ]
+    parts = MigParts.of(nodes)
+    held = [sized(each, parts) for each in pods]
+    for each in nodes:
+        name = each["metadata"]["name"]
+        assert fsum(one.gpus for one in held if one.node == name) <= gpus_of_node(each) + 1e-9
+        # what names no node never counts less than what has one
+        for profile in each["status"]["allocatable"]:
+            assert gpus({profile: 1}, parts.anywhere) >= gpus({profile: 1}, slices_of_node(each)) - 1e-9
+
+
+def _workload(name: str, queue: str, flavor: str = "", product: str = "") -> Object:
+    limits = {"nvidia.com/mig-1g.24gb": "2"}
+    spec = {"containers": [{"resources": {"limits": limits}}], "nodeSelector": selector_of(product)}
+    admitted = {
+        "clusterQueue": queue,
+        "podSetAssignments": [
+            {"name": "main", "flavors": dict.fromkeys(limits, flavor), "resourceUsage": limits, "count": 1}
+        ],
+    }
+    return object_of(
+        WORKLOADS[0],
+        name,
+        {"queueName": queue, "podSets": [{"name": "main", "count": 1, "template": {"spec": spec}}]},
+        {"admission": admitted} if flavor else {},
+    )
+
+
+def test_kueue_counts_quotas_and_workloads_of_a_flavor_by_its_model() -> None:
+    flavors = {"nvl": NVL, "pro": PRO_6000}
+    resource = {"name": "nvidia.com/mig-1g.24gb", "nominalQuota": "4"}
+    groups = [{"flavors": [{"name": name, "resources": [resource]} for name in flavors]}]
+    objects = [
+        object_of(CLUSTER_QUEUES[0], "a", {"resourceGroups": groups}),
+        object_of(LOCAL_QUEUES[0], "a", {"clusterQueue": "a"}),
+        *(object_of(FLAVORS[0], name, {"nodeLabels": selector_of(product)}) for name, product in flavors.items()),
+        _workload("on-nvl", "a", "nvl"), _workload("on-pro", "a", "pro"),
+        _workload("any", "a"), _workload("for-nvl", "a", product=NVL),
+    ]  # fmt: skip
+    policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
+    found = look_at(KueueAdapter(), policy, MemoryCluster(KINDS, objects), (), MigParts.of(BOTH))
+    assert {quota.nominal for quota in found.quotas.values()} == {4 / 7, 1}
+    assert sorted(quota.used for quota in found.quotas.values()) == [pytest.approx(2 / 7), 1 / 2]
+    assert {gang.name: (gang.requested, gang.allocated) for gang in found.gangs} == {
+        "on-nvl": (pytest.approx(2 / 7), pytest.approx(2 / 7)),
+        "on-pro": (1 / 2, 1 / 2),
+        "any": (1 / 2, 0),
+        "for-nvl": (pytest.approx(2 / 7), 0),
+    }
+
+
+@pytest.mark.parametrize("scheduler", ["kai", "volcano"])
+def test_a_queues_status_counts_no_more_than_its_pods_hold(scheduler: str) -> None:
+    """The status names no node: two instances of an H100 NVL beside an RTX PRO 6000."""
+    held = {"nvidia.com/mig-1g.24gb": "2"}
+    status = {"allocated": held, "requested": held}
+    kind, adapter = {"kai": (KAI_QUEUE, KaiAdapter()), "volcano": (VOLCANO_QUEUE, VolcanoAdapter())}[scheduler]
+    policy = policy_of([{"name": "a", "refs": [f"{scheduler}:a"]}])
+    parts = MigParts.of(BOTH)
+    pods = [replace(sized(pod(name, "1g.24gb", "nvl"), parts), ref=f"{scheduler}:a") for name in ("p", "q")]
+    found = look_at(adapter, policy, MemoryCluster(KINDS, [object_of(kind, "a", {}, status)]), pods, parts)
+    standing = found.standings["a"]
+    assert (standing.requested, standing.allocated) == (pytest.approx(2 / 7), pytest.approx(2 / 7))
+
+
+def test_a_cycle_and_the_extender_count_alike_in_a_cluster_with_both_gpus(
+    controller_of: Make, clock: VirtualClock
+) -> None:
+    """Every instance of both nodes is held: nothing is free, and the queue holds what they offer."""
+    index = PodIndex()
+    for of_node in BOTH[:2]:
+        name = of_node["metadata"]["name"]
+        for resource, count in of_node["status"]["allocatable"].items():
+            held = pod(f"{name}-{resource}", resource.removeprefix("nvidia.com/mig-"), name, count=int(count))
+            index.change(held.uid, replace(held, ref="policy:a"))
+    policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
+    views = ExtenderViews(index, clock)
+    nodes = [{**each, "apiVersion": "v1", "kind": "Node"} for each in BOTH[:2]]
+    report = controller_of(policy, MemoryCluster(KINDS, nodes), pods=index.pods).cycle()
+    views.observe(report, policy)
+    assert report.gpus_by_node == {"nvl": pytest.approx(5 / 7), "pro": 1}
+    assert report.free_by_node == pytest.approx({"nvl": 0, "pro": 0})
+    (target,) = report.targets
+    assert target.standings["a"].allocated == pytest.approx(5 / 7 + 1)
+    view = views.view()
+    assert view is not None
+    assert {name: gpus_taken(view.pods.on_node(name).pods) for name in view.gpus} == pytest.approx(view.gpus)
+    asking = pod("new", "1g.24gb")
+    assert scores(asking, ["nvl", "pro"], view) == {"nvl": 0, "pro": 0}
+    index.change("nvl-nvidia.com/mig-1g.24gb", pod("two", "1g.24gb", "nvl", count=2))
+    assert scores(asking, ["nvl", "pro"], view)["nvl"] > 0
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_mig_devices_that_a_driver_publishes_are_parts_of_their_gpu(stated: bool) -> None:
+    attributes = {"type": "mig", "parentUUID": "GPU-0", "profile": "1g.24gb"} | (
+        {"productName": "NVIDIA H100 NVL"} if stated else {}
+    )
+    device = {"name": "d", "attributes": {key: {"string": text} for key, text in attributes.items()}}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "n", "pool": {"name": "n", "generation": 1}, "devices": [device]}
+    nodes, _ = with_published([node("n", "" if stated else NVL, {})], [object_of(SLICES[0], "s", spec)])
+    assert gpus_of_node(nodes[0]) == pytest.approx(1 / 7)
