@@ -24,7 +24,8 @@ from prometheus_client.core import Metric
 from accountant.api.dependencies import ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
-from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Charge, charges, cost, quantify
+from accountant.billing.charge import ACCOUNTS, ALLOCATED, Charge, quantify
+from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from accountant.billing.usage_pricing import ALLOCATED, Charge, charges, quantify, quantify_together, total_cost
+from accountant.billing.charge import ALLOCATED, Charge, quantify, quantify_together, total_cost
+from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, day_span, days, zone
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import PriceBook

@@ -1,33 +1,22 @@
-"""Holds the charges of a span as one table of integers. Prices usage, and separates start-up time from other idle time.
+"""Holds the charges of a span as one table of integers.
 
 A month's bill by pod or node has some hundred thousand charges. The rows of a table can be summed and regrouped without
 an object per charge. `ChargeTable.charges` creates objects for the charges that a caller displays."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, TypeVar
 
 import numpy as np
 
+from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Charge, Detail
 from accountant.billing.statements import LineKey
-from accountant.billing.usage_pricing import (
-    ACCOUNTS,
-    BILLED,
-    DETAILS,
-    LINE_ACCOUNTS,
-    Charge,
-    Detail,
-    charges,
-    pieces,
-)
 from accountant.core.gpu_time_accounts import sum_by_key
-from accountant.ledger.protocols import Questions
-from accountant.ledger.usage import OF_TIME, PRICED_BY, START_UP, Int64Array, Place, Usage
-from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.ledger.usage import Int64Array, Place
+from accountant.prices.price_book import Price
 
 T = TypeVar("T", bound=tuple[str, ...])
 KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
@@ -143,131 +132,6 @@ class ChargeTable:
         return BilledLines(lines, Groups(self.keys, groups))
 
 
-def charges_by_grouping(
-    ledger: Questions,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    groupings: Sequence[Sequence[Dimension]],
-    timezone: str = "UTC",
-    where: Mapping[Dimension, Collection[str]] | None = None,
-) -> list[ChargeTable]:
-    """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
-
-    Each span without a price change is priced separately, so start-up time has the price of its own hours.
-
-    where: a filter by dimensions that every grouping has."""
-    spans = pieces(book, start_ms, end_ms)
-    edges = (start_ms, *(end for _, end in spans))
-    usage: dict[int, Usage] = {}
-    # Start-up time is read once if those by day or hour are the first.
-    for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
-        usage[number] = ledger.usage(edges, (*groupings[number], *PRICED_BY), None, timezone, START_UP)
-    priced = []
-    for number, by in enumerate(groupings):
-        if book is None or book.by_place(start_ms, end_ms):
-            priced.append(_priced_by_place(usage.pop(number), by, book, [start for start, _ in spans]))
-        else:
-            by_stretch = [charges(ledger, book, *span, by, where, timezone) for span in spans]
-            priced.append(_of_charges(by_stretch, usage.pop(number), by))
-    return [_filtered(columns, by, where) for by, columns in zip(groupings, priced, strict=True)] if where else priced
-
-
-def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]) -> ChargeTable:
-    conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
-    matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
-    return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
-
-
-def _priced_by_place(
-    usage: Usage, by: Sequence[Dimension], book: PriceBook | None, starts: Sequence[int]
-) -> ChargeTable:
-    """Prices usage by place. starts: the start of each span, in ms."""
-    keys, key = usage.keyed(by)
-    places, place = _places(usage)
-    of_place = [
-        [book.unit_price(one.gpu_model, start, *one[1:]) if book is not None else None for one in places]
-        for start in starts
-    ]
-    prices, price = _numbered_prices([price for stretch in of_place for price in stretch])
-    unit_price = price.reshape(len(starts), len(places))[usage.span, place]
-    gpu_us = usage.columns(ACCOUNTS)
-    rows, accounts = np.nonzero(gpu_us)
-    billed = np.array([account in BILLED for account in ACCOUNTS])[accounts]
-    numbers = np.stack([key[rows], place[rows], accounts, np.where(billed, unit_price[rows], 0)], axis=1)
-    table = _with_details(numbers, gpu_us[rows, accounts], usage.columns(START_UP)[rows], rows)
-    return ChargeTable(keys, places, prices, table)
-
-
-def _places(usage: Usage) -> tuple[list[Place], Int64Array]:
-    """The places of a relation, sorted, and for each row the index of its place."""
-    places, place = usage.keyed(PRICED_BY)
-    return [Place(*names) for names in places], place
-
-
-def _of_charges(by_stretch: Sequence[Sequence[Charge]], usage: Usage, by: Sequence[Dimension]) -> ChargeTable:
-    """Converts charges to columns, for prices that depend on more than place and instant.
-
-    by_stretch: the charges of each span.
-    usage: the relation that contains the start-up time."""
-    numbered_charges = [(stretch, charge) for stretch, several in enumerate(by_stretch) for charge in several]
-    keys, key = numbered([charge.key for _, charge in numbered_charges])
-    places, place = numbered([charge.place for _, charge in numbered_charges])
-    prices, price = _numbered_prices([charge.row for _, charge in numbered_charges])
-    keys_of_usage, key_of_row = usage.keyed(by)
-    places_of_usage, place_of_row = _places(usage)
-    row_of = {
-        (stretch, keys_of_usage[key], places_of_usage[place]): row
-        for row, (stretch, key, place) in enumerate(
-            zip(usage.span.tolist(), key_of_row.tolist(), place_of_row.tolist(), strict=True)
-        )
-    }
-    start_up = np.concatenate([usage.columns(START_UP), np.zeros((1, len(START_UP)), dtype=np.int64)])
-    none = len(start_up) - 1
-    groups = [row_of.get((stretch, charge.key, charge.place), none) for stretch, charge in numbered_charges]
-    group = np.array(groups, dtype=np.int64)
-    accounts = np.array([LINE_ACCOUNTS.index(charge.account) for _, charge in numbered_charges], dtype=np.int64)
-    gpu_us = np.array([charge.gpu_us for _, charge in numbered_charges], dtype=np.int64)
-    numbers = np.stack([key, place, accounts, price], axis=1)
-    return ChargeTable(keys, places, prices, _with_details(numbers, gpu_us, start_up[group], group))
-
-
-def _with_details(numbers: Int64Array, gpu_us: Int64Array, start_up_us: Int64Array, group: Int64Array) -> Int64Array:
-    """`ChargeTable.cells` with allocated_idle divided into details.
-
-    numbers: key, place, account and price, shape (rows, 4).
-    gpu_us, group: shape (rows,). The idle rows of a group are adjacent.
-    start_up_us: starting and gang_waiting of the row's whole group, shape (rows, 2)."""
-    is_idle = numbers[:, 2] == LINE_ACCOUNTS.index("allocated_idle")
-    rest, idle = np.flatnonzero(~is_idle), np.flatnonzero(is_idle)
-    parts = split_in_order(group[idle], gpu_us[idle], start_up_us[idle])
-    rows = np.concatenate([rest, np.repeat(idle, len(_IDLE_DETAILS))])
-    details = np.array([DETAILS.index(name) for name in _IDLE_DETAILS], dtype=np.int64)
-    detail = np.concatenate([np.zeros_like(rest), np.tile(details, len(idle))])
-    time = np.concatenate([gpu_us[rest], parts.reshape(-1)])
-    key, place, account, price = numbers[rows].T
-    table = np.stack([key, place, account, detail, price, time], axis=1)
-    return table[time > 0]
-
-
-def split_in_order(group: Int64Array, gpu_us: Int64Array, limits: Int64Array) -> Int64Array:
-    """Divides each group's time into parts and a rest. The first rows of a group fill the first part up to its limit,
-    the next rows the second part, and so on.
-
-    group, gpu_us: shape (rows,). Adjacent equal values of `group` form one group.
-    limits: of a row's whole group, shape (rows, parts).
-
-    Returns shape (rows, parts + 1). Each row adds up to its gpu_us."""
-    if not len(group):
-        return np.zeros((0, limits.shape[1] + 1), dtype=np.int64)
-    until = np.cumsum(gpu_us)
-    first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
-    until -= np.repeat((until - gpu_us)[first], np.diff([*first, len(group)]))
-    edges = np.cumsum(limits, axis=1)
-    before_edge = np.minimum(until[:, None], edges) - np.minimum((until - gpu_us)[:, None], edges)
-    return np.diff(np.column_stack([np.zeros_like(gpu_us), before_edge, gpu_us]), axis=1)
-
-
 def numbered(values: Sequence[T]) -> tuple[list[T], Int64Array]:
     """The distinct values, sorted, and for each value its index among them, shape (len(values),)."""
     distinct = sorted(set(values))
@@ -275,7 +139,7 @@ def numbered(values: Sequence[T]) -> tuple[list[T], Int64Array]:
     return distinct, np.array([number[value] for value in values], dtype=np.int64)
 
 
-def _numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Int64Array]:
+def numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Int64Array]:
     """The distinct prices by id, None first, and for each price its index among them."""
     by_id: dict[str, Price | None] = {"": None, **{_price_id(price): price for price in prices}}
     ids, number = numbered([("",), *((_price_id(price),) for price in prices)])

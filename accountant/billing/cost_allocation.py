@@ -20,27 +20,12 @@ from typing import Final
 
 import numpy as np
 
-from accountant.billing.charge_table import (
-    ACCOUNT,
-    DETAIL,
-    KEY,
-    PLACE,
-    ChargeTable,
-    charges_by_grouping,
-)
+from accountant.billing.charge import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, add_equal_charges
+from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, ChargeTable
 from accountant.billing.quota_usage import reserve, unused_by_team
 from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredItems, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
-from accountant.billing.usage_pricing import (
-    ALLOCATED,
-    DETAILS,
-    LINE_ACCOUNTS,
-    Charge,
-    Detail,
-    add_equal_charges,
-    charges,
-    pieces,
-)
+from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage import Place

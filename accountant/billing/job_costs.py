@@ -26,19 +26,18 @@ from fractions import Fraction
 from itertools import product
 from typing import Final, NamedTuple, Protocol
 
-from accountant.billing.queue_waits import KnownPod, pod_wait
-from accountant.billing.usage_pricing import (
+from accountant.billing.charge import (
     ALLOCATED,
     Capacity,
     Charge,
     PricedTime,
-    charges,
-    pieces,
     quantify,
     quantify_together,
     total_cost,
     unpriced_us,
 )
+from accountant.billing.queue_waits import KnownPod, pod_wait
+from accountant.billing.usage_pricing import charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage import PRICED_BY, Place, Usage, Where

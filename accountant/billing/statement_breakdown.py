@@ -18,9 +18,9 @@ from typing import Final, Literal
 
 import numpy as np
 
+from accountant.billing.charge import ALLOCATED, Account
 from accountant.billing.charge_table import Groups
 from accountant.billing.statements import Statement, StatementLine, payable_lines
-from accountant.billing.usage_pricing import ALLOCATED, Account
 from accountant.ledger.usage import Int64Array
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension

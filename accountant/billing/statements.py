@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import TypeAdapter
 
-from accountant.billing.usage_pricing import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
+from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import PolicyVersion

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.usage import ACCOUNTS, LENT, PRICED_BY, START_UP, Usage, names_of
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
@@ -101,49 +102,61 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
     return Fraction(memory * gpu.compute_slices, MEMORY_SLICES * mig.gpu_instance)
 
 
-def by_memory(lines: Sequence[UsageLine], places: Sequence[Dimension], *, with_unheld: bool) -> list[UsageLine]:
-    """Converts the time of MIG holders from compute slices to memory slices. The given lines are grouped at least by
-    `places` and `mig_profile`.
+def by_memory(usage: Usage, *, with_unheld: bool) -> Usage:
+    """Converts the time of MIG holders from compute slices to memory slices. The usage is grouped at least by PRICED_BY
+    and `mig_profile`; the result has its accounts and the measures of START_UP and LENT.
 
-    with_unheld: whether the result includes time without a holder.
+    with_unheld: whether the usage includes time without a holder.
 
-    Lines whose memory share cannot be determined are left unchanged."""
-    pools: dict[tuple[str, ...], list[UsageLine]] = {}
-    for line in lines:
-        pools.setdefault(tuple(line.key[name] for name in places), []).append(line)
-    return [line for pool in pools.values() for line in _pool(pool, with_unheld)]
+    Rows whose memory share cannot be determined are left unchanged."""
+    instances, instance = usage.keyed(("mig_profile", "gpu_model"))
+    ratios = [memory_to_compute(*names) or Fraction(1) for names in instances]
+    _, pool_of = usage.keyed(PRICED_BY)
+    kept = [name for name in (*START_UP, *LENT) if name in usage.names]
+    names = (*ACCOUNTS, *kept)
+    pools: dict[tuple[int, int], list[_Row]] = {}
+    rows = zip(usage.span.tolist(), pool_of.tolist(), usage.row_keys(), instance.tolist(), strict=True)
+    for (span, pool, key, number), figures in zip(rows, usage.columns(names).tolist(), strict=True):
+        pools.setdefault((span, pool), []).append(_Row(key, dict(zip(names, figures, strict=True)), ratios[number]))
+    converted = [
+        (span, row.key, [row.figures[name] for name in names_of(kept)])
+        for (span, _), several in pools.items()
+        for row in _pool(several, usage.by, with_unheld)
+    ]
+    return Usage.of_rows(usage.by, converted, kept)
 
 
-def _pool(lines: Sequence[UsageLine], with_unheld: bool) -> list[UsageLine]:
-    ratios = [memory_to_compute(line.key["mig_profile"], line.key["gpu_model"]) or Fraction(1) for line in lines]
-    if all(ratio == 1 for ratio in ratios):
-        return list(lines)
-    held = {
-        (number, account): (getattr(line.accounts_gpu_us, account), ratios[number])
-        for number, line in enumerate(lines)
-        for account in HELD
-    }
-    before = sum(line.accounts_gpu_us.unallocated for line in lines)
+class _Row(NamedTuple):
+    """A row of usage. ratio: that of its memory share to its compute share."""
+
+    key: tuple[str, ...]
+    figures: dict[str, int]
+    ratio: Fraction
+
+
+def _pool(rows: list[_Row], by: Sequence[Dimension], with_unheld: bool) -> list[_Row]:
+    if all(row.ratio == 1 for row in rows):
+        return rows
+    held = {(number, name): (row.figures[name], row.ratio) for number, row in enumerate(rows) for name in HELD}
+    before = sum(row.figures["unallocated"] for row in rows)
     if with_unheld:
         rebased, unallocated = rebase(held, before)
     else:
         rebased, unallocated = {key: int(gpu_us * ratio) for key, (gpu_us, ratio) in held.items()}, before
-    changed = [_with_accounts(line, {name: rebased[at, name] for name in HELD}) for at, line in enumerate(lines)]
-    return changed if unallocated == before else _with_unallocated(changed, unallocated)
+    for (number, name), gpu_us in rebased.items():
+        rows[number].figures[name] = gpu_us
+    return rows if unallocated == before else _with_unallocated(rows, by, unallocated)
 
 
-def _with_unallocated(lines: list[UsageLine], unallocated: int) -> list[UsageLine]:
-    """The lines, with `unallocated` as the unallocated time of all lines together."""
-    free = [line.accounts_gpu_us.unallocated for line in lines]
+def _with_unallocated(rows: list[_Row], by: Sequence[Dimension], unallocated: int) -> list[_Row]:
+    """The rows, with `unallocated` as the unallocated time of all rows together."""
+    free = [row.figures["unallocated"] for row in rows]
     if not any(free):
-        key = {name: _WITHOUT_HOLDER.get(name, value) for name, value in lines[0].key.items()}
-        return [*lines, UsageLine(key=key, accounts_gpu_us=Accounts(unallocated=unallocated))]
-    parts = apportion(unallocated, free)
-    return [_with_accounts(line, {"unallocated": part}) for line, part in zip(lines, parts, strict=True)]
-
-
-def _with_accounts(line: UsageLine, accounts: Mapping[str, int]) -> UsageLine:
-    return line.model_copy(update={"accounts_gpu_us": line.accounts_gpu_us.model_copy(update=accounts)})
+        key = tuple([_WITHOUT_HOLDER.get(name, value) for name, value in zip(by, rows[0].key, strict=True)])
+        return [*rows, _Row(key, dict.fromkeys(rows[0].figures, 0) | {"unallocated": unallocated}, Fraction(1))]
+    for row, part in zip(rows, apportion(unallocated, free), strict=True):
+        row.figures["unallocated"] = part
+    return rows
 
 
 def rebase(held: Mapping[K, tuple[int, Fraction]], unheld: int) -> tuple[dict[K, int], int]:

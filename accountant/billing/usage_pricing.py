@@ -1,87 +1,54 @@
-"""Prices usage: splits it where prices change and returns exact charges.
+"""Prices the relation of usage: returns exact charges, the one way from GPU time to money.
 
 The span is split where a price changes. (The ledger splits it where a policy changes.) Within a piece every GPU has one
 price or none. Time is added as integers first and priced afterwards, so the result does not depend on how the time was
 split. Only commitments are computed per hour, or part of an hour at the ends of the span.
 
-Held time (busy, idle and unknown) is billed to its holder. If idle time were free, holding GPUs would cost nothing.
-With `shared_gpus: busy`, a holder also pays for the time that it used beyond its share. Unallocated time is priced too
-and stays in `__idle__`, so that the lines add up to the price of the working capacity. Unmetered time and down time are
-never billed. Billed time without a price is listed as unpriced, and a sum that contains unpriced time is None.
-
-GPU-hours have nine decimals: the total is rounded once and divided among prices and groups. Amounts of money are not
-rounded here. `gputally.base.money` rounds them once."""
+Before it is priced, time moves between holders where the price book says so: `shared_gpus: busy` bills a holder for the
+time that it used beyond its share, and `mig_basis: memory` bills MIG instances by their memory."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from itertools import pairwise
-from typing import Final, Literal, TypeVar, cast, get_args
+from typing import Final
 
+import numpy as np
+
+from accountant.billing.charge import (
+    ACCOUNTS,
+    BILLED,
+    DETAILS,
+    LINE_ACCOUNTS,
+    Charge,
+    Detail,
+    add_by_key,
+    quantify,
+    total_cost,
+    unpriced_us,
+)
+from accountant.billing.charge_table import (
+    KEY,
+    ChargeTable,
+    numbered,
+    numbered_prices,
+)
 from accountant.billing.time_reallocation import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
+from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.ledger.usage import LENT, MEASURES, PRICED_BY, Place
+from accountant.ledger.usage import LENT, OF_TIME, PRICED_BY, START_UP, Int64Array, Place, Usage, UsageMeasure
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
-from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
+from gputally.base.money import exact_sum
 from gputally.base.units import US_PER_MS
 
-K = TypeVar("K", bound=tuple[str | int, ...])
-
-Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
-Account = Literal[Capacity, "unused_commitment"]
-"""`unused_commitment` is GPU time that was paid for in advance and not used; it is not part of the capacity."""
-ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
-"""In display order; they add up to the capacity."""
-LINE_ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
-"""The accounts that a statement has lines for: ACCOUNTS and unused commitments."""
-ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
-BILLED: Final = ALLOCATED | {"unallocated", "unused_commitment"}
-
-Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]
-"""Subdivision of an account. Of allocated_idle: `starting` (bound, no container running yet), `gang_waiting` (running
-while other members of its gang are not), `running_idle`. Of unallocated: `spread` (a share of idle capacity),
-`reserved` (unused guaranteed quota). "" for others."""
-DETAILS: Final[tuple[Detail, ...]] = get_args(Detail)
-
-UNPRICED: Final = "~unpriced"
-NOT_BILLED: Final = "~not billed"
-"""Pseudo ids beside those of price rows, which never begin with `~`; they sort last."""
-
-_MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """GPU time of one group in one account at one price. key: the values of the requested dimensions."""
-
-    key: tuple[str, ...]
-    place: Place
-    account: Account
-    gpu_us: int
-    row: Price | None
-    """None: unpriced if the account is billed, otherwise not applicable."""
-    detail: Detail = ""
-
-    @property
-    def billed(self) -> bool:
-        return self.account in BILLED
-
-    @property
-    def unpriced(self) -> bool:
-        return self.billed and self.row is None
-
-    @property
-    def bucket(self) -> str:
-        """Group of time that is rounded together: a price row, the unpriced time, or the time that is not billed."""
-        if not self.billed:
-            return NOT_BILLED
-        return self.row.id if self.row else UNPRICED
+_MIG: Final[Dimension] = "mig_profile"
+_IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
+_BILLED: Final = np.array([account in BILLED for account in ACCOUNTS])
 
 
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
@@ -105,16 +72,16 @@ def charges(
     Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
     hour, for any grouping."""
     if book is None or not book.commits(start_ms, end_ms):
-        return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
+        return _at_rows(ledger, book, pieces(book, start_ms, end_ms), by, where, timezone).charges()
     dimensions: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
     conditions = [(dimensions.index(name), frozenset(values)) for name, values in (where or {}).items()]
     priced: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
-        of_piece = _at_rows(ledger, book, start, end, dimensions, None, timezone)
+        of_piece = _at_rows(ledger, book, [(start, end)], dimensions, None, timezone).charges()
         lengths = hours(start, end, zone(timezone))
         hour, team = dimensions.index("hour"), dimensions.index("team")
         priced += _at_commitments(of_piece, book.committed(start), lengths, hour, team)
-    return _add_by_key(
+    return add_by_key(
         (charge.key[: len(by)], charge)
         for charge in priced
         if all(charge.key[index] in values for index, values in conditions)
@@ -151,133 +118,190 @@ def _at_commitments(
 def _at_rows(
     ledger: Questions,
     book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
+    spans: Sequence[Span],
     by: Sequence[Dimension],
     where: Mapping[Dimension, Collection[str]] | None,
     timezone: str,
-) -> list[Charge]:
-    """The charges at the prices of the book's rows, without commitments."""
+) -> ChargeTable:
+    """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
+    usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, _measures(book))
+    rows = _Priced.of(usage, by, book, [start for start, _ in spans], with_unheld=not set(where or ()) & OF_HOLDERS)
+    return rows.table(np.zeros(len(rows.gpu_us), dtype=np.int64), rows.numbers, rows.gpu_us)
+
+
+def _edges(spans: Sequence[Span]) -> tuple[int, ...]:
+    return (spans[0][0], *(end for _, end in spans))
+
+
+def _dimensions(book: PriceBook | None, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """The dimensions by which usage is asked for, to price it by `by`."""
     by_mig_memory = book is not None and book.mig_basis == "memory"
-    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *(_MIG if by_mig_memory else ()))))
-    with_unheld = not set(where or ()) & OF_HOLDERS
-    rows: dict[str, Price | None] = {"": None}
-    sums: Counter[tuple[tuple[str, ...], Place, int, str]] = Counter()
-    for start, end in pieces(book, start_ms, end_ms):
-        lent_too = LENT if book is not None and book.billing.shared_gpus == "busy" else ()
-        usage = ledger.usage((start, end), dimensions, where, timezone, (*MEASURES, *lent_too))
-        lines = usage.lines()
-        prices: dict[Place, Price | None] = {}
-        for line in by_memory(lines, PRICED_BY, with_unheld=with_unheld) if by_mig_memory else lines:
-            place = Place(*(line.key[name] for name in PRICED_BY))
-            if place not in prices:
-                prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
-            row = prices[place]
-            if by_mig_memory and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
-                row = None  # it is unknown which part of the GPU this instance has
-            row_id = row.id if row else ""
-            rows[row_id] = row
-            key = tuple(line.key[name] for name in by)
-            for order, account in enumerate(ACCOUNTS):
-                gpu_us = getattr(line.accounts_gpu_us, account)
-                if gpu_us:
-                    sums[key, place, order, row_id if account in BILLED else ""] += gpu_us
-        if book is None or not lent_too:
-            continue
-        for names, changes in zip(usage.row_keys(), usage.columns(lent_too).tolist(), strict=True):
-            named = dict(zip(usage.by, names, strict=True))
-            place = Place(*(named[name] for name in PRICED_BY))
-            row = book.unit_price(place.gpu_model, start, *place[1:])
-            for changed, gpu_us in zip(lent_too, changes, strict=True):
-                order = ACCOUNTS.index(cast(Capacity, changed.removeprefix("lent_")))
-                sums[tuple(named[name] for name in by), place, order, row.id if row else ""] += gpu_us
-    return [
-        Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
-        for key, place, order, row_id in sorted(sums)
-        if sums[key, place, order, row_id]
-    ]
+    return tuple(dict.fromkeys((*by, *PRICED_BY, *((_MIG,) if by_mig_memory else ()))))
 
 
-def add_equal_charges(charges: Iterable[Charge]) -> list[Charge]:
-    """Adds up charges that differ only in their time. Sorted by key, place, account, detail and price row."""
-    return _add_by_key((charge.key, charge) for charge in charges)
-
-
-def _add_by_key(keyed: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
-    """Like `add_equal_charges`, with the given keys instead of the charges' own."""
-    sums: Counter[tuple[tuple[str, ...], Place, int, int, str]] = Counter()
-    rows: dict[str, Price | None] = {}
-    for key, charge in keyed:
-        row_id = charge.row.id if charge.row else ""
-        rows[row_id] = charge.row
-        account, detail = LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail)
-        sums[key, charge.place, account, detail, row_id] += charge.gpu_us
-    return [
-        Charge(key, place, LINE_ACCOUNTS[account], gpu_us, rows[row_id], DETAILS[detail])
-        for (key, place, account, detail, row_id), gpu_us in sorted(sums.items())
-    ]
+def _measures(book: PriceBook | None) -> tuple[UsageMeasure, ...]:
+    """The measures without which usage cannot be priced."""
+    return LENT if book is not None and book.billing.shared_gpus == "busy" else ()
 
 
 @dataclass(frozen=True, slots=True)
-class PricedTime:
-    """The time of one group at one price. unit_price: None if the time has no price or is not billed."""
+class _Priced:
+    """Charges by span, sorted.
 
-    gpu_us: int
-    gpu_hours: Decimal
-    unit_price: Decimal | None
-    billed: bool
+    numbers: the indices of span, key, place, account and price; int64, shape (rows, 5).
+    gpu_us: int64, shape (rows,)."""
 
-    @property
-    def cost(self) -> Decimal | None:
-        """unit_price × gpu_hours, exactly; 0 for time that is not billed, None for billed time without a price."""
-        if not self.billed:
-            return Decimal(0)
-        return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
+    keys: Sequence[tuple[str, ...]]
+    places: Sequence[Place]
+    prices: Sequence[Price | None]
+    numbers: Int64Array
+    gpu_us: Int64Array
+
+    @classmethod
+    def of(
+        cls,
+        usage: Usage,
+        by: Sequence[Dimension],
+        book: PriceBook | None,
+        starts: Sequence[int],
+        *,
+        with_unheld: bool = True,
+    ) -> _Priced:
+        """Prices usage at the book's rows. starts: the start of each span, in ms.
+
+        with_unheld: whether the usage includes time without a holder."""
+        by_mig_memory = book is not None and book.mig_basis == "memory"
+        if by_mig_memory:
+            usage = by_memory(usage, with_unheld=with_unheld)
+        keys, key = usage.keyed(by)
+        named, place = usage.keyed(PRICED_BY)
+        places = [Place(*names) for names in named]
+        of_place = [
+            [book.unit_price(one.gpu_model, start, *one[1:]) if book is not None else None for one in places]
+            for start in starts
+        ]
+        prices, price = numbered_prices([price for stretch in of_place for price in stretch])
+        unit_price = price.reshape(len(starts), len(places))[usage.span, place]
+        if by_mig_memory:  # without a price if it is unknown which part of the GPU an instance has
+            instances, instance = usage.keyed((_MIG, "gpu_model"))
+            known = np.array([memory_to_compute(*names) is not None for names in instances], dtype=bool)
+            unit_price = np.where(known[instance], unit_price, 0)
+        gpu_us = usage.columns(ACCOUNTS)
+        for measure in _measures(book):
+            gpu_us[:, usage.names.index(measure.removeprefix("lent_"))] += usage.column(measure)
+        rows, accounts = np.nonzero(gpu_us)
+        billed_at = np.where(_BILLED[accounts], unit_price[rows], 0)
+        numbers = np.stack([usage.span[rows], key[rows], place[rows], accounts, billed_at], axis=1)
+        time = gpu_us[rows, accounts].reshape(-1, 1)
+        if by_mig_memory:  # instances of one key
+            numbers, time = sum_by_key(numbers, time)
+        return cls(keys, places, prices, numbers, time.reshape(-1))
+
+    @classmethod
+    def of_charges(cls, by_span: Sequence[Sequence[Charge]]) -> _Priced:
+        """The charges of each span, as columns."""
+        several = [(span, charge) for span, charges in enumerate(by_span) for charge in charges]
+        keys, key = numbered([charge.key for _, charge in several])
+        places, place = numbered([charge.place for _, charge in several])
+        prices, price = numbered_prices([charge.row for _, charge in several])
+        span = np.array([span for span, _ in several], dtype=np.int64)
+        account = np.array([LINE_ACCOUNTS.index(charge.account) for _, charge in several], dtype=np.int64)
+        gpu_us = np.array([charge.gpu_us for _, charge in several], dtype=np.int64)
+        return cls(keys, places, prices, np.stack([span, key, place, account, price], axis=1), gpu_us)
+
+    def table(self, detail: Int64Array, numbers: Int64Array, gpu_us: Int64Array) -> ChargeTable:
+        """A table of these rows. detail: their indices in DETAILS."""
+        _, key, place, account, price = numbers.T
+        cells = np.stack([key, place, account, detail, price, gpu_us], axis=1)
+        return ChargeTable(self.keys, self.places, self.prices, cells[gpu_us > 0])
+
+    def with_details(self, usage: Usage, by: Sequence[Dimension]) -> ChargeTable:
+        """The table with allocated_idle divided into its details. usage: contains START_UP, by at least `by`."""
+        is_idle = self.numbers[:, 3] == LINE_ACCOUNTS.index("allocated_idle")
+        rest, idle = np.flatnonzero(~is_idle), np.flatnonzero(is_idle)
+        group, limits = self._start_up(usage, by, idle)
+        parts = split_in_order(group, self.gpu_us[idle], limits)
+        rows = np.concatenate([rest, np.repeat(idle, len(_IDLE_DETAILS))])
+        details = np.array([DETAILS.index(name) for name in _IDLE_DETAILS], dtype=np.int64)
+        detail = np.concatenate([np.zeros_like(rest), np.tile(details, len(idle))])
+        return self.table(detail, self.numbers[rows], np.concatenate([self.gpu_us[rest], parts.reshape(-1)]))
+
+    def _start_up(self, usage: Usage, by: Sequence[Dimension], idle: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """For each of the rows a number of its group, which is its span, key and place, and the group's START_UP."""
+        keys, key = usage.keyed(by)
+        named, place = usage.keyed(PRICED_BY)
+        span_of, key_of, place_of, *_ = self.numbers[idle].T
+        most_keys, most_places = len(keys) + len(self.keys), len(named) + len(self.places)
+        known = (usage.span * most_keys + key) * most_places + place
+        mine = (span_of * most_keys + _found(self.keys, keys)[key_of]) * most_places
+        mine += _found(self.places, named)[place_of]
+        groups, limits = sum_by_key(known.reshape(-1, 1), usage.columns(START_UP))
+        at = np.searchsorted(groups[:, 0], mine)
+        there = np.append(groups[:, 0], -1)[at] == mine
+        none = np.zeros((1, len(START_UP)), dtype=np.int64)
+        return mine, np.where(there[:, None], np.concatenate([limits, none])[at], 0)
 
 
-def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
-    """GPU-hours with nine decimals per group and price, groups in order. An item is a pair of group and charge.
-
-    All quantities add up to the total, which is rounded once. The total is apportioned to the price rows first, and
-    then within each row to the groups. For one set of charges, the cost of a row and the total cost are therefore the
-    same for every grouping."""
-    buckets: dict[str, Counter[K]] = defaultdict(Counter)
-    prices: dict[str, Decimal | None] = {}
-    for group, charge in items:
-        buckets[charge.bucket][group] += charge.gpu_us
-        prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
-    ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
-    parts: dict[K, list[PricedTime]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
-    for bucket, shares in apportion_gpu_hours(ordered).items():
-        for group, quantity in shares.items():
-            parts[group].append(PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
-    return parts
+def _found(values: Sequence[tuple[str, ...]], among: Sequence[tuple[str, ...]]) -> Int64Array:
+    """The index of each value among others; for values that are not there, numbers beyond them."""
+    index = {tuple(value): number for number, value in enumerate(among)}
+    return np.array([index.get(tuple(value), len(among) + at) for at, value in enumerate(values)], dtype=np.int64)
 
 
-def quantify_together(charges: Iterable[Charge]) -> list[PricedTime]:
-    """GPU-hours with nine decimals per price, of all charges as one group."""
-    return quantify(((), charge) for charge in charges).get((), [])
+def charges_by_grouping(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    groupings: Sequence[Sequence[Dimension]],
+    timezone: str = "UTC",
+    where: Mapping[Dimension, Collection[str]] | None = None,
+) -> list[ChargeTable]:
+    """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
+
+    Each span without a price change is priced separately, so start-up time has the price of its own hours.
+
+    where: a filter by dimensions that every grouping has."""
+    spans = pieces(book, start_ms, end_ms)
+    commits = book is not None and book.commits(start_ms, end_ms)
+    usage: dict[int, Usage] = {}
+    # Start-up time is read once if those by day or hour are the first.
+    for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
+        asked = _dimensions(book, groupings[number])
+        usage[number] = ledger.usage(_edges(spans), asked, None, timezone, (*START_UP, *_measures(book)))
+    tables = []
+    for number, by in enumerate(groupings):
+        relation = usage.pop(number)
+        if commits:
+            priced = _Priced.of_charges([charges(ledger, book, *span, by, where, timezone) for span in spans])
+        else:
+            priced = _Priced.of(relation, by, book, [start for start, _ in spans])
+        tables.append(priced.with_details(relation, by))
+    return [_filtered(columns, by, where) for by, columns in zip(groupings, tables, strict=True)] if where else tables
 
 
-def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
-    """The exact cost of all parts; None if any of them is unpriced."""
-    costs = [part.cost for part in parts]
-    known = [cost for cost in costs if cost is not None]
-    return exact_sum(known) if len(known) == len(costs) else None
+def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]) -> ChargeTable:
+    conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
+    matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
+    return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
 
 
-def coverage(items: Iterable[Charge]) -> float:
-    """The metered share of the capacity without down time; 1 if there is no such capacity."""
-    sums: Counter[Account] = Counter()
-    for charge in items:
-        sums[charge.account] += charge.gpu_us
-    capacity = sums.total() - sums["down"]
-    return (capacity - sums["unmetered"]) / capacity if capacity else 1.0
+def split_in_order(group: Int64Array, gpu_us: Int64Array, limits: Int64Array) -> Int64Array:
+    """Divides each group's time into parts and a rest. The first rows of a group fill the first part up to its limit,
+    the next rows the second part, and so on.
 
+    group, gpu_us: shape (rows,). Adjacent equal values of `group` form one group.
+    limits: of a row's whole group, shape (rows, parts).
 
-def unpriced_us(parts: Iterable[PricedTime]) -> int:
-    """Billed GPU-µs without a price."""
-    return sum(part.gpu_us for part in parts if part.cost is None)
+    Returns shape (rows, parts + 1). Each row adds up to its gpu_us."""
+    if not len(group):
+        return np.zeros((0, limits.shape[1] + 1), dtype=np.int64)
+    until = np.cumsum(gpu_us)
+    first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1])))
+    until -= np.repeat((until - gpu_us)[first], np.diff([*first, len(group)]))
+    edges = np.cumsum(limits, axis=1)
+    before_edge = np.minimum(until[:, None], edges) - np.minimum((until - gpu_us)[:, None], edges)
+    return np.diff(np.column_stack([np.zeros_like(gpu_us), before_edge, gpu_us]), axis=1)
 
 
 def cost(

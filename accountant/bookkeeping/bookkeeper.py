@@ -21,6 +21,7 @@ from typing import Final, Literal, Protocol
 import structlog
 from pydantic import TypeAdapter
 
+from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import bills, statement, unused_commitments
 from accountant.billing.statements import (
     Adjustment,
@@ -33,7 +34,6 @@ from accountant.billing.statements import (
     for_teams,
     from_canonical,
 )
-from accountant.billing.usage_pricing import Charge
 from accountant.bookkeeping.corrections_and_adjustments import (
     CreditLine,
     NewAdjustment,

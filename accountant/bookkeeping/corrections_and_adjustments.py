@@ -30,10 +30,10 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant.billing.charge_table import charges_by_grouping
+from accountant.billing.charge import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
 from accountant.billing.cost_allocation import bill_start_up
 from accountant.billing.statements import Adjustment, Correction, StatementLine, as_text
-from accountant.billing.usage_pricing import ALLOCATED, BILLED, DETAILS, LINE_ACCOUNTS, quantify, total_cost
+from accountant.billing.usage_pricing import charges_by_grouping
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import Month, utc
 from accountant.ledger.protocols import Ledger, Questions

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from accountant.billing.usage_pricing import Charge, quantify_together, total_cost
+from accountant.billing.charge import Charge, quantify_together, total_cost
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import utc
 from accountant.prices.price_book import MAX_DECIMALS, Price, PriceBook, PriceRow

@@ -23,7 +23,7 @@ from accountant.api.bookkeeping_models import (
     PriceVersion,
     WaitingProposal,
 )
-from accountant.billing.usage_pricing import ACCOUNTS
+from accountant.billing.charge import ACCOUNTS
 from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc

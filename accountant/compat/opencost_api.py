@@ -45,9 +45,10 @@ from fastapi.responses import PlainTextResponse, Response
 
 from accountant.api import query_parameters
 from accountant.api.query_parameters import QuerySpan
+from accountant.billing.charge import ALLOCATED, Charge
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.time_reallocation import spread_shares, whole_weights
-from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
+from accountant.billing.usage_pricing import charges
 from accountant.compat.opencost_query import (
     ASSET,
     CONTROLLER_KINDS,

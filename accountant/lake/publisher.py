@@ -22,8 +22,9 @@ import pyarrow as pa
 import structlog
 from sqlglot import exp
 
+from accountant.billing.charge import quantify
 from accountant.billing.statements import Statement
-from accountant.billing.usage_pricing import charges, quantify
+from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
 from accountant.core.periods import Month, day_span, local_date

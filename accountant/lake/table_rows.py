@@ -22,8 +22,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
+from accountant.billing.charge import ACCOUNTS, BILLED
 from accountant.billing.statements import Statement, StatementLine, canonical
-from accountant.billing.usage_pricing import ACCOUNTS, BILLED, charges
+from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import day_span
 from accountant.lake.tables import (

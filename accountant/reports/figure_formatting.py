@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
-from accountant.billing.usage_pricing import Account, Detail
+from accountant.billing.charge import Account, Detail
 from accountant.core.periods import Month, local_date, midnight_ms
 from accountant.core.periods import utc as utc
 from accountant.reports.report_breakdowns import Difference, change

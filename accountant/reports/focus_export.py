@@ -29,8 +29,8 @@ from functools import cache
 from typing import Final
 
 from accountant.billing import budget_forecast
+from accountant.billing.charge import BILLED
 from accountant.billing.statements import StatementLine
-from accountant.billing.usage_pricing import BILLED
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc

@@ -21,9 +21,9 @@ from operator import itemgetter
 
 import numpy as np
 
+from accountant.billing.charge import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeTable, numbered
 from accountant.billing.job_costs import EpochQuestions, epoch_lines, only_job
-from accountant.billing.usage_pricing import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.ledger.usage import Int64Array, JobName, Where
 from accountant.prices.price_book import PriceBook

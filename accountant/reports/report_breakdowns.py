@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import TypeAlias, TypeVar, cast
 from zoneinfo import ZoneInfo
 
+from accountant.billing.charge import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.billing.statements import Entry, StatementLine
-from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.core.periods import days, hour_of_day
 from accountant.ledger.usage import Place, Usage
 from accountant.prices.price_book import PriceBook

@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
 from accountant.billing.budget_forecast import Outlook
+from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
@@ -35,7 +36,7 @@ from accountant.billing.statements import (
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
-from accountant.billing.usage_pricing import Charge, charges
+from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer

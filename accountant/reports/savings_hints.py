@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
 
-from accountant.billing.usage_pricing import ALLOCATED, Charge
+from accountant.billing.charge import ALLOCATED, Charge
 from accountant.ledger.usage import JobName, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow

@@ -22,9 +22,9 @@ from functools import cache, partial
 from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
+from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import bills
 from accountant.billing.statements import StatementLine
-from accountant.billing.usage_pricing import Charge
 from accountant.core.periods import Month, day_span
 from accountant.core.settings import Issuer
 from accountant.ledger.protocols import Questions

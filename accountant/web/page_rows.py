@@ -14,11 +14,12 @@ from urllib.parse import urlencode
 from pydantic import TypeAdapter
 
 from accountant.api.dependencies import LedgerSnapshot
+from accountant.billing.charge import ACCOUNTS, ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
 from accountant.billing.job_costs import JobFigures, JobList
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
-from accountant.billing.usage_pricing import ACCOUNTS, ALLOCATED, BILLED, Account, charges, quantify, unpriced_us
+from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal

@@ -25,6 +25,7 @@ from accountant.api.access_control import Reader, own_teams_only, require_all_te
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
+from accountant.billing.charge import Capacity
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
@@ -37,7 +38,6 @@ from accountant.billing.statement_breakdown import (
     itemise,
 )
 from accountant.billing.statements import Statement, StatementLine
-from accountant.billing.usage_pricing import Capacity
 from accountant.bookkeeping.bookkeeper import ENTRIES
 from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.bookkeeping.month_closing import CannotClose

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from accountant.billing.usage_pricing import ACCOUNTS
+from accountant.billing.charge import ACCOUNTS
 from accountant.core.periods import utc
 from accountant.reports import figure_formatting
 from accountant.wire.policy_models import IDLE, UNASSIGNED

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.charge_table import split_in_order
+from accountant.billing.charge import quantify, total_cost
 from accountant.billing.cost_allocation import billed_tables, bills, weights
 from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import reserve
 from accountant.billing.time_reallocation import Share, lend, spread_shares
-from accountant.billing.usage_pricing import charges, quantify, total_cost
+from accountant.billing.usage_pricing import charges, split_in_order
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion

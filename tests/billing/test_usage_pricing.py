@@ -9,7 +9,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.usage_pricing import charges, cost, quantify
+from accountant.billing.charge import quantify
+from accountant.billing.usage_pricing import charges, cost
 from accountant.wire.policy_models import IDLE
 from tests.billing.usage_rows import at, held, ledger_of, price_book, time_by, unheld
 from tests.fakes.list_ledger import ListLedger, Row

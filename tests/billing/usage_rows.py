@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from accountant.billing.usage_pricing import Charge
+from accountant.billing.charge import Charge
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.periods import Month
 from accountant.ledger.journal import Act, NewAct

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.billing.usage_pricing import ACCOUNTS, BILLED, Charge, charges, cost
+from accountant.billing.charge import ACCOUNTS, BILLED, Charge
+from accountant.billing.usage_pricing import charges, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost_api import (
     Allocation,

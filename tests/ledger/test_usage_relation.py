@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.billing.charge import ALLOCATED, Charge
 from accountant.billing.cost_allocation import billed_tables, bills
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
-from accountant.billing.usage_pricing import ALLOCATED, Charge, charges
+from accountant.billing.usage_pricing import charges
 from accountant.ledger.protocols import Facts
 from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Usage, Where
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook

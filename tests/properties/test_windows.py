@@ -20,7 +20,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from accountant.billing.usage_pricing import ALLOCATED, charges
+from accountant.billing.charge import ALLOCATED
+from accountant.billing.usage_pricing import charges
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, part, sum_by_key
