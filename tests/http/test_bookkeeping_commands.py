@@ -213,4 +213,4 @@ def test_budgets_over_http(place):
     budget = {"name": "b", "team": "__unassigned__", "limit": 4}
     client.put("/v1/policy", json={"queues": [{"name": "q"}], "budgets": [budget]}).raise_for_status()
     (state,) = client.get("/v1/budgets").json()
-    assert (state["name"], state["month"], state["unit"], state["spent"]) == ("b", "2026-12", "GPU-hours", "0")
+    assert (state["name"], state["month"], state["unit"], state["spent"]) == ("b", "2026-12", "GPU-hours", None)
