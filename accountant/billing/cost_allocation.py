@@ -32,6 +32,7 @@ from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 from gputally.base.money import exact_product, exact_sum
 from gputally.base.units import US_PER_MS
 
@@ -62,13 +63,15 @@ def billed_tables(
 ) -> list[ChargeTable]:
     """Charges of [start_ms, end_ms) by payer, as one table for each of the groupings, which all begin with the team.
 
-    Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate."""
+    Idle time of one cluster is not spread over teams of another, so the computation keeps clusters separate. Raises
+    CalledOff when nobody waits for it any more."""
     billing = book.billing if book is not None else Billing()
     guaranteed, spread = billing.any("guaranteed", "owner"), billing.any("unallocated", "spread")
     with_cluster = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in groupings]
     billed = []
     priced = charges_by_grouping(ledger, book, start_ms, end_ms, with_cluster, timezone)
     for wanted, by, of_holders in zip(groupings, with_cluster, priced, strict=True):
+        called_off.check()
         columns = bill_start_up(of_holders, billing, by)
         if guaranteed or spread:
             rows = np.flatnonzero(columns.cells[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))

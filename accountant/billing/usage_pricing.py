@@ -43,6 +43,7 @@ from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage import LENT, OF_TIME, PRICED_BY, START_UP, Int64Array, Place, Usage, UsageMeasure
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
+from gputally.base import called_off
 from gputally.base.money import exact_sum
 from gputally.base.units import US_PER_MS
 
@@ -261,16 +262,20 @@ def charges_by_grouping(
 
     Each span without a price change is priced separately, so start-up time has the price of its own hours.
 
-    where: a filter by dimensions that every grouping has."""
+    where: a filter by dimensions that every grouping has.
+
+    Raises CalledOff when nobody waits for it any more."""
     spans = pieces(book, start_ms, end_ms)
     commits = book is not None and book.commits(start_ms, end_ms)
     usage: dict[int, Usage] = {}
     # Start-up time is read once if those by day or hour are the first.
     for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
+        called_off.check()
         asked = _dimensions(book, groupings[number])
         usage[number] = ledger.usage(_edges(spans), asked, None, timezone, (*START_UP, *_measures(book)))
     tables = []
     for number, by in enumerate(groupings):
+        called_off.check()
         relation = usage.pop(number)
         if commits:
             priced = _Priced.of_charges([charges(ledger, book, *span, by, where, timezone) for span in spans])

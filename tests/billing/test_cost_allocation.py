@@ -22,6 +22,7 @@ from accountant.billing.usage_pricing import charges, split_in_order
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
+from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate
 from tests.billing.usage_rows import at, held, ledger_of, quota_policy, time_by, unheld
@@ -66,6 +67,27 @@ def by_team(found):
 
 def ask(ledger, billing=""):
     return bills(ledger, book(billing), at(DAY[0]), at(DAY[1]), ("team",))
+
+
+@pytest.mark.parametrize("answered", [1, 2])
+def test_a_bill_that_nobody_waits_for_ends_between_its_groupings(pools, answered):
+    """The caller goes when the ledger has answered the first question, or the last one."""
+    work, questions = Work(), []
+
+    class Left(ListLedger):
+        def usage(self, *asked):
+            questions.append(asked)
+            if len(questions) == answered:
+                work.call_off()
+            return super().usage(*asked)
+
+    make_current(work)
+    try:
+        with pytest.raises(CalledOff):
+            billed_tables(Left(pools.rows), book(), at(DAY[0]), at(DAY[1]), (("team",), ("team", "queue")))
+    finally:
+        make_current(None)
+    assert len(questions) == answered
 
 
 def test_idle_is_kept_unless_said_otherwise(pools):
