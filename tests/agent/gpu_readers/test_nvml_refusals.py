@@ -355,3 +355,15 @@ def test_a_gpu_whose_list_is_unreadable_is_not_booked_unheld(new_rig: NewRig) ->
     node.start(1, 0, 900_000, allocate=False)
     node.run(60)
     assert node.rows() == [], "nothing is known about its holders"
+
+
+@pytest.mark.parametrize("busy_ppm", [0, 400_000])
+def test_a_shared_gpu_without_the_right_to_look_at_processes_keeps_one_method(new_rig: Any, busy_ppm: int) -> None:
+    """Its label stays the same from minute to minute, idle or not, and is one that a real GPU has."""
+    rig = new_rig(setup=["fail nvmlDeviceGetProcessUtilization 4", "fail nvmlDeviceGetProcessesUtilizationInfo 4"])
+    for pod in (1, 2):
+        rig.start(pod, 0, busy_ppm if pod == 1 else 0, of=2)
+    rig.run(240)
+    methods = {row.method for pod in (1, 2) for row in rig.rows_of(pod)}
+    assert len(methods) == 1
+    assert not methods & {"simulated", "imported", "carried"}
