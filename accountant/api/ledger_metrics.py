@@ -24,12 +24,12 @@ from prometheus_client.core import Metric
 from accountant.api.dependencies import ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
-from accountant.billing.charge import ACCOUNTS, ALLOCATED, Charge, quantify
+from accountant.billing.charge import ALLOCATED, Charge, quantify
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import NodeFacts, Questions
-from accountant.ledger.usage import coverage
+from accountant.ledger.usage import ACCOUNTS, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.job_and_task_metrics import CachingCollector
 from accountant.wire.policy_models import IDLE, Policy

@@ -16,20 +16,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal, TypeVar, get_args
 
-from accountant.ledger.usage import Place
+from accountant.ledger.usage import HELD, Capacity, Place
 from accountant.prices.price_book import Price
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
 
 K = TypeVar("K", bound=tuple[str | int, ...])
 
-Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
 Account = Literal[Capacity, "unused_commitment"]
 """`unused_commitment` is GPU time that was paid for in advance and not used; it is not part of the capacity."""
-ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
-"""In display order; they add up to the capacity."""
 LINE_ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
 """The accounts that a statement has lines for: ACCOUNTS and unused commitments."""
-ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
+ALLOCATED: Final = frozenset[Account](HELD)
 BILLED: Final = ALLOCATED | {"unallocated", "unused_commitment"}
 
 Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]

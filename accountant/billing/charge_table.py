@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Charge, Detail
+from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Charge
 from accountant.billing.statements import LineKey
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.usage import Int64Array, Place
@@ -21,7 +21,6 @@ from accountant.prices.price_book import Price
 T = TypeVar("T", bound=tuple[str, ...])
 KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
 """The columns of `ChargeTable.cells`."""
-_IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
 _KEY_BYTES: Final = 300
 """Approximate size of a key, including the names that only it has."""
 

@@ -28,7 +28,6 @@ from typing import Final, NamedTuple, Protocol
 
 from accountant.billing.charge import (
     ALLOCATED,
-    Capacity,
     Charge,
     PricedTime,
     quantify,
@@ -40,7 +39,7 @@ from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.usage_pricing import charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
-from accountant.ledger.usage import PRICED_BY, Place, Usage, Where
+from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.option_types import JobState
 from accountant.wire.usage_cost_and_job_models import (
@@ -89,10 +88,9 @@ def divide_by_epoch(found: Sequence[Charge], held: Usage, epochs: int) -> list[l
     epochs: the number of epochs."""
     weights: dict[Group, list[int]] = defaultdict(lambda: [0] * epochs)
     in_hour: dict[str, list[int]] = defaultdict(lambda: [0] * epochs)
-    accounts: tuple[Capacity, ...] = ("busy", "allocated_idle", "allocated_unknown")
-    rows = zip(held.span.tolist(), held.row_keys(), held.columns(accounts).tolist(), strict=True)
+    rows = zip(held.span.tolist(), held.row_keys(), held.columns(HELD).tolist(), strict=True)
     for number, (hour, *place), figures in rows:
-        for account, gpu_us in zip(accounts, figures, strict=True):
+        for account, gpu_us in zip(HELD, figures, strict=True):
             weights[hour, Place(*place), account][number] += gpu_us
             in_hour[hour][number] += gpu_us
     groups: dict[Group, list[Charge]] = {}

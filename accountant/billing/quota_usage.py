@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
+from accountant.ledger.usage import HELD, Usage
 from accountant.wire.policy_models import Policy, PolicyVersion
 from gputally.base.apportionment import apportion
 from gputally.base.units import US_PER_MS
-
-if TYPE_CHECKING:
-    from accountant.ledger.usage import Usage
 
 _MILLI = 1_000
 """Deserved quotas are decimal numbers of GPUs, counted here in thousandths."""
@@ -69,7 +67,7 @@ def _allocated(hourly: Usage) -> Counter[tuple[str, str]]:
     """Held GPU-µs by queue and local hour. hourly: usage by at least these."""
     sums: Counter[tuple[str, str]] = Counter()
     queue, hour = hourly.by.index("queue"), hourly.by.index("hour")
-    allocated = hourly.columns(("busy", "allocated_idle", "allocated_unknown")).sum(axis=1).tolist()
+    allocated = hourly.columns(HELD).sum(axis=1).tolist()
     for key, gpu_us in zip(hourly.row_keys(), allocated, strict=True):
         sums[key[queue], key[hour]] += gpu_us
     return sums

@@ -24,7 +24,7 @@ from math import lcm
 from typing import Final, NamedTuple, TypeVar
 
 from accountant.ledger.protocols import OF_HOLDERS
-from accountant.ledger.usage import ACCOUNTS, LENT, PRICED_BY, START_UP, Usage, names_of
+from accountant.ledger.usage import ACCOUNTS, HELD, LENT, PRICED_BY, START_UP, Usage, names_of
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
@@ -83,7 +83,6 @@ def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[
     return free, lent
 
 
-HELD: Final = ("busy", "allocated_idle", "allocated_unknown")
 _WITHOUT_HOLDER: Final = {**{str(name): "" for name in OF_HOLDERS}, "team": IDLE, "queue": IDLE}
 MEMORY_SLICES = 8
 

@@ -10,7 +10,7 @@ time that it used beyond its share, and `mig_basis: memory` bills MIG instances 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from accountant.billing.charge import (
-    ACCOUNTS,
     BILLED,
     DETAILS,
     LINE_ACCOUNTS,
@@ -40,7 +39,18 @@ from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
-from accountant.ledger.usage import LENT, OF_TIME, PRICED_BY, START_UP, Int64Array, Place, Usage, UsageMeasure
+from accountant.ledger.usage import (
+    ACCOUNTS,
+    LENT,
+    OF_TIME,
+    PRICED_BY,
+    START_UP,
+    Int64Array,
+    Place,
+    Usage,
+    UsageMeasure,
+    Where,
+)
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base import called_off
@@ -63,7 +73,7 @@ def charges(
     start_ms: int,
     end_ms: int,
     by: Sequence[Dimension],
-    where: Mapping[Dimension, Collection[str]] | None = None,
+    where: Where | None = None,
     timezone: str = "UTC",
 ) -> list[Charge]:
     """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
@@ -121,7 +131,7 @@ def _at_rows(
     book: PriceBook | None,
     spans: Sequence[Span],
     by: Sequence[Dimension],
-    where: Mapping[Dimension, Collection[str]] | None,
+    where: Where | None,
     timezone: str,
 ) -> ChargeTable:
     """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
@@ -256,7 +266,7 @@ def charges_by_grouping(
     end_ms: int,
     groupings: Sequence[Sequence[Dimension]],
     timezone: str = "UTC",
-    where: Mapping[Dimension, Collection[str]] | None = None,
+    where: Where | None = None,
 ) -> list[ChargeTable]:
     """The charges of [start_ms, end_ms) by each of the groupings, with allocated_idle divided into its details.
 
@@ -267,12 +277,14 @@ def charges_by_grouping(
     Raises CalledOff when nobody waits for it any more."""
     spans = pieces(book, start_ms, end_ms)
     commits = book is not None and book.commits(start_ms, end_ms)
+    # With commitments, `charges` asks for what prices the usage.
+    measures = START_UP if commits else (*START_UP, *_measures(book))
     usage: dict[int, Usage] = {}
     # Start-up time is read once if those by day or hour are the first.
     for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
         called_off.check()
         asked = _dimensions(book, groupings[number])
-        usage[number] = ledger.usage(_edges(spans), asked, None, timezone, (*START_UP, *_measures(book)))
+        usage[number] = ledger.usage(_edges(spans), asked, None, timezone, measures)
     tables = []
     for number, by in enumerate(groupings):
         called_off.check()
@@ -285,7 +297,7 @@ def charges_by_grouping(
     return [_filtered(columns, by, where) for by, columns in zip(groupings, tables, strict=True)] if where else tables
 
 
-def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Mapping[Dimension, Collection[str]]) -> ChargeTable:
+def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Where) -> ChargeTable:
     conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
     matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
     return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
@@ -315,7 +327,7 @@ def cost(
     start_ms: int,
     end_ms: int,
     by: Sequence[Dimension],
-    where: Mapping[Dimension, Collection[str]] | None = None,
+    where: Where | None = None,
     timezone: str = "UTC",
 ) -> CostAnswer:
     """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.

@@ -23,11 +23,11 @@ from accountant.api.bookkeeping_models import (
     PriceVersion,
     WaitingProposal,
 )
-from accountant.billing.charge import ACCOUNTS
 from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
+from accountant.ledger.usage import ACCOUNTS
 from accountant.reports.figure_formatting import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer

@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
-from accountant.billing.charge import ACCOUNTS, BILLED
+from accountant.billing.charge import BILLED
 from accountant.billing.statements import Statement, StatementLine, canonical
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.month_closing import statement_hash
@@ -38,8 +38,7 @@ from accountant.lake.tables import (
     digest,
 )
 from accountant.ledger.protocols import Questions
-from accountant.ledger.usage import ACCOUNTS as ACCOUNTS_OF_USAGE
-from accountant.ledger.usage import MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
+from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import focus_export
 from accountant.reports.report_builder import Report
@@ -155,7 +154,7 @@ class _Rows:
     def of(cls, usage: Usage) -> _Rows:
         keys, key = usage.keyed(DIMENSIONS)
         places, place = usage.keyed(PRICED_BY)
-        gpu_us, measures = usage.columns((*ACCOUNTS_OF_USAGE, *START_UP)), usage.columns(MEASURES)
+        gpu_us, measures = usage.columns((*ACCOUNTS, *START_UP)), usage.columns(MEASURES)
         measures[:, MEASURES.index("energy_uj")] = np.array(usage.energy_uj(), dtype=object).astype(np.int64)
         order = np.lexsort((place, usage.span, key))
         order = order[np.any(np.column_stack([gpu_us, measures]), axis=1)[order]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
 from gputally.base import called_off
@@ -31,8 +31,11 @@ PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capac
 """The dimensions that a price may depend on."""
 OF_TIME: Final[frozenset[Dimension]] = frozenset({"day", "hour"})
 """The dimensions of local time."""
-ACCOUNTS: Final = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
-"""The accounts in their order, in GPU-µs. Every relation of usage has them."""
+Capacity: TypeAlias = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
+ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
+"""The accounts in display order, in GPU-µs; they add up to the capacity. Every relation of usage has them."""
+HELD: Final[tuple[Capacity, ...]] = ("busy", "allocated_idle", "allocated_unknown")
+"""The accounts of time that somebody held, the first of ACCOUNTS."""
 UsageMeasure: TypeAlias = Literal[
     "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
     "starting", "gang_waiting", "lent_busy", "lent_allocated_idle", "lent_unallocated",

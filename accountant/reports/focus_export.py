@@ -29,7 +29,7 @@ from functools import cache
 from typing import Final
 
 from accountant.billing import budget_forecast
-from accountant.billing.charge import BILLED
+from accountant.billing.charge import ALLOCATED, BILLED
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
@@ -252,7 +252,7 @@ def _of_line(charge: FocusCharge, line: StatementLine) -> Row:
     }
     if charge.kind == "correction":
         cells["ChargeClass"] = "Correction"
-    if line.account in ("busy", "allocated_idle", "allocated_unknown"):
+    if line.account in ALLOCATED:
         cells["x_GpuHoursAllocated"] = number(hours)
     if line.account == "busy":
         cells["x_GpuHoursUsed"] = number(hours)

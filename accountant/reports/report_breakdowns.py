@@ -14,10 +14,10 @@ from decimal import Decimal
 from typing import TypeAlias, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from accountant.billing.charge import ACCOUNTS, ALLOCATED, Account, Charge, PricedTime, quantify
+from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.billing.statements import Entry, StatementLine
 from accountant.core.periods import days, hour_of_day
-from accountant.ledger.usage import Place, Usage
+from accountant.ledger.usage import ACCOUNTS, HELD, Place, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -319,18 +319,14 @@ def daily(hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | N
         capacity[hour.partition("T")[0]] += sum(figures) - figures[ACCOUNTS.index("down")]
     of_teams, teams = _sums_by(hourly, ("hour", "team"))
     allocated: dict[str, dict[str, int]] = defaultdict(dict)
-    for (hour, name), figures in sorted(zip(teams, of_teams, strict=True)):
-        gpu_us, day = sum(figures[:_HELD]), hour.partition("T")[0]
+    for (hour, name), figures in zip(teams, of_teams, strict=True):
+        gpu_us, day = sum(figures[: len(HELD)]), hour.partition("T")[0]
         if gpu_us and team in (None, name):
             allocated[day][name] = allocated[day].get(name, 0) + gpu_us
     return tuple(
         DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
         for day, start, end in days(start_ms, end_ms, tz)
     )
-
-
-_HELD = ACCOUNTS.index("unallocated")
-"""This many accounts, from the first, are time that somebody held."""
 
 
 def _sums_by(hourly: Usage, by: Sequence[Dimension]) -> tuple[list[list[int]], list[tuple[str, ...]]]:

@@ -19,7 +19,7 @@ from decimal import Decimal
 from typing import Final, Literal
 
 from accountant.billing.charge import ALLOCATED, Charge
-from accountant.ledger.usage import JobName, Place, Usage
+from accountant.ledger.usage import HELD, JobName, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -77,7 +77,7 @@ class Peak:
 def peaks_of(hourly: Usage) -> dict[JobName, Peak]:
     """The peaks of the jobs that held anything. hourly: usage by BY_NAME and hour."""
     peaks: dict[JobName, Peak] = {}
-    held = hourly.columns(("busy", "allocated_idle", "allocated_unknown")).tolist()
+    held = hourly.columns(HELD).tolist()
     for (team, namespace, job, cluster, _), (busy_us, *others) in zip(hourly.row_keys(), held, strict=True):
         name, held_us = (team, namespace, job, cluster), busy_us + sum(others)
         known = peaks.get(name, Peak())

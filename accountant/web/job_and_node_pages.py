@@ -27,11 +27,10 @@ from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
 from accountant.api.usage_cost_and_job_routes import job_span, unknown_job
 from accountant.billing import job_costs
-from accountant.billing.charge import ACCOUNTS
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
 from accountant.ledger.protocols import GpuMove, JobKey
-from accountant.ledger.usage import Where
+from accountant.ledger.usage import ACCOUNTS, Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from pydantic import TypeAdapter
 
 from accountant.api.dependencies import LedgerSnapshot
-from accountant.billing.charge import ACCOUNTS, ALLOCATED, BILLED, Account, quantify, unpriced_us
+from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
 from accountant.billing.job_costs import JobFigures, JobList
 from accountant.billing.queue_waits import KnownPod, pod_wait
@@ -24,7 +24,7 @@ from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal
 from accountant.ledger.protocols import Ledger, NodeFacts, Questions
-from accountant.ledger.usage import PRICED_BY, START_UP
+from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.option_types import JobState

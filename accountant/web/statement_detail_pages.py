@@ -25,7 +25,6 @@ from accountant.api.access_control import Reader, own_teams_only, require_all_te
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
-from accountant.billing.charge import Capacity
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
@@ -45,6 +44,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.ledger.journal import ActKind
 from accountant.ledger.protocols import JobKey
+from accountant.ledger.usage import Capacity
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
 from accountant.reports.output_formats import file_name

@@ -17,8 +17,8 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from accountant.billing.charge import ACCOUNTS
 from accountant.core.periods import utc
+from accountant.ledger.usage import ACCOUNTS
 from accountant.reports import figure_formatting
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Accounts

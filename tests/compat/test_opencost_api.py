@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.billing.charge import ACCOUNTS, BILLED, Charge
+from accountant.billing.charge import BILLED, Charge
 from accountant.billing.usage_pricing import charges, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost_api import (
@@ -34,7 +34,7 @@ from accountant.compat.opencost_query import KEYS
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings, load
-from accountant.ledger.usage import Place
+from accountant.ledger.usage import ACCOUNTS, Place
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import Price, PriceRow
 from accountant.storage.duckdb_ledger import open_ledger
