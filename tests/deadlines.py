@@ -34,12 +34,20 @@ class Deadline:
         self._calm_s = self._most_s = calm_s
 
     @property
+    def since_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def extend(self, calm_s: float) -> None:
+        """Allow `calm_s` more on an idle machine."""
+        self._calm_s += calm_s
+
+    @property
     def passed(self) -> bool:
         self._most_s = max(self._most_s, patience_s(self._calm_s))
-        return time.monotonic() - self._began > self._most_s
+        return self.since_s > self._most_s
 
     def __str__(self) -> str:
-        return f"{time.monotonic() - self._began:.0f} s (allowed {self._most_s:.0f} s)"
+        return f"{self.since_s:.0f} s (allowed {self._most_s:.0f} s)"
 
 
 def until(met: Callable[[], Any], otherwise: str | Callable[[], str], calm_s: float = CALM_S) -> Any:
