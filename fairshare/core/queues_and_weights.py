@@ -274,7 +274,8 @@ class Gang:
     topology: the topology level that all its pods must share, "" if none is required.
     protection: how long its scheduler protects it after its start; None if it does not.
     may_claim_ms: the time before which its scheduler evicts nothing for it; None if there is none.
-    in_quota: true if its scheduler starts it only within the quotas of its queue and of all queues above it."""
+    in_quota: true if its scheduler starts it only within the quotas of its queue and of all queues above it.
+    held_back: why its scheduler does not start it now, however much room there is; "" if it does."""
 
     queue: str
     kind: Kind
@@ -300,6 +301,7 @@ class Gang:
     choices: tuple[PoolChoice, ...] = ()
     companions: tuple[Pod, ...] = ()
     in_quota: bool = False
+    held_back: str = ""
 
     @property
     def waits(self) -> float:

@@ -340,6 +340,8 @@ def explain_pod(
         sentences.append(
             f"it starts with its gang: {gang.minimum:g} GPUs at once, {gang.allocated:g} of them held, {need:g} missing"
         )
+    if gang is not None and gang.held_back:
+        sentences.append(gang.held_back)
     if account is None:
         return PodAccount(name, pod, gang, None, (*sentences, *_hold(report)), (), preemptions)
     ahead = [other for other in account.gangs if other.waits > 0 and gang is not None and _is_ahead(other, gang)]
@@ -375,7 +377,7 @@ def _explain_at(
     family = PolicyTree(policy).family(name)
     waiting = sorted(
         (g for g in target.gangs if g.queue in family and g.waits > 0),
-        key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
+        key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.uid, g.namespace, g.name),
     )
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
     if report.free_by_node:  # pods outside the target's queues hold GPUs too
@@ -472,7 +474,7 @@ def _belongs(pod: Pod, gang: Gang) -> bool:
 def _is_ahead(other: Gang, gang: Gang) -> bool:
     if other.uid == gang.uid and other.name == gang.name:
         return False
-    return (-other.priority, other.created_ms or 0) < (-gang.priority, gang.created_ms or 0)
+    return (-other.priority, other.created_ms or 0, other.uid) < (-gang.priority, gang.created_ms or 0, gang.uid)
 
 
 def _names(pod: Pod) -> frozenset[str]:

@@ -57,7 +57,8 @@ class Claim:
     path: the scheduler's queues from the root to that of the workload, if its scheduler protects others from it.
     alternatives: further pools of which one may admit it instead, each with its nodes and its GPU model.
     in_quota: as in `Gang`.
-    model: the GPU model on which it starts; None if the policy has no quotas by model."""
+    model: the GPU model on which it starts; None if the policy has no quotas by model.
+    uid: that of the workload's object, by which schedulers order workloads of the same age."""
 
     key: str
     queue: str
@@ -75,6 +76,7 @@ class Claim:
     alternatives: tuple[Variant, ...] = ()
     in_quota: bool = False
     model: str | None = None
+    uid: str = ""
 
     @property
     def variants(self) -> Sequence[Claim]:
@@ -91,7 +93,7 @@ class Claim:
     @property
     def requirements(self) -> Hashable:
         """A value that is equal for claims that differ only in their workload and waiting time."""
-        return replace(self, key="", since_ms=0)
+        return replace(self, key="", since_ms=0, uid="")
 
     @property
     def called(self) -> bool:
@@ -103,7 +105,8 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
     """Return the claims in the order of service.
 
     Calls are first. The others follow by these keys: within quota before others, then higher priority, then the queue
-    that holds the smallest part of its share, then the longest wait."""
+    that holds the smallest part of its share, then the longest wait. Of workloads that wait for equally long, the
+    lower uid is first, as in the schedulers."""
     candidates = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     by_workload: dict[str, Claim] = {}
     for claim in candidates:
@@ -119,6 +122,7 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
             -claim.priority,
             ratio(stock.allocated, stock.share),
             claim.since_ms,
+            claim.uid,
             claim.key,
         )
 
@@ -197,6 +201,7 @@ def _waiting(rules: PreemptionPolicy, situation: PreemptionInputs) -> Sequence[C
         since = situation.now_ms if gang.created_ms is None else gang.created_ms
         if (
             gang.waits > 0
+            and not gang.held_back
             and gang.priority not in never
             and all(pod.preempts for pod in gang.pods)
             and not any(pod.gated for pod in gang.pods)
@@ -234,6 +239,7 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         tuple(others),
         gang.in_quota,
         model,
+        gang.uid,
     )
 
 

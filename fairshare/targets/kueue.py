@@ -113,6 +113,8 @@ class Configuration:
     fair: Kueue reads the weights of ClusterQueues and Cohorts.
     admission: Kueue reads the weights of LocalQueues whose ClusterQueue enables it.
     no_half_life: admission fair sharing has no half-life, so Kueue counts no usage.
+    by_creation: a Workload whose pods did not become ready in time keeps its place by age; otherwise it goes behind
+        those that were there when it was evicted.
     fault: why the manager does not start with the configuration; "" if no fault is known."""
 
     version: str
@@ -120,6 +122,7 @@ class Configuration:
     admission: bool
     no_half_life: bool = False
     fault: str = ""
+    by_creation: bool = False
 
 
 CONFIGURATION_KEY = "controller_manager_config.yaml"
@@ -150,7 +153,10 @@ def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
     if not isinstance(section, dict) or (group, head["kind"]) != (_GROUP_OF_CONFIGURATION, "Configuration"):
         text = f"its entry {CONFIGURATION_KEY} is no Configuration of {_GROUP_OF_CONFIGURATION}"
         return Configuration(_NEWEST, False, False, fault=text)
-    return _configuration(section, version) if version in _VERSIONS else None
+    if version not in _VERSIONS:
+        return None
+    by_creation = value_at(section, ("waitForPodsReady", "requeuingStrategy", "timestamp")) == "Creation"
+    return replace(_configuration(section, version), by_creation=by_creation)
 
 
 def _first_document(text: str) -> str:
@@ -263,7 +269,8 @@ class KueueAdapter(Adapter):
             """Return the compute slices of the GPUs of a flavor, by the GPU model that its node labels state."""
             return parts.selected(dict(selectors.get(flavor, ())))
 
-        live, unreadable = read_each(workloads, lambda obj: _live(obj, slices_of, parts))
+        by_creation = configuration is not None and configuration.by_creation
+        live, unreadable = read_each(workloads, lambda obj: _live(obj, slices_of, parts, by_creation=by_creation))
         pools = {name: tuple(_gpu_quotas(obj, slices_of)) for name, obj in queues.items()}
         of_cohorts = {
             name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj, slices_of)} for name, obj in cohorts.items()
@@ -439,7 +446,10 @@ class _Live:
     uses: these GPUs by flavor and resource; both are "" if the admission names no GPU.
     replaces: namespace/name of the Workload that it claims to replace; "" for none.
     owners: its namespace and the uids of its owners.
-    pods: the GPUs of one pod of each pod set (`_gpus_of_pods`)."""
+    pods: the GPUs of one pod of each pod set (`_gpus_of_pods`).
+    since_ms: the time by which Kueue orders Workloads of one priority.
+    order: its place among the Workloads that wait in one queue.
+    not_queued: why Kueue does not consider it for admission, although its queue admits; "" if it does."""
 
     obj: Object
     cluster_queue: str
@@ -448,14 +458,18 @@ class _Live:
     replaces: str
     owners: tuple[str, frozenset[str]]
     pods: Mapping[str | None, float]
+    since_ms: int | None
+    order: tuple[int, int, str]
+    not_queued: str
 
 
-def _live(obj: Object, slices_of: SlicesOf, parts: MigParts) -> _Live | None:
+def _live(obj: Object, slices_of: SlicesOf, parts: MigParts, *, by_creation: bool) -> _Live | None:
     if _finished(obj):
         return None
     metadata = obj["metadata"]
     pods = _gpus_of_pods(obj, slices_of, parts)
     uses = _admitted(obj, pods, slices_of)
+    since_ms = _since_ms(obj, by_creation=by_creation)
     return _Live(
         obj,
         str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
@@ -464,7 +478,47 @@ def _live(obj: Object, slices_of: SlicesOf, parts: MigParts) -> _Live | None:
         str(value_at(metadata, ("annotations", REPLACES)) or ""),
         (metadata.get("namespace", ""), frozenset(each["uid"] for each in metadata.get("ownerReferences") or ())),
         pods,
+        since_ms,
+        (-_priority(obj), since_ms or 0, metadata.get("uid", "")),  # baseCompareFunc in pkg/cache/queue
+        _not_queued(obj),
     )
+
+
+GATED_BY = "kueue.x-k8s.io/admission-gated-by"
+"""The annotation that keeps a Workload from being considered."""
+
+
+def _priority(workload: Object) -> int:
+    return int(value_at(workload, ("spec", "priority")) or 0)
+
+
+def _since_ms(workload: Object, *, by_creation: bool) -> int | None:
+    """Return the time by which Kueue orders a Workload: that of its creation, or of its eviction by an admission check
+    or because its pods did not become ready in time. by_creation: as in `Configuration`.
+
+    Source: Kueue pkg/workload/workload.go, GetQueueOrderTimestamp."""
+    evicted = condition_of(workload, "Evicted")
+    behind = {"AdmissionCheck"} if by_creation else {"AdmissionCheck", "PodsReadyTimeout"}
+    if evicted.get("status") == "True" and evicted.get("reason") in behind:
+        return millis(evicted.get("lastTransitionTime"))
+    return millis(workload["metadata"].get("creationTimestamp"))
+
+
+def _not_queued(workload: Object) -> str:
+    """Return why Kueue does not consider a Workload, although its queue admits; "" if it does.
+
+    Source: Kueue pkg/workload, IsAdmissible; pkg/cache/queue, backoffWaitingTimeExpired."""
+    if value_at(workload, ("metadata", "annotations", GATED_BY)):
+        return f"its annotation {GATED_BY} keeps Kueue from admitting it"
+    reserved = condition_of(workload, "QuotaReserved")
+    if reserved.get("status") == "False" and reserved.get("reason") == "OnHold":
+        return "its job keeps Kueue from admitting it (OnHold)"
+    if condition_of(workload, "WaitingForReplacementPods").get("status") == "True":
+        return "Kueue waits for replacements of its pods (WaitingForReplacementPods)"
+    until = value_at(workload, ("status", "requeueState", "requeueAt"))
+    if until or condition_of(workload, "Requeued").get("status") == "False":
+        return "Kueue has evicted it and has not queued it again yet" + (f": not before {until}" if until else "")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,6 +636,7 @@ def _gangs(
         if value_at(live[name].obj, ("status", "admission")) is not None
     }
     waiting_gpus: dict[str, float] = {}
+    first = _first_in_line([each for each in workloads if _full_name(each.obj) not in gone], locals_, queues)
 
     def read(obj: Object) -> Gang | None:
         key, spec = _full_name(obj), obj.get("spec") or {}
@@ -602,12 +657,46 @@ def _gangs(
         if admitted:
             # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
             minimum = min(gang.minimum, requested)
-            gang = replace(gang, requested=requested, allocated=allocated, minimum=minimum)
-        return gang
+            return replace(gang, requested=requested, allocated=allocated, minimum=minimum)
+        ahead = first.get(_line(obj, queues.get(cluster_queue), cluster_queue))
+        held_back = live[key].not_queued
+        if ahead is not None and not held_back and _full_name(ahead.obj) != key:
+            title = _title(queues[cluster_queue])
+            held_back = f"{title} is a StrictFIFO queue, and Workload {_full_name(ahead.obj)} is before it"
+        return replace(gang, held_back=held_back)
 
     gangs, unreadable = read_each((each.obj for each in workloads), read)
     stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
     return sorted_gangs(gangs), tuple(sorted(stopped)), unreadable
+
+
+_Line = tuple[str, str]
+"""A ClusterQueue, and with admission fair sharing one of its LocalQueues, whose usage decides before priorities do."""
+
+
+def _line(workload: Object, queue: Object | None, cluster_queue: str) -> _Line:
+    return cluster_queue, _local(workload) if _enables_afs(queue) else ""
+
+
+def _first_in_line(
+    workloads: Iterable[_Live], locals_: Mapping[str, Object], queues: Mapping[str, Object]
+) -> Mapping[_Line, _Live]:
+    """Return the Workload that each StrictFIFO queue admits next, before any other, also if that needs no GPU."""
+    first: dict[_Line, _Live] = {}
+    for each in workloads:
+        cluster_queue = str(value_at(locals_.get(_local(each.obj), {}), ("spec", "clusterQueue")) or "")
+        queue = queues.get(cluster_queue)
+        if (
+            value_at(queue or {}, ("spec", "queueingStrategy")) == "StrictFIFO"
+            and value_at(each.obj, ("status", "admission")) is None
+            and value_at(each.obj, ("spec", "active")) is not False
+            and not each.not_queued
+            and _halt(each.obj, locals_, queue) is None
+        ):
+            line = _line(each.obj, queue, cluster_queue)
+            if line not in first or each.order < first[line].order:
+                first[line] = each
+    return first
 
 
 def _replaced(workload: _Live, live: Mapping[str, _Live]) -> _Live | None:
@@ -693,9 +782,9 @@ def _gang(workload: _Live, queue: str, previous: _Live | None) -> Gang:
         requested,
         allocated,
         min(least, requested) or requested,
-        int(spec.get("priority") or 0),
+        _priority(obj),
         True,
-        millis(metadata.get("creationTimestamp")),
+        workload.since_ms,
         millis(admission.get("lastTransitionTime")) if admission.get("status") == "True" else None,
         millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         job=next((each["name"] for each in owners_ if each.get("controller")), ""),

@@ -16,7 +16,7 @@ from fairshare.controller.weight_writer import release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Issue, Quota, TargetQueue
-from fairshare.preemption.claims_and_placement import preemption_inputs
+from fairshare.preemption.claims_and_placement import claims, preemption_inputs
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.victim_selection import decide
@@ -882,3 +882,89 @@ def test_shares_are_bounded_by_each_flavor_for_itself() -> None:
     assert used == {"ClusterQueue a (h100)": 3, "ClusterQueue c (a100)": 2, "ClusterQueue c (h100)": 1}
     alone = look_at(KueueAdapter(), FLAVORED, MemoryCluster(KINDS, queues[:2]))
     assert {name: standing.most for name, standing in alone.standings.items()} == {"a": 8, "b": 8}
+
+
+FIFO = {"queueingStrategy": "StrictFIFO"}
+EARLIER, LATER = "2026-09-30T00:00:00Z", "2026-09-30T12:00:00Z"
+
+
+def _waiting(name: str, *, created: str = EARLIER, queue: str = "a", gpus: int = 4, **spec: Any) -> dict[str, Any]:
+    workload = _workload(name, queue, 1, gpus, **spec)
+    workload["metadata"] |= {"creationTimestamp": created, "uid": f"uid-{name}"}
+    return workload
+
+
+def _evicted(workload: dict[str, Any], reason: str, at: str = LATER, **status: Any) -> dict[str, Any]:
+    evicted = {**ACTIVE, "type": "Evicted", "reason": reason, "lastTransitionTime": at}
+    return {**workload, "status": {"conditions": [evicted], **status}}
+
+
+def _claimed(*objects: dict[str, Any], ours: Mapping[str, Any] = {}, **queue: Any) -> list[str]:
+    """Return the names of the Workloads of ClusterQueue a for which GPUs are claimed, in their order."""
+    configured_so = configured({**CONFIGURATION, **ours})
+    a = _flavored("a", h100=4)
+    a["spec"] |= queue
+    found = look_at(
+        KueueAdapter(),
+        FLAVORED,
+        MemoryCluster(
+            KINDS, [a, *FLAVOR_OBJECTS, *_locals("a"), *objects, *(each for each in [configured_so] if each)]
+        ),
+    )
+    shares = [Entitlement(name, None, 8.0, 8.0, 0.0, 8.0, 0.0, 8.0) for name in "abc"]
+    inputs = preemption_inputs(FLAVORED, "kueue", found.gangs, shares, CARDS, (), NOW_MS, quotas=found.quotas)
+    return [claim.key.rpartition("/")[2] for claim in claims(FLAVORED, inputs)]
+
+
+REQUEUE_BY_CREATION = {"waitForPodsReady": {"requeuingStrategy": {"timestamp": "Creation"}}}
+
+
+@pytest.mark.parametrize(("objects", "ours", "wanted"), [
+    ([_waiting("young", created=LATER), _waiting("old")], {}, ["old", "young"]),
+    ([_waiting("b"), _waiting("a")], {}, ["a", "b"]),  # of one second: by uid
+    ([_waiting("high", created=LATER, priority=5), _waiting("old")], {}, ["high", "old"]),
+    ([_evicted(_waiting("x"), "PodsReadyTimeout"), _waiting("y", created="2026-09-30T06:00:00Z")], {}, ["y", "x"]),
+    (
+        [_evicted(_waiting("x"), "PodsReadyTimeout"), _waiting("y", created="2026-09-30T06:00:00Z")],
+        REQUEUE_BY_CREATION,
+        ["x", "y"],
+    ),
+    ([_evicted(_waiting("x"), "AdmissionCheck"), _waiting("y", created="2026-09-30T06:00:00Z")], REQUEUE_BY_CREATION,
+     ["y", "x"]),
+    ([_evicted(_waiting("x"), "Preempted"), _waiting("y", created="2026-09-30T06:00:00Z")], {}, ["x", "y"]),
+    ([_evicted(_waiting("x"), "PodsReadyTimeout", requeueState={"count": 1, "requeueAt": "2026-10-09T00:00:00Z"}),
+      _waiting("y")], {}, ["y"]),
+])  # fmt: skip
+def test_of_several_that_wait_the_next_is_kueues(
+    objects: list[dict[str, Any]], ours: dict[str, Any], wanted: list[str]
+) -> None:
+    assert _claimed(*objects, ours=ours) == wanted
+
+
+@pytest.mark.parametrize(("first", "wanted"), [
+    (_waiting("first", gpus=64), ["first"]),
+    (_waiting("first", gpus=0), []),  # it waits for processors
+    (_evicted(_waiting("first"), "Preempted"), ["first"]),
+    (_evicted(_waiting("first"), "PodsReadyTimeout", requeueState={"requeueAt": "2026-10-09T00:00:00Z"}), ["second"]),
+    (_waiting("first", active=False), ["second"]),
+    (_workload("first", "a", 1, 4, admitted=True), ["second"]),
+])  # fmt: skip
+def test_a_strict_queue_makes_room_for_nobody_behind_its_first(first: dict[str, Any], wanted: list[str]) -> None:
+    """Kueue admits nothing else of it before, so that victims for another would stop in vain."""
+    second, third = _waiting("second", created=LATER), _waiting("third", created=LATER)
+    assert _claimed(first, second, third, **FIFO) == wanted
+    free = _claimed(first, second, third)
+    assert [name for name in free if name != "first"] == ["second", "third"]
+
+
+@pytest.mark.parametrize("held", [
+    {"annotations": {"kueue.x-k8s.io/admission-gated-by": "example.com/quota"}},
+    {"conditions": [{**ACTIVE, "type": "QuotaReserved", "status": "False", "reason": "OnHold"}]},
+    {"conditions": [{**ACTIVE, "type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}]},
+])  # fmt: skip
+def test_nothing_stops_for_a_workload_that_kueue_does_not_consider(held: dict[str, Any]) -> None:
+    first, second = _waiting("first"), _waiting("second", created=LATER)
+    first["metadata"]["annotations"] = held.get("annotations", {})
+    first["status"] = {"conditions": held.get("conditions", [])}
+    assert _claimed(first, second, **FIFO) == ["second"]
+    assert _claimed(first, second) == ["second"]

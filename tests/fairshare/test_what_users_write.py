@@ -14,7 +14,7 @@ from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIn
 from fairshare.targets import KINDS
 from fairshare.targets.kai import POD_GROUP, KaiAdapter
 from fairshare.targets.kai import QUEUE as KAI_QUEUE
-from fairshare.targets.kueue import CLUSTER_QUEUES, REPLACES, WORKLOADS, KueueAdapter
+from fairshare.targets.kueue import CLUSTER_QUEUES, GATED_BY, LOCAL_QUEUES, REPLACES, WORKLOADS, KueueAdapter
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD, Object
 from tests.fairshare.builders import object_of, pod_group, pod_object, policy_of, queue_object
@@ -83,6 +83,18 @@ def test_a_workload_replaces_only_one_of_its_own_owner() -> None:
     assert names(_workload("old", owner="another"), own) == ["new", "old"]
     thief = _workload("new", owner="job", **{REPLACES: f"{OTHERS}/old"})
     assert names(_workload("old", OTHERS, owner="job"), thief) == ["new", "old"]
+
+
+def test_a_gate_keeps_only_the_workload_that_has_it_from_starting() -> None:
+    policy = policy_of([{"name": "k", "refs": ["kueue:k"]}])
+    queue = object_of(CLUSTER_QUEUES[0], "k", {"queueingStrategy": "StrictFIFO"})
+    local = object_of(LOCAL_QUEUES[0], "k", {"clusterQueue": "k"})
+    waiting = [_workload("gated", **{GATED_BY: f"{OTHERS}/other"}), _workload("free"), _workload("later")]
+    for workload in waiting:
+        workload["status"] = {}
+    seen = {CLUSTER_QUEUES[0]: [queue], LOCAL_QUEUES[0]: [local], WORKLOADS[0]: waiting}
+    held_back = {gang.name: gang.held_back for gang in KueueAdapter().observe(policy, seen).gangs}
+    assert {name for name, why in held_back.items() if why} == {"gated", "later"}
 
 
 def test_an_intent_that_a_user_wrote_concerns_only_the_object_that_has_it() -> None:
