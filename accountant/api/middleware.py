@@ -28,13 +28,13 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from accountant.api.problems import Refusal, answer, reason, retry_later, with_faults
+from accountant.api.problems import Refusal, answer, retry_later, with_faults
 from accountant.core.settings import Limits
 from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.untrusted_text import NO_CONTROLS, unprintable
 from gputally.server import page_layout
-from gputally.server.config_loading import NO_NUMBER, booleans_as_numbers
+from gputally.server.config_loading import NO_NUMBER, booleans_as_numbers, fault_text
 from gputally.server.loopback import is_loopback, names_this_machine
 from gputally.server.request_handling import ObservedSend, raw_headers
 
@@ -290,8 +290,8 @@ async def read_model(intake: BodyLimits, request: Request, model: type[M] | Type
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
             if errors[0]["type"] == "json_invalid":
-                raise Refusal("malformed-body", str(errors[0]["msg"])) from error
-            faults = [(".".join(map(str, fault["loc"])), reason(fault)) for fault in errors[:_SHOWN_FAULTS]]
+                raise Refusal("malformed-body", fault_text(errors[0])) from error
+            faults = [(".".join(map(str, fault["loc"])), fault_text(fault)) for fault in errors[:_SHOWN_FAULTS]]
             raise with_faults("invalid-body", faults) from error
 
 

@@ -43,6 +43,7 @@ from accountant.core.errors import (
 from accountant.ledger.journal import BooksMoved
 from agent.wire import PROBLEM, Ack, Batch
 from gputally.base.called_off import CalledOff
+from gputally.server.config_loading import fault_text
 from gputally.server.turns import Busy
 
 MEDIA_TYPE = "application/problem+json"
@@ -217,16 +218,8 @@ def _methods(request: Request) -> list[str]:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    faults = [(".".join(map(str, fault["loc"][1:])), reason(fault)) for fault in error.errors()]
+    faults = [(".".join(map(str, fault["loc"][1:])), fault_text(fault)) for fault in error.errors()]
     return with_faults("invalid-parameter", faults)
-
-
-def reason(fault: Mapping[str, Any]) -> str:
-    """Text for one fault found by pydantic."""
-    if fault["type"] == "extra_forbidden":
-        return "unknown name"
-    cause = fault.get("ctx", {}).get("error")
-    return str(cause) if isinstance(cause, Exception) else str(fault["msg"])
 
 
 _FRAMEWORK: Final = {400: "malformed-body", 404: "not-found", 405: "method-not-allowed"}

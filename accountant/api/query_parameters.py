@@ -12,7 +12,7 @@ of its groups. No amount of money is involved."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, Protocol, cast, get_args
 from zoneinfo import ZoneInfo
 
@@ -77,6 +77,14 @@ Instant = Annotated[
         max_length=40,
     ),
 ]
+Edge = Annotated[
+    str | None,
+    Field(
+        description="Epoch milliseconds, RFC 3339 with an offset and whole seconds, a date (local midnight), or a "
+        "duration such as 7d: `start` is then that long before `end`, and `end` that long before now.",
+        max_length=40,
+    ),
+]
 
 
 class Params(BaseModel):
@@ -103,7 +111,7 @@ def bounded(start_ms: int, end_ms: int, limits: Limits, timezone: str = "UTC") -
     periods.in_calendar(start_ms)
     periods.in_calendar(end_ms)
     if end_ms <= start_ms:
-        raise ValueError(f"the span ends at or before its start: [{start_ms}, {end_ms}) in epoch milliseconds")
+        raise ValueError(f"the span ends at or before its start: {periods.utc(start_ms)} to {periods.utc(end_ms)}")
     if end_ms - start_ms > limits.span_days * MS_PER_DAY:
         raise ValueError(f"the span is longer than {limits.span_days} days: give a later start or an earlier end")
     return QuerySpan(start_ms, end_ms, timezone)
@@ -121,8 +129,8 @@ class SpanParams(Params):
     """Query parameters of a span. Without start and end: the current month so far, or the last month with records if
     the current one has none. Otherwise start defaults to the beginning of the month of `end`, and end to now."""
 
-    start: Instant = None
-    end: Instant = None
+    start: Edge = None
+    end: Edge = None
     timezone: Zone = None
 
     def span(self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None) -> QuerySpan:
@@ -134,9 +142,11 @@ class SpanParams(Params):
         if self.start is None and self.end is None:
             start, end = periods.month_with_records(now_ms, newest_ms, zone).span(zone)
             return QuerySpan(start, min(end, now_ms), name)
-        end = now_ms if self.end is None else instant("end", self.end, zone)
+        end = now_ms if self.end is None else edge("end", self.end, zone, now_ms)
         start = (
-            periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
+            periods.Month.of(end - 1, zone).span(zone)[0]
+            if self.start is None
+            else edge("start", self.start, zone, end)
         )
         return asked(start, end, limits, name)
 
@@ -178,6 +188,7 @@ class GroupedParams(SpanParams):
     where_instance_type: tuple[str, ...] = _where("instance_type")
     where_capacity_type: tuple[str, ...] = _where("capacity_type")
     where_mig_profile: tuple[str, ...] = _where("mig_profile")
+    where_month: tuple[str, ...] = _where("month")
     where_day: tuple[str, ...] = _where("day")
     where_hour: tuple[str, ...] = _where("hour")
 
@@ -199,13 +210,24 @@ class UsageParams(GroupedParams):
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
     """Parses an instant as UTC milliseconds. Raises Refusal, which names the parameter."""
+    return _parsed(parameter, text, lambda plain: periods.parse_instant(plain, zone))
+
+
+def edge(parameter: str, text: str, zone: ZoneInfo, until_ms: int) -> int:
+    """Parses an edge of a span as UTC milliseconds. Raises Refusal, which names the parameter.
+
+    until_ms: the instant before which a duration such as 7d lies."""
+    return _parsed(parameter, text, lambda plain: periods.parse_edge(plain, zone, until_ms))
+
+
+def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
     try:
         if _EPOCH_MS.fullmatch(text):
             return periods.in_calendar(int(text))
         # In a query string an unescaped + is decoded as a space.
-        return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
+        return parse(_LOST_PLUS.sub(r"\1+\2", text))
     except (ValueError, OverflowError) as error:
-        raise invalid(parameter, f"{error}; epoch milliseconds are accepted too") from error
+        raise invalid(parameter, str(error)) from error
 
 
 def check_cost(fleet: Fleet, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> None:

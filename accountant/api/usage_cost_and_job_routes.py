@@ -27,7 +27,6 @@ from accountant.api.access_control import (
 from accountant.api.answer_cache import PackedList, PagedQuery, open_page, pack
 from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
 from accountant.api.problems import Refusal, refuses, with_body
-from accountant.api.problems import reason as first_reason
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
     GroupedParams,
@@ -38,6 +37,7 @@ from accountant.api.query_parameters import (
     UsageParams,
     asked,
     check_cost,
+    edge,
     instant,
     invalid,
 )
@@ -66,7 +66,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.money import exact_sum
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
-from gputally.server.config_loading import Duration, Model
+from gputally.server.config_loading import Duration, Model, fault_text
 from gputally.server.tokens_and_grants import Principal
 
 figure_router = APIRouter(tags=["figures"])
@@ -194,7 +194,7 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
             gpu_weights=_weights(params.gpu_weight),
         )
     except ValidationError as error:
-        raise invalid("kind", first_reason(error.errors()[0])) from error
+        raise invalid("kind", fault_text(error.errors()[0])) from error
     span = asked(*bounds(spec, at, zone), deps.settings.limits, parameter="size")
     _check_cost(deps, spec, span, params.cluster)
     return deps.ledger.window(
@@ -410,8 +410,8 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
     key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
     zone = periods.zone(params.timezone or deps.settings.timezone)
-    start = None if params.start is None else instant("start", params.start, zone)
-    end = now if params.end is None else instant("end", params.end, zone)
+    end = now if params.end is None else edge("end", params.end, zone, now)
+    start = None if params.start is None else edge("start", params.start, zone, end)
     span = job_span(deps, principal, key, start, end)
     with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
         job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)

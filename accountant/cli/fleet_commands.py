@@ -156,15 +156,15 @@ def windows(
     full hour that every cluster has published."""
     from pydantic import ValidationError
 
-    from accountant.api.problems import reason as first_reason
     from accountant.cli import terminal_tables
     from accountant.core import periods
     from accountant.wire.policy_models import UNASSIGNED, WindowSpec
+    from gputally.server.config_loading import fault_text
 
     try:
         spec = WindowSpec.model_validate({"size": size, "half_life": half_life})
     except ValidationError as error:
-        raise typer.BadParameter(first_reason(error.errors()[0])) from error
+        raise typer.BadParameter(fault_text(error.errors()[0])) from error
     with engine.opened(lake) as fleet, _progress() as progress:
         members = fleet.members(cluster or ())
         if not members:

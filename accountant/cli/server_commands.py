@@ -267,6 +267,7 @@ def new(
     from pydantic import ValidationError
 
     from accountant.cli.token_file import entries, scopes_named, with_entry
+    from gputally.server.config_loading import fault_text
     from gputally.server.tokens_and_grants import new_token
 
     if token_file is not None and token_file.exists():
@@ -281,7 +282,7 @@ def new(
             expires=expires.replace(tzinfo=UTC) if expires else None,
         )  # fmt: skip
     except ValidationError as error:
-        reasons = (fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))
+        reasons = (fault_text(fault) for fault in error.errors(include_url=False))
         raise typer.BadParameter("; ".join(reasons)) from error
     if file is not None:
         text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"

@@ -27,7 +27,7 @@ from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconc
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
-from accountant.ledger.usage import ACCOUNTS
+from accountant.ledger.usage import ACCOUNTS, OF_TIME
 from accountant.reports.figure_formatting import money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer
@@ -50,14 +50,17 @@ def instant(at_ms: int, zone: tzinfo) -> str:
 
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
-    """A table of GPU-hours per group and account, the largest allocation first, with totals."""
+    """A table of GPU-hours per group and account, with totals: in the order of time, and of equal time the largest
+    allocation first."""
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
 
     def time(accounts: Sequence[Accounts]) -> list[str]:
         by_account = [hours(sum(getattr(one, account) for one in accounts)) for account in shown]
         return [*by_account, hours(sum(one.total for one in accounts))]
 
-    lines = sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values()))
+    lines = sorted(
+        answer.lines, key=lambda line: (*_times(line.key), -line.accounts_gpu_us.allocated, *line.key.values())
+    )
     return table(
         f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [*_dimensions(answer.by), *figures(*(name.removeprefix("allocated_") for name in shown)),
@@ -88,13 +91,16 @@ def window_table(window: UsageWindow) -> Table:
 
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
-    """A table of billed GPU-hours and cost per group, the highest cost first, with totals."""
+    """A table of billed GPU-hours and cost per group, with totals: in the order of time, and of equal time the highest
+    cost first."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
 
     def figures_of(gpu_us: int, cost: Decimal | None, unpriced_us: int) -> list[str]:
         return [hours(gpu_us), money(cost, currency), *([hours(unpriced_us)] if unpriced else [])]
 
-    lines = sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values()))
+    lines = sorted(
+        answer.lines, key=lambda line: (*_times(line.key), -(line.cost or 0), -line.gpu_us, *line.key.values())
+    )
     return table(
         f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [*_dimensions(answer.by), *figures("GPU-hours"), *figures(f"cost {currency or ''}", style="bold"),
@@ -133,6 +139,11 @@ def balance_table(balance: Balance) -> Table:
 
 def _dimensions(by: Iterable[str]) -> list[str]:
     return [dimension.replace("_", " ") for dimension in by]
+
+
+def _times(key: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of the dimensions of time, by which a table is in order. Names of days and hours sort by time."""
+    return tuple(value for name, value in key.items() if name in OF_TIME)
 
 
 def _group(by: Iterable[str], key: Mapping[str, str]) -> list[str]:

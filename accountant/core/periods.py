@@ -16,13 +16,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator
 
-from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_SECOND
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.server.config_loading import MOST_DURATION_S, duration_seconds
 
 EARLIEST_MS: Final = -MS_PER_DAY
 """Before 1970-01-01 in every time zone."""
 LATEST_MS: Final = 253_370_764_800_000
 """9999-01-01 in UTC. From EARLIEST_MS to here the months and days around an instant exist in every time zone."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_AGO = re.compile(r"(\d+[a-z]+)+")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 
@@ -82,6 +84,21 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
     if at.microsecond:
         raise ValueError(f"{text!r} has a fraction of a second: write whole seconds")
     return in_calendar(round(at.timestamp()) * MS_PER_SECOND)
+
+
+def parse_edge(text: str, tz: ZoneInfo, until_ms: int) -> int:
+    """UTC ms of an edge of a span: an instant (`parse_instant`), or `7d`, which is that long before `until_ms`.
+
+    The edge of a duration is rounded down, to a full hour if the duration has whole hours, otherwise to a quarter of an
+    hour, because sums of whole hours are kept longest. Raises ValueError."""
+    if not _AGO.fullmatch(text):
+        return parse_instant(text, tz)
+    length_s = duration_seconds(text)
+    if not 0 < length_s <= MOST_DURATION_S:
+        raise ValueError(f"{text!r} is not the length of a span (write for example 7d)")
+    edge_ms = until_ms - length_s * MS_PER_SECOND
+    step_ms = BUCKET_MS if length_s * MS_PER_SECOND % MS_PER_HOUR else MS_PER_HOUR
+    return in_calendar(edge_ms - edge_ms % step_ms)
 
 
 def utc(at_ms: int) -> str:

@@ -429,7 +429,7 @@ class LakeLedger:
         """Yields the index of the span, the key and these figures of rows that may have equal spans and keys. Raises
         UnsupportedQuestion."""
         start_ms, end_ms = edges[0], edges[-1]
-        # Filters by day and hour are applied here, others by the engine.
+        # Filters by time are applied here, others by the engine.
         of_time = {name: frozenset(values) for name, values in where.items() if name in OF_TIME}
         wanted = tuple(dict.fromkeys((*by, *of_time)))
         table = self._sums(edges, wanted, where, figures) if start_ms < end_ms else None
@@ -469,13 +469,15 @@ class LakeLedger:
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
     ) -> dict[str, list[str]]:
-        """The local day and hour of each row. whole_days: rows may reach over hours of a day, whose hour is then
+        """The local month, day and hour of each row. whole_days: rows may reach over hours of a day, whose hour is then
         meaningless."""
         hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
         if whole_days:
             hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
         at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends).tolist()
-        return {"day": [hours[number].day for number in at], "hour": [hours[number].hour for number in at]}
+        days = [hours[number].day for number in at]
+        months = [day[: len("2026-10")] for day in days]
+        return {"month": months, "day": days, "hour": [hours[number].hour for number in at]}
 
     def _placed(self, edges: Int64Array, begins: Int64Array, ends: Int64Array) -> Int64Array:
         """For each [begin, end), the index of the span between edges that contains it. Raises UnsupportedQuestion."""

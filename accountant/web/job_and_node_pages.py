@@ -40,6 +40,7 @@ from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
 
 router = APIRouter(include_in_schema=False)
@@ -409,7 +410,7 @@ async def move_gpu(request: Request, cluster: str, node: str, deps: AppDeps) -> 
         form = _MOVE.validate_python({"cluster": cluster, "node": node, "gpus": [gpu], **fields})
     except ValidationError as error:
         first = error.errors()[0]
-        raise invalid(".".join(map(str, first["loc"])) or "form", first["msg"]) from error
+        raise invalid(".".join(map(str, first["loc"])) or "form", fault_text(first)) from error
     gpu_move = GpuMove(form.node, form.gpus, form.cluster)
     await asyncio.to_thread(deps.ledger.move_gpus, gpu_move, deps.clock.wall_ms(), principal.name, form.reason)
     return RedirectResponse(f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}", 303)

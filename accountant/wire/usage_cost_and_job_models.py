@@ -16,7 +16,7 @@ from gputally.server.config_loading import Exact, Model
 
 Dimension = Literal[
     "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
-    "region", "zone", "instance_type", "capacity_type", "mig_profile", "day", "hour",
+    "region", "zone", "instance_type", "capacity_type", "mig_profile", "month", "day", "hour",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Final, Generic, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
@@ -100,7 +100,7 @@ def _line(document: Document, places: Mapping[tuple[Key, ...], str], fault: Any)
     where = ".".join(str(part) for part in path)
     if fault["type"] == "missing" and len(path) == 1:
         return f"{where} is missing: give --{where.replace('_', '-')} or set it in the settings file"
-    reason = "no such setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
+    reason = fault_text(fault, "no such setting")
     if path in places:
         return f"{places[path]}: {reason}"
     return f"{document.place(path)}: {where}: {reason}" if path in document.lines else f"{where}: {reason}"
@@ -177,8 +177,55 @@ def _faults(error: ValidationError) -> Iterator[tuple[tuple[Key, ...], str]]:
             continue  # pydantic counts only the valid items; those at fault are reported
         cause = fault.get("ctx", {}).get("error")
         path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
-        message = str(cause) if cause is not None else fault["msg"]
-        yield path, "unknown key" if fault["type"] == "extra_forbidden" else message
+        yield path, fault_text(fault, "unknown key")
+
+
+_WANTED: Final[Mapping[str, str]] = {
+    "missing": "is missing",
+    "literal_error": "give {expected}",
+    "enum": "give {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "finite_number": "must be a finite number",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_pattern_mismatch": "must have the form {pattern}",
+    "json_invalid": "is not JSON: {error}",
+    "decimal_max_digits": "must have at most {max_digits} digits",
+    "decimal_max_places": "must have at most {decimal_places} decimal places",
+    "decimal_whole_digits": "must have at most {whole_digits} digits before the point",
+}
+"""What a value must be, by the name of pydantic's fault and with the fault's own figures."""
+_TYPES: Final[Mapping[str, str]] = {
+    "int": "a whole number", "float": "a number", "decimal": "a number", "bool": "true or false", "string": "a text",
+    "date": "a date such as 2026-10-01", "datetime": "a date and time such as 2026-10-01T09:00:00Z",
+    "timezone": "an instant with its offset from UTC", "list": "a list", "tuple": "a list", "set": "a list",
+    "frozen": "a list", "dict": "a mapping", "mapping": "a mapping", "model": "a mapping", "dataclass": "a mapping",
+    "path": "a path", "url": "an address", "none": "empty", "bytes": "bytes",
+}  # fmt: skip
+"""The kind of value that is needed, by the first word of the name of pydantic's fault."""
+
+
+def fault_text(fault: Mapping[str, Any], unknown: str = "unknown name") -> str:
+    """Return the reason of one of pydantic's faults, in the words of a person who wrote the value.
+
+    unknown: the reason for a name that the model does not have."""
+    kind, context = str(fault["type"]), fault.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, Exception):
+        return str(cause)
+    if kind == "extra_forbidden":
+        return unknown
+    if kind in _WANTED:
+        figures = {name: f"{each:.15g}" if isinstance(each, float) else each for name, each in context.items()}
+        return _WANTED[kind].format_map(figures)
+    wanted = _TYPES.get(kind.partition("_")[0])
+    return str(fault["msg"]).removeprefix("Value error, ") if wanted is None else f"must be {wanted}"
 
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")

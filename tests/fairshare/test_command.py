@@ -152,11 +152,11 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
     [
         ("queues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n",
          ":3: queues.0.parent: the queue tree has a cycle: a -> b -> a"),
-        ("queues:\n  - name: a\n    weight: -1\n", ":3: queues.0.weight: Input should be greater than or equal to 0"),
+        ("queues:\n  - name: a\n    weight: -1\n", ":3: queues.0.weight: must be at least 0"),
         ("queues:\n  - name: a\n    wieght: 1\n", ":3: queues.0.wieght: unknown key"),
         ("queues:\n  - name: a\n  - name: a\n", ":3: queues.1.name: queue 'a' is defined twice"),
         ("queues:\n  - name: a\n    parent: z\n", ":3: queues.0.parent: queue 'a' has the unknown parent 'z'"),
-        ("queues:\n  - name: a\n    weight: .inf\n", ":3: queues.0.weight: Input should be a finite number"),
+        ("queues:\n  - name: a\n    weight: .inf\n", ":3: queues.0.weight: must be a finite number"),
         (
             "queues:\n  - name: a\n    limit: -0.5\n",
             ":3: queues.0.limit: -0.5 is neither -1 (unlimited) nor 0 or more",

@@ -273,7 +273,7 @@ def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: P
         load(None, {"GPUTALLY_FAIRSHARE_COLOUR": "blue", "GPUTALLY_FAIRSHARE_INTERVAL": "0s"}, {"policy": "x"})
     assert str(told.value).splitlines() == [
         "GPUTALLY_FAIRSHARE_COLOUR: no such setting",
-        "GPUTALLY_FAIRSHARE_INTERVAL: Input should be greater than or equal to 1",
+        "GPUTALLY_FAIRSHARE_INTERVAL: must be at least 1",
     ]
 
 

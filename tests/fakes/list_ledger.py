@@ -20,13 +20,13 @@ from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.apportionment import prorate
 from tests.fakes.memory_journal import MemoryJournal
 
-TIMES = ("day", "hour")
+TIMES = ("month", "day", "hour")
 
 
 @cache
 def _local(dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
     name = hour_name(at_ms, tz)
-    return name if dimension == "hour" else name.partition("T")[0]
+    return {"hour": name, "day": name[:10], "month": name[:7]}[dimension]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ListLedger(MemoryJournal):
     ) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
         """Yield the key and the figures of each part of a row."""
         step = None
-        if {"day", "hour"} & {*by, *where}:
+        if {*TIMES} & {*by, *where}:
             offset = datetime.fromtimestamp(start_ms / 1000, tz).utcoffset()
             step = 900_000 if offset is not None and offset.total_seconds() % 3600 else 3_600_000
         timed = {name: values for name, values in where.items() if name in TIMES}

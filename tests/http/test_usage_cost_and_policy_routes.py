@@ -54,9 +54,13 @@ def test_filters_narrow_the_answer(accountant):
         ("2026-10-01T02:00:00+02:00", OCTOBER),  # an unescaped + arrives as a space
         ("2026-10-01", OCTOBER),
         ("2026-10-01&timezone=Europe/Berlin", OCTOBER - 2 * 3_600_000),
+        ("7d", NOW_MS - 7 * 86_400_000),
+        ("90m", NOW_MS - 90 * 60_000),
+        ("1d12h&end=2026-10-02", OCTOBER - 12 * 3_600_000),  # that long before the end
+        ("1d&end=5d", NOW_MS - 6 * 86_400_000),
     ],
 )
-def test_instants_are_read_exactly(accountant, start, expected):
+def test_edges_of_a_span_are_read_exactly(accountant, start, expected):
     assert accountant().client.get(f"/v1/usage?start={start}").json()["start_ms"] == expected
 
 
@@ -64,6 +68,9 @@ def test_instants_are_read_exactly(accountant, start, expected):
     ("query", "place"),
     [
         ("start=yesterday", "start"),
+        ("start=7days", "start"),
+        ("start=0d", "start"),
+        ("end=99999w", "end"),
         ("start=2026-10-01T00:00:00", "start"),
         ("start=2026-11-01&end=2026-10-01", "end"),
         ("start=2026-10-01&end=2026-10-01", "end"),
@@ -84,6 +91,7 @@ def test_a_bad_parameter_is_named(accountant, path, query, place):
     assert answer.status_code == 422
     assert place in [fault["at"] for fault in problem["errors"]]
     assert all(fault["reason"] for fault in problem["errors"])
+    assert not re.search("Input should|epoch|Value error|[0-9]{13}", problem["detail"]), "the words of a person"
 
 
 def test_a_page_is_never_longer_than_the_service_allows(accountant):

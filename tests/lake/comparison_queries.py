@@ -43,6 +43,7 @@ CUTS: tuple[tuple[Dimension, ...], ...] = (
     ("namespace", "job", "pod", "user"),
     ("cluster", "node", "gpu", "gpu_model", "mig_profile", "pool", "capacity_type"),
     ("day", "team"),
+    ("month", "team"),
 )
 JOB = JobKey("prod", "ns-1", "Job/j1")
 

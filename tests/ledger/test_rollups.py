@@ -135,7 +135,13 @@ def test_an_hour_that_two_days_share_takes_both_away():
     assert DailySums(tuple(days)).without([hour]).kept == ()
 
 
-BYS: tuple[tuple[Dimension, ...], ...] = ((), ("pod",), ("gpu", "day"), ("namespace", "gpu_model", "day", "hour"))
+BYS: tuple[tuple[Dimension, ...], ...] = (
+    (),
+    ("pod",),
+    ("month", "pod"),
+    ("gpu", "day"),
+    ("namespace", "gpu_model", "day", "hour"),
+)
 
 
 @pytest.mark.thorough

@@ -228,7 +228,7 @@ def test_a_gpu_that_moved_counts_once(send, ledger, hand):
     }
 
 
-def test_days_and_hours_are_local(send, ledger, hand):
+def test_months_days_and_hours_are_local(send, ledger, hand):
     rows = [hand.row(i + 1, 15 * i, 15 * i + 15, busy_us=0) for i in range(4)]
     send(*rows)
     # 2026-10-01T00:00Z is 05:45 in Kathmandu.
@@ -237,6 +237,15 @@ def test_days_and_hours_are_local(send, ledger, hand):
         ("2026-10-01T06",): {"allocated_idle": 45},
     }
     assert books(ledger, hand, 60, "day", timezone="America/Los_Angeles") == {("2026-09-30",): {"allocated_idle": 60}}
+    # In Los Angeles the month changes at 07:00Z, after 7 hours; the rest of the span is unmetered.
+    assert books(ledger, hand, 8 * 60, "month", timezone="America/Los_Angeles") == {
+        ("2026-09",): {"allocated_idle": 60, "unmetered": 360},
+        ("2026-10",): {"unmetered": 60},
+    }
+    filtered = ledger.usage(
+        (hand.start_ms, hand.start_ms + 60 * MINUTE), ("day",), {"month": ("2026-10",)}, "America/Los_Angeles"
+    )
+    assert not len(filtered)
 
 
 def test_the_newest_fact_of_a_pod_wins_whatever_comes_last(send, ledger, hand):

@@ -288,6 +288,11 @@ class ConstantSpan:
     hour: str = ""
     era: int = 0
 
+    @property
+    def month(self) -> str:
+        """The local month of the day."""
+        return self.day[: len("2026-10")]
+
 
 def pieces_of(
     state: State, start_ms: int, end_ms: int, dimensions: frozenset[Dimension], zone: ZoneInfo
@@ -306,14 +311,13 @@ def pieces_of(
     if not dimensions & OF_TIME:
         return pieces
     local: list[ConstantSpan] = []
-    for hour in local_hours(start_ms, end_ms, zone):
-        last = local[-1] if local else None
-        if last is not None and "hour" not in dimensions and last.day == hour.day:
-            local[-1] = ConstantSpan(last.start_ms, hour.end_ms, NO_POLICY, hour.day)
+    finest = next(name for name in ("hour", "day", "month") if name in dimensions)
+    for each in local_hours(start_ms, end_ms, zone):
+        piece = ConstantSpan(each.start_ms, each.end_ms, NO_POLICY, each.day, each.hour)
+        if local and getattr(local[-1], finest) == getattr(piece, finest):
+            local[-1] = replace(local[-1], end_ms=piece.end_ms)
         else:
-            local.append(
-                ConstantSpan(hour.start_ms, hour.end_ms, NO_POLICY, hour.day, hour.hour if "hour" in dimensions else "")
-            )
+            local.append(piece)
     eras = {piece.start_ms: piece for piece in pieces}
     current = pieces[0]
     split = []
@@ -361,6 +365,8 @@ def _value(
             return fleet.gpus[gpu].uuid
         case "cluster":
             return fleet.gpus[gpu].cluster
+        case "month":
+            return piece.month
         case "day":
             return piece.day
         case "hour":

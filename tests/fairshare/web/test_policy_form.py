@@ -112,8 +112,8 @@ def test_faults_stand_beside_their_field_in_the_words_of_check() -> None:
     assert found.policy is None
     assert [(each.field, each.message) for each in found.faults] == [
         ("window.half_life", "not a duration: 'soon' (write for example 7d, 12h, 1h30m)"),
-        ("k", "Input should be a valid number, unable to parse string as a number"),
-        ("queues.2.weight", "Input should be greater than or equal to 0"),
+        ("k", "must be a number"),
+        ("queues.2.weight", "must be at least 0"),
     ]
     by_name = {each.field: each for each in found.faults}
     assert found.text.splitlines()[int(by_name["k"].place.rpartition(":")[2]) - 1] == "k: much"
@@ -393,12 +393,12 @@ def test_a_part_with_a_structure_changes_alone() -> None:
 @pytest.mark.parametrize(
     ("field", "text", "message"),
     [
-        ("budgets", "- {name: x, limit: -1}", "Input should be greater than 0"),
+        ("budgets", "- {name: x, limit: -1}", "must be above 0"),
         ("window.gpu_weights", "H100: [", "line:1:"),
         ("preemption.classes", "- {name: x", "line:1:"),
-        ("preemption.quota", "perhaps", "Input should be a valid boolean"),
-        ("window.start", "tomorrow", "input is too short"),
-        ("targets.kai.mode", "loud", "Input should be 'weight', 'usage' or 'off'"),
+        ("preemption.quota", "perhaps", "must be true or false"),
+        ("window.start", "tomorrow", "must be a date and time"),
+        ("targets.kai.mode", "loud", "give 'weight', 'usage' or 'off'"),
     ],
 )
 def test_what_is_wrong_in_a_part_is_said_beside_it(field: str, text: str, message: str) -> None:

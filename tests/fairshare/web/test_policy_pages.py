@@ -48,7 +48,7 @@ def test_a_fault_comes_back_beside_its_field(open_stage: Stage) -> None:
     found = open_stage.post("/policy", form)
     assert found.status == 422
     assert '<p class="beside" id="b-queues.1.weight"' in text(found)
-    assert "Input should be greater than or equal to 0</span></p>" in text(found)
+    assert "must be at least 0</span></p>" in text(found)
     assert 'name="queues.1.weight" value="-3"' in text(found)
     assert 'aria-invalid="true"' in text(found)
 

@@ -333,9 +333,9 @@ def test_bodies_are_bounded(served: Served, content: bytes, kind: str, status: i
     [
         ({"PAGES_LISTEN": "0.0.0.0:9404"}, "can be reached from elsewhere: set pages_tokens or pages_callers"),
         ({"PAGES_CALLERS": "/x", "PAGES_SESSION_KEY": "/k"}, "together with pages_public_url and pages_session_key"),
-        ({"PAGES_PUBLIC_URL": "gpus.example"}, "String should match pattern"),
+        ({"PAGES_PUBLIC_URL": "gpus.example"}, "must have the form"),
         ({"PAGES_CERTIFICATE": "/x"}, "PAGES_CERTIFICATE: pages_certificate and pages_key go together"),
-        ({"PAGES_APPLY": "yes"}, "String should match pattern"),
+        ({"PAGES_APPLY": "yes"}, "must have the form"),
         ({"PAGES_ACCOUNTANT": "accountant"}, "not an http:// or https:// address: 'accountant'"),
         ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: not an address"),
     ],
