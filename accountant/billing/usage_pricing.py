@@ -135,8 +135,8 @@ def _at_rows(
     timezone: str,
 ) -> ChargeTable:
     """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
-    usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, _measures(book))
-    rows = _Priced.of(usage, by, book, [start for start, _ in spans], with_unheld=not set(where or ()) & OF_HOLDERS)
+    usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, measures_to_price(book))
+    rows = PricedUsage.of(usage, by, book, [start for start, _ in spans], with_unheld=not set(where or ()) & OF_HOLDERS)
     return rows.table(np.zeros(len(rows.gpu_us), dtype=np.int64), rows.numbers, rows.gpu_us)
 
 
@@ -150,13 +150,13 @@ def _dimensions(book: PriceBook | None, by: Sequence[Dimension]) -> tuple[Dimens
     return tuple(dict.fromkeys((*by, *PRICED_BY, *((_MIG,) if by_mig_memory else ()))))
 
 
-def _measures(book: PriceBook | None) -> tuple[UsageMeasure, ...]:
+def measures_to_price(book: PriceBook | None) -> tuple[UsageMeasure, ...]:
     """The measures without which usage cannot be priced."""
     return LENT if book is not None and book.billing.shared_gpus == "busy" else ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Priced:
+class PricedUsage:
     """Charges by span, sorted.
 
     numbers: the indices of span, key, place, account and price; int64, shape (rows, 5).
@@ -177,7 +177,7 @@ class _Priced:
         starts: Sequence[int],
         *,
         with_unheld: bool = True,
-    ) -> _Priced:
+    ) -> PricedUsage:
         """Prices usage at the book's rows. starts: the start of each span, in ms.
 
         with_unheld: whether the usage includes time without a holder."""
@@ -198,7 +198,7 @@ class _Priced:
             known = np.array([memory_to_compute(*names) is not None for names in instances], dtype=bool)
             unit_price = np.where(known[instance], unit_price, 0)
         gpu_us = usage.columns(ACCOUNTS)
-        for measure in _measures(book):
+        for measure in measures_to_price(book):
             gpu_us[:, usage.names.index(measure.removeprefix("lent_"))] += usage.column(measure)
         rows, accounts = np.nonzero(gpu_us)
         billed_at = np.where(_BILLED[accounts], unit_price[rows], 0)
@@ -209,7 +209,7 @@ class _Priced:
         return cls(keys, places, prices, numbers, time.reshape(-1))
 
     @classmethod
-    def of_charges(cls, by_span: Sequence[Sequence[Charge]]) -> _Priced:
+    def of_charges(cls, by_span: Sequence[Sequence[Charge]]) -> PricedUsage:
         """The charges of each span, as columns."""
         several = [(span, charge) for span, charges in enumerate(by_span) for charge in charges]
         keys, key = numbered([charge.key for _, charge in several])
@@ -259,6 +259,24 @@ def _found(values: Sequence[tuple[str, ...]], among: Sequence[tuple[str, ...]]) 
     return np.array([index.get(tuple(value), len(among) + at) for at, value in enumerate(values)], dtype=np.int64)
 
 
+def priced(
+    ledger: Questions,
+    book: PriceBook | None,
+    usage: Usage,
+    edges: Sequence[int],
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> PricedUsage:
+    """The charges of the spans between the edges, in none of which a price changes, without details.
+
+    usage: that of these spans, unfiltered, by at least `by` and what prices it, with `measures_to_price`. It is read
+    again, with the filter, if a commitment is in force, because commitments are counted for the whole cluster."""
+    if book is not None and book.commits(edges[0], edges[-1]):
+        return PricedUsage.of_charges([charges(ledger, book, *span, by, where, timezone) for span in pairwise(edges)])
+    return PricedUsage.of(usage, by, book, edges[:-1])
+
+
 def charges_by_grouping(
     ledger: Questions,
     book: PriceBook | None,
@@ -278,7 +296,7 @@ def charges_by_grouping(
     spans = pieces(book, start_ms, end_ms)
     commits = book is not None and book.commits(start_ms, end_ms)
     # With commitments, `charges` asks for what prices the usage.
-    measures = START_UP if commits else (*START_UP, *_measures(book))
+    measures = START_UP if commits else (*START_UP, *measures_to_price(book))
     usage: dict[int, Usage] = {}
     # Start-up time is read once if those by day or hour are the first.
     for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
@@ -289,11 +307,7 @@ def charges_by_grouping(
     for number, by in enumerate(groupings):
         called_off.check()
         relation = usage.pop(number)
-        if commits:
-            priced = _Priced.of_charges([charges(ledger, book, *span, by, where, timezone) for span in spans])
-        else:
-            priced = _Priced.of(relation, by, book, [start for start, _ in spans])
-        tables.append(priced.with_details(relation, by))
+        tables.append(priced(ledger, book, relation, _edges(spans), by, where, timezone).with_details(relation, by))
     return [_filtered(columns, by, where) for by, columns in zip(groupings, tables, strict=True)] if where else tables
 
 

@@ -14,18 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
-from fractions import Fraction
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 
-from accountant.billing.charge import BILLED
+from accountant.billing.charge import BILLED, LINE_ACCOUNTS
+from accountant.billing.charge_table import numbered
 from accountant.billing.statements import Statement, StatementLine, canonical
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import PricedUsage, measures_to_price, priced
 from accountant.bookkeeping.month_closing import statement_hash
+from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import day_span
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
@@ -37,7 +38,6 @@ from accountant.lake.tables import (
     USAGE_HOURLY,
     digest,
 )
-from accountant.ledger.protocols import Questions
 from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports import focus_export
@@ -46,7 +46,7 @@ from accountant.storage.read_snapshot import Snapshot
 from accountant.storage.span_splitting import local_hours
 from gputally.base.units import US_PER_HOUR
 
-_BILLED: Final = [account in BILLED for account in ACCOUNTS]
+_BILLED: Final = np.array([account in BILLED for account in LINE_ACCOUNTS])
 _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
 _CHUNK: Final = 20_000
 """Number of rows of `focus` that exist as dictionaries at one time."""
@@ -96,13 +96,10 @@ def day_rows(
     edges = sorted(
         {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in price_changes if start_ms < at < end_ms)}
     )
-    found = moment.usage(edges, (*DIMENSIONS, *PRICED_BY), None, timezone.key, (*START_UP, *MEASURES))
-    usage = _Rows.of(found)
-    billed_us = usage.gpu_us[:, : len(ACCOUNTS)][:, _BILLED].sum(axis=1).tolist()
-    if book is None or book.by_place(edges[0], edges[-1]):
-        prices, costs = _priced_by_place(book, edges, usage, billed_us)
-    else:
-        prices, costs = _priced_by_charges(moment, book, edges, usage, timezone.key)
+    asked = (*START_UP, *MEASURES, *measures_to_price(book))
+    found = moment.usage(edges, (*DIMENSIONS, *PRICED_BY), None, timezone.key, asked)
+    usage = _Rows.of(found, priced(moment, book, found, edges, DIMENSIONS, None, timezone.key))
+    prices, costs, unpriced_us = usage.amounts()
     begins, ends = np.array(edges[:-1], dtype=np.int64), np.array(edges[1:], dtype=np.int64)
     hour_starts = np.array([hour.start_ms for hour in hours], dtype=np.int64)
     hour_of = hour_starts[np.searchsorted(hour_starts, begins, side="right") - 1] if len(hours) else begins
@@ -125,22 +122,25 @@ def day_rows(
         "price_row": pa.array([price.id if price else None for price in prices], pa.string()),
         "unit_price": pa.array([_rounded(price.price) if price else None for price in prices], amount),
         "cost": pa.array(costs, amount),
+        "unpriced_us": pa.array(unpriced_us, pa.int64()),
     }
     rows = pa.table({column.name: columns[column.name] for column in USAGE_HOURLY.columns}).cast(USAGE_HOURLY.arrow)
     return DayRows(
         day, start_ms, end_ms, rows.combine_chunks(), tuple(usage.gpu_us[:, : len(ACCOUNTS)].sum(axis=0).tolist()),
-        sum((cost for cost in costs if cost is not None), Decimal(0)),
-        sum(gpu_us for gpu_us, cost in zip(billed_us, costs, strict=True) if cost is None),
+        sum((cost for cost in costs if cost is not None), Decimal(0)), sum(unpriced_us),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a relation of usage that have time, by key, span and place.
+    """The rows of a day that have time, a measure or a charge, sorted by key, span and place.
 
     keys, places: sorted, unique; `key` and `place` are indices of them.
     gpu_us: the accounts and their start-up parts, shape (rows, len(ACCOUNT_COLUMNS)).
-    measures: shape (rows, len(MEASURE_COLUMNS))."""
+    measures: shape (rows, len(MEASURE_COLUMNS)).
+    prices: None first.
+    billed: the billed time of each row at each price, sorted: indices of the row and of the price, shape (parts, 2).
+    billed_us: its GPU-µs, shape (parts, 1)."""
 
     keys: Sequence[tuple[str, ...]]
     places: Sequence[Place]
@@ -149,19 +149,69 @@ class _Rows:
     place: Int64Array
     gpu_us: Int64Array
     measures: Int64Array
+    prices: Sequence[Price | None]
+    billed: Int64Array
+    billed_us: Int64Array
 
     @classmethod
-    def of(cls, usage: Usage) -> _Rows:
-        keys, key = usage.keyed(DIMENSIONS)
-        places, place = usage.keyed(PRICED_BY)
-        gpu_us, measures = usage.columns((*ACCOUNTS, *START_UP)), usage.columns(MEASURES)
-        measures[:, MEASURES.index("energy_uj")] = np.array(usage.energy_uj(), dtype=object).astype(np.int64)
-        order = np.lexsort((place, usage.span, key))
-        order = order[np.any(np.column_stack([gpu_us, measures]), axis=1)[order]]
-        return cls(
-            keys, [Place(*names) for names in places], usage.span[order], key[order], place[order], gpu_us[order],
-            measures[order],
+    def of(cls, usage: Usage, charged: PricedUsage) -> _Rows:
+        """The rows of usage with their charges. Time that pricing moved to where no row is, such as the memory of a GPU
+        that no MIG instance has, gets a row without time of its own."""
+        known, key = usage.keyed(DIMENSIONS)
+        named, place = usage.keyed(PRICED_BY)
+        keys, key_number = numbered([*known, *charged.keys])
+        places, place_number = numbered([*(Place(*names) for names in named), *charged.places])
+        figures = usage.columns((*ACCOUNTS, *START_UP, *MEASURES))
+        energy_uj = np.array(usage.energy_uj(), dtype=object).astype(np.int64)
+        figures[:, len(ACCOUNT_COLUMNS) + MEASURES.index("energy_uj")] = energy_uj
+        there = np.any(figures, axis=1)
+        billed = _BILLED[charged.numbers[:, 3]] & (charged.gpu_us > 0)
+        span, charged_key, charged_place, _, price = charged.numbers[billed].T
+        rows, number = _numbered_rows(
+            np.concatenate([
+                np.column_stack([key_number[key], usage.span, place_number[place]])[there],
+                np.column_stack([
+                    key_number[len(known) + charged_key], span, place_number[len(named) + charged_place]
+                ]),
+            ])
         )  # fmt: skip
+        of_rows = np.zeros((len(rows), figures.shape[1]), dtype=np.int64)
+        of_rows[number[: there.sum()]] = figures[there]
+        parts = np.column_stack([number[there.sum() :], price])
+        return cls(
+            keys, places, rows[:, 1], rows[:, 0], rows[:, 2], of_rows[:, : len(ACCOUNT_COLUMNS)],
+            of_rows[:, len(ACCOUNT_COLUMNS) :], charged.prices,
+            *sum_by_key(parts, charged.gpu_us[billed].reshape(-1, 1)),
+        )  # fmt: skip
+
+    def amounts(self) -> tuple[list[Price | None], list[Decimal | None], list[int]]:
+        """For each row its price (None: none, or several), the cost of its time that has a price (None: it has only
+        time without a price), and its billed GPU-µs without a price."""
+        prices: list[Price | None] = [None] * len(self.key)
+        costs: list[Decimal | None] = [Decimal(0)] * len(self.key)
+        unpriced_us = [0] * len(self.key)
+        totals_us = [0] * len(self.prices)
+        last = -1
+        for (row, number), (gpu_us,) in zip(self.billed.tolist(), self.billed_us.tolist(), strict=True):
+            price, is_first, last = self.prices[number], row != last, row
+            prices[row] = price if is_first else None
+            if price is None:  # the first part of a row, because None is the first price
+                unpriced_us[row], costs[row] = gpu_us, None
+                continue
+            before = totals_us[number]
+            totals_us[number] = before + gpu_us
+            costs[row] = (costs[row] or Decimal(0)) + _amount(price, before + gpu_us) - _amount(price, before)
+        return prices, costs, unpriced_us
+
+
+def _numbered_rows(rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """The distinct rows, ascending, and for each row its index among them."""
+    order = np.lexsort(rows.T[::-1])
+    ordered = rows[order]
+    is_new = np.concatenate([np.ones(min(1, len(rows)), dtype=bool), (ordered[1:] != ordered[:-1]).any(axis=1)])
+    number = np.empty(len(rows), dtype=np.int64)
+    number[order] = np.cumsum(is_new) - 1
+    return ordered[is_new], number
 
 
 def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:
@@ -169,76 +219,10 @@ def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:
     return [pa.array(column, pa.string()) for column in columns]
 
 
-_PricesAndCosts = tuple[list[Price | None], list[Decimal | None]]
-"""For each row its price (None: none, or several) and its cost (None: unknown)."""
-
-
-def _priced_by_place(
-    book: PriceBook | None, edges: Sequence[int], usage: _Rows, billed_us: Sequence[int]
-) -> _PricesAndCosts:
-    of_place = [
-        [None if book is None else book.unit_price(one.gpu_model, begin, *one[1:]) for one in usage.places]
-        for begin in edges[:-1]
-    ]
-    totals_us: dict[str, int] = {}
-    prices: list[Price | None] = []
-    costs: list[Decimal | None] = []
-    for stretch, place, gpu_us in zip(usage.stretch.tolist(), usage.place.tolist(), billed_us, strict=True):
-        price = of_place[stretch][place]
-        prices.append(price if gpu_us else None)
-        if price is None or not gpu_us:
-            costs.append(None if gpu_us else Decimal(0))
-            continue
-        before = totals_us.get(price.id, 0)
-        totals_us[price.id] = before + gpu_us
-        costs.append(_amount(price, before + gpu_us) - _amount(price, before))
-    return prices, costs
-
-
-def _priced_by_charges(
-    moment: Questions, book: PriceBook, edges: Sequence[int], usage: _Rows, timezone: str
-) -> _PricesAndCosts:
-    """The prices and costs of all rows, for a price book whose prices depend on more than place and instant
-    (commitments, parts of a MIG GPU, lent time)."""
-    prices: dict[tuple[int, tuple[str, ...], Place], Price | None] = {}
-    exact: dict[tuple[int, tuple[str, ...], Place], Fraction | None] = {}
-    for stretch, (begin, end) in enumerate(pairwise(edges)):
-        for charge in charges(moment, book, begin, end, DIMENSIONS, None, timezone):
-            if charge.billed:
-                row = stretch, charge.key, charge.place
-                prices[row] = charge.row if prices.get(row, charge.row) == charge.row else None
-                before = exact.get(row, Fraction(0))
-                exact[row] = (
-                    before + Fraction(charge.row.price) * charge.gpu_us / US_PER_HOUR
-                    if charge.row is not None and before is not None
-                    else None
-                )
-    rows = [
-        (stretch, usage.keys[key], usage.places[place])
-        for stretch, key, place in zip(usage.stretch.tolist(), usage.key.tolist(), usage.place.tolist(), strict=True)
-    ]
-    of_rows = [prices.get(row) for row in rows]
-    costs: list[Decimal | None] = []
-    totals: dict[str, Fraction] = {}
-    for row, price in zip(rows, of_rows, strict=True):
-        cost, name = exact.get(row, Fraction(0)), "" if price is None else price.id
-        if cost is None:
-            costs.append(None)
-            continue
-        before = totals.get(name, Fraction(0))
-        totals[name] = before + cost
-        costs.append(_rounded_down(before + cost) - _rounded_down(before))
-    return of_rows, costs
-
-
 def _amount(price: Price, gpu_us: int) -> Decimal:
     """The cost of GPU time, rounded down to DECIMALS."""
     numerator, denominator = price.price.as_integer_ratio()
     return Decimal(gpu_us * numerator * 10**DECIMALS // (US_PER_HOUR * denominator)).scaleb(-DECIMALS)
-
-
-def _rounded_down(amount: Fraction) -> Decimal:
-    return Decimal(amount.numerator * 10**DECIMALS // amount.denominator).scaleb(-DECIMALS)
 
 
 def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:

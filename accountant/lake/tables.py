@@ -177,7 +177,12 @@ USAGE_HOURLY: Final = LakeTable(
             "price_row", "string", "row of the price book; null if nothing is billed, or if no row or several apply"
         ),
         Column("unit_price", "decimal", "price of one GPU-hour; null if price_row is null"),
-        Column("cost", "decimal", "cost of all accounts but unmetered and down; null if a price is missing"),
+        Column(
+            "cost",
+            "decimal",
+            "cost of all accounts but unmetered and down, as far as they have a price; null if none has",
+        ),
+        Column("unpriced_us", "long", "billed time without a price, GPU-µs; `cost` does not contain it"),
     ),
     ("ledger", "day"),
     ("ledger", "start_ms", *map(column_of, (*DIMENSIONS, *PRICED_BY))),

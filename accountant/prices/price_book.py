@@ -621,12 +621,6 @@ class PriceBook(Model):
         """Whether any commitment is in force in the span."""
         return any(entry.overlaps(start_ms, end_ms) for entry in self._committed)
 
-    def by_place(self, start_ms: int, end_ms: int) -> bool:
-        """Whether the price of held time follows from GPU, place and instant alone: MIG instances are billed by compute
-        slices, shared GPUs by allocation, and no commitment is in force in the span."""
-        divided = self.mig_basis == "memory" or self.billing.shared_gpus == "busy"
-        return not (divided or self.commits(start_ms, end_ms))
-
     @property
     def _entries(self) -> list[_Entry]:
         return [*(entry for family in self._families.values() for entry in family), *self._committed]

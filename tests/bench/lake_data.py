@@ -221,6 +221,7 @@ def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
         "price_row": pa.array(list(PRICES)).take(pa.array(node % len(MODELS))),
         "unit_price": _decimals(prices * 10_000_000).take(pa.array(node % len(MODELS))),
         "cost": cost,
+        "unpriced_us": zeros,
     }
     return pa.table({column.name: columns[column.name] for column in tables.USAGE_HOURLY.columns}).cast(
         tables.USAGE_HOURLY.arrow
