@@ -353,7 +353,7 @@ def shard(
     import yaml
 
     from fairshare.controller import policy_file as policies
-    from fairshare.targets.kai import shard_advice
+    from fairshare.schedulers.kai.adapter import shard_advice
 
     print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
 

@@ -37,9 +37,9 @@ from fairshare.core.settings import Settings, address
 from fairshare.http_server import LIMITS, Health, serve, serve_extender
 from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
-from fairshare.targets import KINDS
-from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
-from fairshare.targets.runai import opened
+from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
+from fairshare.schedulers.runai.adapter import opened
+from fairshare.targets.installed import kinds
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.ended_session_config_map import SessionConfigMap
@@ -238,11 +238,11 @@ def _unreadable(pods: Reflector[Any, Any], *claims: Reflector[Any, Any]) -> tupl
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
     """Connect to the API server (`kubernetes`), or load the objects of a file. Raises Unavailable or FileFault."""
     if name != "kubernetes":
-        return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
+        return MemoryCluster(kinds(), load_objects(Path(name), kinds()))
     # The import takes half a second and 60 MiB, which commands without a cluster do not need.
     from gputally.kubernetes.api_client import KubernetesCluster
 
-    return KubernetesCluster.connect(KINDS, kubeconfig)
+    return KubernetesCluster.connect(kinds(), kubeconfig)
 
 
 def _election(settings: Settings, clock: Clock) -> Election | None:

@@ -19,6 +19,7 @@ _SEAMS = {
     "accountant.channels.protocol": "ChannelPlugin",
     "accountant.history_import.protocol": "HistoryPlugin",
     "agent.gpu_readers.protocol": "GpuReaderPlugin",
+    "fairshare.targets.protocol": "SchedulerPlugin",
 }
 """The module of each seam, with the type of its manifests."""
 

@@ -4,7 +4,7 @@
 These are frozen pydantic models. Times in UTC milliseconds end in `_ms`, and money is a decimal string with a currency.
 Unknown keys are refused.
 
-The models only define what can be written. `fairshare.targets` writes weights into the objects of schedulers, and
+The models only define what can be written. `fairshare.schedulers` writes weights into the objects of schedulers, and
 `fairshare.preemption.victim_selection` applies the preemption rules."""
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class TargetOptions(ClusterOptions):
     @contextmanager
     def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
         """Yield the cluster, and the objects of targets outside the cluster by the target's name."""
-        from fairshare.targets.runai import opened
+        from fairshare.schedulers.runai.adapter import opened
 
         cluster = self.open()
         with opened(

@@ -44,7 +44,8 @@ from fairshare.preemption.claims_and_placement import free_by_node
 from fairshare.preemption.preemption_controller import Calls, Preemptions, no_calls
 from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
-from fairshare.targets import ADAPTERS, status_config_map
+from fairshare.targets import status_config_map
+from fairshare.targets.installed import adapters
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_first_served, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, UsageReader, UsageReading, window_by_model
@@ -239,7 +240,7 @@ class Controller:
             self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
         ):
             decisions.append(hold_decision(hold, version, now_ms))
-        for adapter in ADAPTERS:
+        for adapter in adapters():
             if not has_ref(self._policy, *adapter.prefixes):
                 continue
             target = TargetReport(adapter.name, adapter.mode(self._policy))

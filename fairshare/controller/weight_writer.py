@@ -22,7 +22,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
 from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
 from fairshare.core.scheduler_queue_objects import CONTROLLER, has_ref, join_texts
-from fairshare.targets import ADAPTERS
+from fairshare.targets.installed import adapters
 from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.objects import (
@@ -262,7 +262,7 @@ def _adapters_of(
     policy: Policy, clusters: Mapping[str, Objects] | None, cluster: Objects
 ) -> Iterator[tuple[Adapter, Objects]]:
     """Yield the adapter of each target to which the policy refers, and the client of its objects."""
-    for adapter in ADAPTERS:
+    for adapter in adapters():
         if has_ref(policy, *adapter.prefixes):
             yield adapter, (clusters or {}).get(adapter.name, cluster)
 

@@ -20,7 +20,7 @@ from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.core.gpu_models import parts_of, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Standing, Weight
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.targets import modes
+from fairshare.targets.installed import modes
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 _ROUNDING = 1e-6

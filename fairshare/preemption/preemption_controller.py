@@ -40,7 +40,7 @@ from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionRep
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
-from fairshare.targets import ADAPTERS
+from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject, decoded
 from fairshare.targets.weight_plan import list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort, window_by_model
@@ -295,9 +295,12 @@ def by_hand(
     if fault is not None:
         raise NotPossible(f"{fault}: no workload is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, own, now_ms)
-    for adapter in ADAPTERS:
-        no_workloads = adapter.name in preemption_cycle.WITHOUT_WORKLOADS
-        if no_workloads or not has_ref(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
+    for adapter in adapters():
+        if (
+            adapter.name not in with_workloads()
+            or not has_ref(policy, *adapter.prefixes)
+            or adapter.mode(policy) == "off"
+        ):
             continue
         observation = look_at(adapter, policy, cluster, pods, parts)
         if not any(named_by(gang, call.workload) for gang in observation.gangs):

@@ -37,6 +37,7 @@ from fairshare.preemption.preemption_types import (
 )
 from fairshare.preemption.reclaim_rules_and_limits import Limit, PastPreemption
 from fairshare.preemption.victim_selection import decide
+from fairshare.targets.installed import with_workloads
 from gputally.base.errors import Unavailable
 from gputally.base.version import __version__
 from gputally.kubernetes.objects import Cluster, Event
@@ -47,8 +48,6 @@ _MODES_BY_CAUTION: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """Largest number of decisions in a cycle. A decision is repeated if the cluster does not allow a victim to be
 stopped."""
-WITHOUT_WORKLOADS = frozenset({"runai"})
-"""Targets whose workloads are not read, so that no victim can be chosen there."""
 EVERYTHING = "*"
 """Subject of the record with a cycle's inputs."""
 _NO_VETOES: Mapping[str, EvictionVeto] = {}
@@ -88,7 +87,7 @@ class PreemptionReport:
 
 def mode_of(policy: Policy, target: str) -> Mode:
     """Return the mode of preemption at one target."""
-    if target in WITHOUT_WORKLOADS:
+    if target not in with_workloads():
         return "off"
     rules = policy.preemption
     stated: Mode | None = getattr(rules.targets, target.replace("-", "_"), None)

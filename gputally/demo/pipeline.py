@@ -27,9 +27,9 @@ import httpx2
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
+from fairshare.schedulers.kai.adapter import KINDS, QUEUE, SHARD
 from fairshare.simulator.engine_state import QueueState
 from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageBegan, OutageEnded
-from fairshare.targets.kai import KINDS, QUEUE, SHARD
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR

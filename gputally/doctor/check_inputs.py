@@ -162,10 +162,10 @@ def real_sources(options: Options, clock: Clock) -> Sources:
     """Return the sources that read this machine, the cluster and the accountant."""
 
     def cluster() -> ClusterView:
-        from fairshare.targets import KINDS
+        from fairshare.targets.installed import kinds
         from gputally.kubernetes.api_client import Inspector
 
-        return Inspector.connect(KINDS, options.kubeconfig)
+        return Inspector.connect(kinds(), options.kubeconfig)
 
     def accountant() -> AccountantClient:
         from accountant.wire.typed_accountant_client import AccountantClient

@@ -1,12 +1,12 @@
 """Checks the schedulers: served API versions, published weights, conflicts, quotas that the cluster can never satisfy,
 and pods that wait although GPUs are free.
 
-The controller's adapters (`fairshare.targets`) read the schedulers' objects."""
+The controller's adapters (`fairshare.schedulers`) read the schedulers' objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
@@ -17,10 +17,11 @@ from fairshare.core.gpu_demand import millis, read_member, read_pod, sized
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.targets import ADAPTERS, kai, kueue, volcano
-from fairshare.targets.kube_scheduler import NAME as KUBE_SCHEDULER
+from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
+from fairshare.targets.installed import adapters, schedulers, with_workloads
+from fairshare.targets.protocol import OwnQueue
 from fairshare.targets.status_config_map import StatusObject, conditions
-from fairshare.targets.weight_plan import look_at
+from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.errors import ClusterError, NotFound
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
@@ -29,28 +30,13 @@ from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import (
     CLOSING_TAINTS,
     CONFIG_MAP,
-    GPU,
-    MIG,
-    Kind,
     Object,
-    gpus,
     gpus_of_node,
     gpus_of_nodes,
     node_up,
     value_at,
 )
 
-KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
-    "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
-    "kueue": (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS),
-    "volcano": tuple((kind,) for kind in volcano.KINDS),
-}
-"""The kinds of each scheduler, each with its supported versions. A scheduler is installed if the first kind is
-served."""
-_PREFIXES = {"kai": ("kai",), "kueue": ("kueue", "kueue-cohort"), "volcano": ("volcano",)}
-_SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix in prefixes} | {
-    "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
-}  # fmt: skip
 _REMEDIES = {
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
 }
@@ -81,21 +67,6 @@ class Target:
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueObject:
-    """A queue of a scheduler, as its own object defines it.
-
-    quota: its guaranteed GPUs; None if the object states none.
-    nested: True if it is below another queue.
-    refs: the references by which a policy can name the queue."""
-
-    scheduler: str
-    name: str
-    quota: float | None = None
-    nested: bool = False
-    refs: Sequence[str] = field(default=())
-
-
 def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
     """Return the queues of the policy that refer to the scheduler."""
     queues = policy.queues if policy is not None else ()
@@ -104,7 +75,9 @@ def queues_of(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
 
 def schedulers_of(queue: QueuePolicy) -> list[str]:
     """Return the names of the schedulers to which a queue refers, each once."""
-    return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
+    names = {prefix: adapter.name for adapter in adapters() for prefix in adapter.prefixes}
+    prefixes = (ref.partition(":")[0] for ref in queue.refs)
+    return list(dict.fromkeys(names.get(prefix, prefix) for prefix in prefixes))
 
 
 def weights(
@@ -126,7 +99,7 @@ def weights(
 
 def _queue_versions(target: Target) -> Sequence[str]:
     """Return the served versions of the scheduler's queues; empty if the scheduler is not installed."""
-    kind = KNOWN[target.name][0][0]
+    kind = schedulers()[target.name].kinds[0][0]
     return target.versions.get((kind.api_version.partition("/")[0], kind.plural), ())
 
 
@@ -136,13 +109,13 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
         return
     names = joined_names(queue.name for queue in queues)
     if not _queue_versions(target):
-        kind = KNOWN[target.name][0][0]
+        kind = schedulers()[target.name].kinds[0][0]
         text = f"the policy publishes to {target.name}, which is not installed: no {kind.kind} is served"
         yield Finding(
             "error", text, f"{len(queues)} queues refer to it: {names}", f"kubectl get crd | grep {kind.plural}"
         )
         return
-    for versions in KNOWN[target.name]:
+    for versions in schedulers()[target.name].kinds:
         group, plural = versions[0].api_version.partition("/")[0], versions[0].plural
         served = target.versions.get((group, plural), ())
         known = [kind.api_version.partition("/")[2] for kind in versions]
@@ -192,7 +165,7 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
             yield replace(finding, remedy=REMEDY)
 
 
-def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
+def conflicts(policy: Policy | None, objects: Sequence[OwnQueue], pods: Sequence[tuple[Pod, str]]) -> CheckResult:
     """Find nodes and queues that several schedulers manage.
 
     objects: the schedulers' own queues.
@@ -239,9 +212,9 @@ def _twice(policy: Policy | None) -> Iterator[Finding]:
             )
 
 
-def _same_names(policy: Policy | None, objects: Sequence[QueueObject]) -> Iterator[Finding]:
+def _same_names(policy: Policy | None, objects: Sequence[OwnQueue]) -> Iterator[Finding]:
     known = {ref for queue in (policy.queues if policy is not None else ()) for ref in queue.refs}
-    places: dict[str, list[QueueObject]] = {}
+    places: dict[str, list[OwnQueue]] = {}
     for each in objects:
         places.setdefault(each.name, []).append(each)
     for name, several in sorted(places.items()):
@@ -280,68 +253,20 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
     )
 
 
-def queue_objects(found: Mapping[str, Sequence[Object]], parts: MigParts) -> list[QueueObject]:
-    """Return the schedulers' own queues with their guaranteed GPUs. found: the objects by scheduler."""
-    queues = [
-        QueueObject(
-            "kai",
-            obj["metadata"]["name"],
-            _number(value_at(obj, ("spec", "resources", "gpu", "quota"))),
-            bool(value_at(obj, ("spec", "parentQueue"))),
-            (f"kai:{obj['metadata']['name']}",),
-        )
-        for obj in found.get("kai", ())
-    ]
-    queues += [
-        QueueObject("kueue", obj["metadata"]["name"], _nominal(obj, parts), refs=(f"kueue:{obj['metadata']['name']}",))
-        for obj in found.get("kueue", ())
-    ]
-    for obj in found.get("volcano", ()):
-        name = obj["metadata"]["name"]
-        if name != "root":
-            quota = gpus_or_none(
-                value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved")), parts
-            )
-            queues.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
-    return queues
-
-
-def _nominal(obj: Object, parts: MigParts) -> float | None:
-    amounts = [
-        gpus_or_none({resource.get("name"): resource.get("nominalQuota")}, parts)
-        for group in value_at(obj, ("spec", "resourceGroups")) or ()
-        for flavor in group.get("flavors") or ()
-        for resource in flavor.get("resources") or ()
-    ]
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if known else None
-
-
-def gpus_or_none(resources: object, parts: MigParts) -> float | None:
-    """Return the number of GPUs among resources; None if no resource is a GPU."""
-    if not isinstance(resources, Mapping) or not any(str(name).startswith((MIG, GPU)) for name in resources):
-        return None
-    return gpus(resources, parts.anywhere)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and value >= 0 else None
-
-
-_QUEUES = {"kai": (kai.QUEUE,), "kueue": kueue.CLUSTER_QUEUES, "volcano": (volcano.QUEUE,)}
-
-
 def targets(cluster: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
-    """Return the states of KAI, Kueue and Volcano."""
-    groups = {kinds[0].api_version.partition("/")[0] for several in KNOWN.values() for kinds in several}
-    served = cluster.served(groups)
-    return tuple(_target(name, cluster, policy, served) for name in KNOWN)
+    """Return the states of the schedulers that have objects in the cluster."""
+    known = [(adapter, kinds) for adapter in adapters() if (kinds := schedulers()[adapter.name].kinds)]
+    served = cluster.served({versions[0].api_version.partition("/")[0] for _, kinds in known for versions in kinds})
+    return tuple(_target(adapter, cluster, policy, served) for adapter, _ in known)
 
 
 def _target(
-    name: str, cluster: ClusterView, policy: Policy | None, served: Mapping[tuple[str, str], Sequence[str]]
+    adapter: Adapter,
+    cluster: ClusterView,
+    policy: Policy | None,
+    served: Mapping[tuple[str, str], Sequence[str]],
 ) -> Target:
-    adapter = next(each for each in ADAPTERS if each.name == name)
+    name = adapter.name
     if policy is None or not queues_of(policy, name):
         return Target(name, served)
     mode = adapter.mode(policy)
@@ -364,17 +289,18 @@ def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str
         return ()
 
 
-def own_queues(cluster: ClusterView, parts: MigParts) -> list[QueueObject]:
+def own_queues(cluster: ClusterView, parts: MigParts) -> list[OwnQueue]:
     """Return the queues of all installed schedulers."""
-    found: dict[str, Sequence[Object]] = {}
-    for name, kinds in _QUEUES.items():
-        for kind in kinds:
+    found: list[OwnQueue] = []
+    for plugin in schedulers().values():
+        for kind in plugin.kinds[0] if plugin.kinds else ():
             try:
-                found[name] = cluster.list(kind)
-                break
+                objects = cluster.list(kind)
             except NotFound:
                 continue
-    return queue_objects(found, parts)
+            found += [queue for obj in objects if (queue := plugin.own_queue(obj, parts)) is not None]
+            break
+    return found
 
 
 def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object], nodes: Sequence[Object]) -> tuple[Gang, ...]:
@@ -382,8 +308,8 @@ def gangs(cluster: ClusterView, policy: Policy, pods: Sequence[Object], nodes: S
     parts = MigParts.of(nodes)
     members: list[Pod] = [sized(pod, parts) for obj in pods if (pod := read_member(obj)) is not None]
     found: list[Gang] = []
-    for adapter in ADAPTERS:
-        if adapter.name == "runai" or not has_ref(policy, *adapter.prefixes):
+    for adapter in adapters():
+        if adapter.name not in with_workloads() or not has_ref(policy, *adapter.prefixes):
             continue
         try:
             found += look_at(adapter, policy, cluster, members, parts).gangs
@@ -401,7 +327,7 @@ _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 
 
 def guarantees(
-    policy: Policy | None, capacity: float, installed: float, objects: Sequence[QueueObject], gangs: Sequence[Gang]
+    policy: Policy | None, capacity: float, installed: float, objects: Sequence[OwnQueue], gangs: Sequence[Gang]
 ) -> CheckResult:
     """Check whether the cluster can satisfy the quotas and the waiting gangs.
 
@@ -447,9 +373,9 @@ def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterato
             yield Finding("warning", each.message, evidence, _CHECK.format(capacity=installed))
 
 
-def _native(objects: Sequence[QueueObject], installed: float) -> Iterator[Finding]:
+def _native(objects: Sequence[OwnQueue], installed: float) -> Iterator[Finding]:
     """Yield a finding for each scheduler whose own queues are guaranteed more GPUs than are installed."""
-    by_scheduler: dict[str, list[QueueObject]] = {}
+    by_scheduler: dict[str, list[OwnQueue]] = {}
     for each in objects:
         if each.quota and not each.nested:
             by_scheduler.setdefault(each.scheduler, []).append(each)

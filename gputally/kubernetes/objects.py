@@ -2,8 +2,8 @@
 cluster client.
 
 Objects are plain JSON-like dictionaries. A path is a tuple of keys. A leaf is a scalar, a list or an empty mapping; a
-list counts as one leaf. Only `put` and `drop` change an object in place. The modules `fairshare.targets` define the
-kinds of the schedulers.
+list counts as one leaf. Only `put` and `drop` change an object in place. The folders of `fairshare.schedulers`
+define the kinds of the schedulers.
 
 `gputally.kubernetes.api_client.KubernetesCluster` and `gputally.kubernetes.memory_cluster.MemoryCluster` implement the
 protocol `Cluster`. The protocol has deliberately no way to force another value on a field of another owner. `transfer`
@@ -356,8 +356,8 @@ class ObjectReader(Protocol):
 
 
 class Objects(ObjectReader, Protocol):
-    """Reads and writes the objects with a scheduler's weights, on a Kubernetes API server or another server
-    (`fairshare.targets.runai`). Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
+    """Reads and writes the objects with a scheduler's weights, on a Kubernetes API server or another server. Every
+    method raises NotFound, Refused or Unavailable of gputally.base.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Apply the fields in `obj` by server-side apply. Return the resulting object, in a dry run too.

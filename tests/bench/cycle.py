@@ -17,7 +17,7 @@ from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -22,13 +22,13 @@ import msgspec
 import yaml
 
 from agent.wire import Batch
-from fairshare.targets import KINDS
-from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant, post, program
 from tests.fairshare.real_api_server import served, standing
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.programs import free_ports
 
 GPUS, MINUTE_S, SCRAPE_S = 8, 60, 30

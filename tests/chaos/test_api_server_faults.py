@@ -23,7 +23,6 @@ import pytest
 
 import accountant
 from fairshare.controller import policy_file as policies
-from fairshare.targets import KINDS
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.leader_election import LeaseTimes
 from tests.chaos.accountant_process import GONE, AccountantProcess, assert_exact
@@ -32,6 +31,7 @@ from tests.deadlines import Deadline, patience_s, until
 from tests.fairshare.fixed_answers_server import serving, window_of
 from tests.fairshare.real.chart_roles import add_queues, install, weights_of
 from tests.fairshare.real_api_server import served
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fakes.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer
 from tests.real.programs import free_ports

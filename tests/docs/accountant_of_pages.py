@@ -20,13 +20,13 @@ from accountant.core.settings import Settings
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from agent.wire import PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
-from fairshare.targets import KINDS
-from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.schedulers.kai.adapter import QUEUE, SHARD
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
 from gputally.server.https_server import serve
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z

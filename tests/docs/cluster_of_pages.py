@@ -11,12 +11,12 @@ from typing import Any
 
 import trustme
 
-from fairshare.targets import KINDS
-from fairshare.targets.kai import POD_GROUP
+from fairshare.schedulers.kai.adapter import POD_GROUP
 from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import accountant_of_pages
 from tests.fairshare.real_api_server import MERGE, standing
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer
 
 RELEASE = "gputally"

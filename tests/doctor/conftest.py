@@ -14,7 +14,6 @@ from accountant.wire.typed_accountant_client import AccountantClient
 from agent.core.readings import Snapshot
 from agent.holders.kubelet_grpc_client import KubeletAnswer
 from fairshare.core.scheduler_queue_objects import instant
-from fairshare.targets import KINDS
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.doctor.check_inputs import ClusterView, Options, Sources
@@ -25,6 +24,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import EVENT, GPU, NODE, POD, Kind, Object
 from gputally.server.https_server import serve
 from tests.fairshare.builders import object_of
+from tests.fairshare.scheduler_kinds import KINDS
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 CORE = ("pods", "nodes", "namespaces", "configmaps", "events")

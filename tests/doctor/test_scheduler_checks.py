@@ -10,19 +10,21 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
-from fairshare.targets.kueue import WORKLOADS
+from fairshare.schedulers.kai import adapter as kai
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano import adapter as volcano_objects
+from fairshare.targets.installed import schedulers
+from fairshare.targets.protocol import OwnQueue
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
 from gputally.doctor.scheduler_checks import (
-    KNOWN,
-    QueueObject,
     Target,
     conflicts,
     free_gpus,
     guarantees,
     messages,
+    own_queues,
     placement,
-    queue_objects,
     recorded_conditions,
     targets,
     tolerates,
@@ -51,7 +53,7 @@ from tests.fairshare.scheduler_objects import (
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
-    for versions in KNOWN["kai"]
+    for versions in schedulers()["kai"].kinds
 }
 
 
@@ -116,7 +118,7 @@ def test_a_team_of_two_schedulers_takes_from_each() -> None:
 
 
 def test_namesakes_that_no_policy_knows() -> None:
-    objects = [QueueObject("kai", "vision", 8, refs=("kai:vision",)), QueueObject("kueue", "vision", None)]
+    objects = [OwnQueue("kai", "vision", 8, refs=("kai:vision",)), OwnQueue("kueue", "vision", None)]
     (found,) = conflicts(None, objects, []).findings
     assert found.what == "kai and kueue each have a queue vision, which the policy does not name"
     assert found.evidence == "GPU quotas: kai 8, kueue none"
@@ -157,33 +159,24 @@ def test_quotas_that_contradict_each_other() -> None:
 
 
 def test_the_schedulers_own_quotas() -> None:
-    objects = queue_objects(
-        {
-            "kai": [
-                {"metadata": {"name": "root"}, "spec": {"resources": {"gpu": {"quota": 16}}}},
-                {"metadata": {"name": "leaf"}, "spec": {"parentQueue": "root", "resources": {"gpu": {"quota": 16}}}},
-                {"metadata": {"name": "free"}, "spec": {"resources": {"gpu": {"quota": -1}}}},
-            ],
-            "kueue": [
-                {
-                    "metadata": {"name": "cq"},
-                    "spec": {
-                        "resourceGroups": [
-                            {"flavors": [{"resources": [{"name": "nvidia.com/gpu", "nominalQuota": "32"}]}]},
-                            {"flavors": [{"resources": [{"name": "cpu", "nominalQuota": 9}]}]},
-                        ]
-                    },
-                }
-            ],
-            "volcano": [
-                {"metadata": {"name": "root"}, "spec": {"deserved": {"nvidia.com/gpu": 99}}},
-                {"metadata": {"name": "v"}, "spec": {"deserved": {"nvidia.com/gpu": 4, "cpu": 8}}},
-            ],
-        },
+    gpu = [{"name": "nvidia.com/gpu", "nominalQuota": "32"}], [{"name": "cpu", "nominalQuota": 9}]
+    objects = own_queues(
+        MemoryInspector(
+            [
+                object_of(kai.QUEUE, "root", {"resources": {"gpu": {"quota": 16}}}),
+                object_of(kai.QUEUE, "leaf", {"parentQueue": "root", "resources": {"gpu": {"quota": 16}}}),
+                object_of(kai.QUEUE, "free", {"resources": {"gpu": {"quota": -1}}}),
+                object_of(
+                    CLUSTER_QUEUES[0], "cq", {"resourceGroups": [{"flavors": [{"resources": each}]} for each in gpu]}
+                ),
+                object_of(volcano_objects.QUEUE, "root", {"deserved": {"nvidia.com/gpu": 99}}),
+                object_of(volcano_objects.QUEUE, "v", {"deserved": {"nvidia.com/gpu": 4, "cpu": 8}}),
+            ]
+        ),
         NO_NODES,
     )
-    assert [(each.name, each.quota) for each in objects] == [
-        ("root", 16), ("leaf", 16), ("free", None), ("cq", 32), ("v", 4)
+    assert [(each.name, each.quota, each.nested) for each in objects] == [
+        ("free", None, False), ("leaf", 16, True), ("root", 16, False), ("cq", 32, False), ("v", 4, False)
     ]  # fmt: skip
     (found,) = guarantees(None, 16, 16, objects, []).findings
     assert found.what == "kueue's own queues are guaranteed more GPUs than the cluster has"

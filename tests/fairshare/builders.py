@@ -9,12 +9,12 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.targets import KINDS
-from fairshare.targets.kai import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
 from gputally.base.errors import Refused, Unavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
+from tests.fairshare.scheduler_kinds import KINDS
 
 
 def object_of(

@@ -14,7 +14,6 @@ from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.queues_and_weights import Observation, Pod
-from fairshare.targets import KINDS
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
@@ -22,6 +21,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
 from tests.fairshare.builders import cluster_of, queue_object, shard_object
 from tests.fairshare.real_api_server import Others, served, standing
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer
 from tests.shared_files import shared
 from tests.usage_windows import usage_window

@@ -7,7 +7,7 @@ from typing import Any, cast
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.gpu_demand import read_member
 from fairshare.core.queues_and_weights import Condition, Pod
-from fairshare.targets.kai import QUEUE
+from fairshare.schedulers.kai.adapter import QUEUE
 from gputally.kubernetes.objects import POD, Cluster
 
 

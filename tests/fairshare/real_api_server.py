@@ -14,13 +14,13 @@ from typing import Any
 import yaml
 
 from fairshare.core.published_devices import SLICES
-from fairshare.targets import KINDS
-from fairshare.targets.kai import CONFIG
-from fairshare.targets.volcano import COMMAND
+from fairshare.schedulers.kai.adapter import CONFIG
+from fairshare.schedulers.volcano.adapter import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, PRIORITY_CLASS, Kind, Object
 from tests.deadlines import until
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer, api_server
 from tests.shared_files import shared
 

@@ -14,8 +14,10 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import lost_words
-from fairshare.targets import kai, kueue, volcano
-from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.schedulers.kai import adapter as kai
+from fairshare.schedulers.kai.adapter import QUEUE, SHARD
+from fairshare.schedulers.kueue import adapter as kueue
+from fairshare.schedulers.volcano import adapter as volcano
 from fairshare.usage.cluster_capacity import (
     SETTLED_MS,
     LostGpus,

@@ -14,10 +14,9 @@ import pytest
 
 from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import KINDS
-from fairshare.targets.kai import QUEUE
-from fairshare.targets.kueue import WORKLOADS
-from fairshare.targets.runai import effective as runai_effective
+from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kueue.adapter import WORKLOADS
+from fairshare.schedulers.runai.adapter import effective as runai_effective
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -25,6 +24,7 @@ from gputally.kubernetes.objects import Object
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
     DATABASE,

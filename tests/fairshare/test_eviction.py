@@ -16,10 +16,9 @@ from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
-from fairshare.targets import KINDS
-from fairshare.targets.kueue import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.adapter import COMMAND, JOB
 from fairshare.targets.status_config_map import StatusObject
-from fairshare.targets.volcano import COMMAND, JOB
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -35,6 +34,7 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.shared_files import shared
 
 WORKLOAD = WORKLOADS[0]

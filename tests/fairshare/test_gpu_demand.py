@@ -22,7 +22,7 @@ from fairshare.core.gpu_demand import (
 )
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.claims_and_placement import free_by_node
-from fairshare.targets.kai import KaiAdapter
+from fairshare.schedulers.kai.adapter import KaiAdapter
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes

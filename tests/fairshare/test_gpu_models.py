@@ -23,8 +23,7 @@ from fairshare.core.gpu_models import OTHERS, window_of_part
 from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.queue_and_pod_explanation import explain_queue
 from fairshare.laws.weight_calculation import ModelPart, WeightInputs, WeightResult, calculate_weights
-from fairshare.targets import KINDS
-from fairshare.targets.kueue import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.base.clock import VirtualClock
 from gputally.base.gpu_model_names import most_precise
 from gputally.base.version import __version__
@@ -42,6 +41,7 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
 from tests.usage_windows import usage_window
 

@@ -22,7 +22,6 @@ from fairshare.preemption.idle_reclaim import CHECKS_PER_GRACE, WARNING
 from fairshare.preemption.preemption_cycle import replay_verdicts
 from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionInputs, inputs_from_json, inputs_to_json
 from fairshare.preemption.victim_selection import decide
-from fairshare.targets import KINDS
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, Refused
@@ -32,6 +31,7 @@ from tests.fairshare.builders import Failing, node_object, object_of, policy_of
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import pods_of, reasons_of
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
 
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}

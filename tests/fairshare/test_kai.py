@@ -18,7 +18,7 @@ from fairshare.core.gpu_demand import memory_mib, read_member, read_pod, shared_
 from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
 from fairshare.preemption.claims_and_placement import preemption_inputs, to_start
 from fairshare.preemption.victim_candidates import bundles, make_victim
-from fairshare.targets.kai import (
+from fairshare.schedulers.kai.adapter import (
     CONFIG,
     POD_GROUP,
     POOL_LABEL,

@@ -20,8 +20,7 @@ from fairshare.preemption.claims_and_placement import claims, preemption_inputs
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.victim_selection import decide
-from fairshare.targets import KINDS
-from fairshare.targets.kueue import (
+from fairshare.schedulers.kueue.adapter import (
     ADMISSION_LINES,
     CLUSTER_QUEUES,
     COHORTS,
@@ -41,6 +40,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quan
 from tests.fairshare.builders import node_object, object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition, reasons_of
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import ALIASES, V1BETA1, V1BETA2, configured
 
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))

@@ -16,12 +16,11 @@ from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.claims_and_placement import free_by_node
-from fairshare.targets import KINDS
-from fairshare.targets.kai import POD_GROUP, KaiAdapter
-from fairshare.targets.kai import QUEUE as KAI_QUEUE
-from fairshare.targets.kueue import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
-from fairshare.targets.volcano import VolcanoAdapter
+from fairshare.schedulers.kai.adapter import POD_GROUP, KaiAdapter
+from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
+from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.schedulers.volcano.adapter import VolcanoAdapter
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes
@@ -30,6 +29,7 @@ from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
+from tests.fairshare.scheduler_kinds import KINDS
 
 NVL, PRO_6000, PRO_5000 = (
     "NVIDIA-H100-NVL",

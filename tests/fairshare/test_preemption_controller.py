@@ -31,7 +31,6 @@ from fairshare.preemption.service_latency_objectives import (
     prometheus_latency,
     seconds_text,
 )
-from fairshare.targets import KINDS
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -46,6 +45,7 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import pods_of
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.shared_files import shared
 
 

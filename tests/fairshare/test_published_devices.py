@@ -10,13 +10,13 @@ import pytest
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.published_devices import SLICES, with_published
-from fairshare.targets import KINDS
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Refused, Unavailable
 from gputally.kubernetes.objects import GPU, Kind, Object, gpus_of_nodes
 from tests.fairshare.builders import Failing, node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
+from tests.fairshare.scheduler_kinds import KINDS
 
 TARGETS = {"kube_scheduler": {"mode": "extender"}}
 

@@ -15,7 +15,6 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.__main__ import main
 from fairshare.core.scheduler_queue_objects import WeightAnnotations
-from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
@@ -31,6 +30,7 @@ from tests.fairshare.builders import (
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import DATABASE, SCOPED, cluster_queue, local_queue
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
-from fairshare.targets import runai as runai_target
-from fairshare.targets.runai import PROJECT, RunaiApi, RunaiCluster, RunaiFault, opened
+from fairshare.schedulers.runai import adapter as runai_target
+from fairshare.schedulers.runai.adapter import PROJECT, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, NotFound, Refused, Unavailable

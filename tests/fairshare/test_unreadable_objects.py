@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from fairshare.core.gpu_demand import BoundPods, read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.targets import ADAPTERS, KINDS
-from fairshare.targets.kai import POD_GROUP
-from fairshare.targets.kueue import CLUSTER_QUEUES, WORKLOADS
-from fairshare.targets.volcano import JOB
-from fairshare.targets.volcano import POD_GROUP as VOLCANO_GROUP
-from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
+from fairshare.schedulers.kai.adapter import POD_GROUP
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.adapter import JOB
+from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
+from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.installed import adapters
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
@@ -29,6 +29,7 @@ from gputally.kubernetes.objects import EVENT, GPU, POD, PRIORITY_CLASS, Kind, O
 from tests.fairshare.builders import node_object, object_of, pod_group, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, conditions_of, weights_in
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
 
 
@@ -197,7 +198,7 @@ class Reader:
 def _gangs_seen(objects: Iterable[Object], pods: Sequence[Pod]) -> dict[str, set[str]]:
     return {
         adapter.name: {gang.name for gang in look_at(adapter, POLICY, Reader(objects), pods).gangs}
-        for adapter in ADAPTERS
+        for adapter in adapters()
         if adapter.name != "runai"
     }
 
@@ -212,7 +213,7 @@ def _gangs_seen(objects: Iterable[Object], pods: Sequence[Pod]) -> dict[str, set
     ids=("kai", "kueue", "volcano"),
 )
 def test_a_workload_that_cannot_be_read_is_named_and_the_others_count(target: str, bad: Object) -> None:
-    (adapter,) = (each for each in ADAPTERS if each.name == target)
+    (adapter,) = (each for each in adapters() if each.name == target)
     found = look_at(adapter, POLICY, MemoryCluster(KINDS, [*OWN, bad]))
     assert [gang.name for gang in found.gangs] == ["good"]
     read = condition(found, "Readable")

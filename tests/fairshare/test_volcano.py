@@ -20,9 +20,16 @@ from fairshare.core.gpu_demand import read_member, read_pod
 from fairshare.core.queues_and_weights import Claim, DivisionProblem, TargetQueue
 from fairshare.laws.division import divide_above
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
-from fairshare.targets import KINDS
-from fairshare.targets.runai import NODE_POOL, UNITS
-from fairshare.targets.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
+from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
+from fairshare.schedulers.volcano.adapter import (
+    COMMAND,
+    HIERARCHY,
+    HIERARCHY_WEIGHTS,
+    JOB,
+    POD_GROUP,
+    QUEUE,
+    VolcanoAdapter,
+)
 from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -30,6 +37,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import ALIASES, volcano
 
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"

@@ -13,11 +13,11 @@ from fairshare.__main__ import main
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import KINDS, status_config_map
-from fairshare.targets.kai import QUEUE
-from fairshare.targets.kueue import CLUSTER_QUEUES
+from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES
+from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
-from fairshare.targets.volcano import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.leader_election import Term
@@ -26,6 +26,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object
 from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import condition, conditions_of, reasons_of, results_of, weights_in
+from tests.fairshare.scheduler_kinds import KINDS
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:

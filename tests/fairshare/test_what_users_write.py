@@ -11,14 +11,14 @@ from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, EvictionCheck
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent
-from fairshare.targets import KINDS
-from fairshare.targets.kai import POD_GROUP, KaiAdapter
-from fairshare.targets.kai import QUEUE as KAI_QUEUE
-from fairshare.targets.kueue import CLUSTER_QUEUES, GATED_BY, LOCAL_QUEUES, REPLACES, WORKLOADS, KueueAdapter
+from fairshare.schedulers.kai.adapter import POD_GROUP, KaiAdapter
+from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, GATED_BY, LOCAL_QUEUES, REPLACES, WORKLOADS, KueueAdapter
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD, Object
 from tests.fairshare.builders import object_of, pod_group, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.scheduler_kinds import KINDS
 
 OTHERS = "other-namespace"
 

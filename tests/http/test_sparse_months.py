@@ -42,7 +42,6 @@ from agent.wire import Batch
 from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.queue_and_pod_explanation import budget_words
-from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import policy_pages
 from fairshare.web.page_authentication import PageAuthentication
@@ -56,6 +55,7 @@ from gputally.base.units import MS_PER_DAY
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.https_server import serve
 from gputally.testing.http_receiver import http_receiver
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.web.controller_pages import quick, sample
 from tests.fakes.mailserver import mail_server
 from tests.http.addresses import FIGURES, NO_FIGURES, address

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.targets import KINDS
-from fairshare.targets.kai import QUEUE, SHARD
+from fairshare.schedulers.kai.adapter import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.doctor.__main__ import run_checks
@@ -21,6 +20,7 @@ from gputally.kubernetes.api_client import Inspector
 from gputally.kubernetes.objects import EVENT, GPU
 from tests.deadlines import until
 from tests.fairshare.real_api_server import MERGE, served
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler
 
 pytestmark = pytest.mark.real

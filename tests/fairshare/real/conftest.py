@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairshare.targets import KINDS
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Kind
 from tests.fairshare.real.chart_roles import install
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer
 
 Request = Callable[..., Any]

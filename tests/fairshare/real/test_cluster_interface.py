@@ -11,8 +11,7 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, advice
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import KINDS
-from fairshare.targets.kai import QUEUE
+from fairshare.schedulers.kai.adapter import QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, VersionGone
@@ -25,6 +24,7 @@ from tests.fairshare.builders import object_of, policy_of, shard_object
 from tests.fairshare.conftest import Make
 from tests.fairshare.real.chart_roles import add_queues
 from tests.fairshare.real.conftest import Request
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, controller_manager
 
 pytestmark = pytest.mark.real

@@ -26,8 +26,9 @@ from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.preemption_types import Victim
-from fairshare.targets import KINDS, kueue, volcano
-from fairshare.targets.kai import QUEUE
+from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kueue import adapter as kueue
+from fairshare.schedulers.volcano import adapter as volcano
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
@@ -43,6 +44,7 @@ from tests.fairshare.fixed_answers_server import serving, window_of
 from tests.fairshare.observations import results_of
 from tests.fairshare.real.chart_roles import add_queues, weights_of
 from tests.fairshare.real.conftest import Request
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fakes.fault_proxy import Fault, fault_proxy
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, frozen, killed
 

@@ -17,7 +17,6 @@ from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import QUEUE_LABEL, BoundPods, read_claiming
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
-from fairshare.targets import KINDS
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
@@ -27,6 +26,7 @@ from tests.fairshare.builders import policy_of
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.real.chart_roles import install
 from tests.fairshare.real_api_server import MERGE
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer, scheduler
 
 pytestmark = pytest.mark.real

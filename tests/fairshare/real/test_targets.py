@@ -9,7 +9,8 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.targets import KINDS, kueue, volcano
+from fairshare.schedulers.kueue import adapter as kueue
+from fairshare.schedulers.volcano import adapter as volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
@@ -20,6 +21,7 @@ from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.observations import reasons_of, results_of
 from tests.fairshare.real_api_server import MERGE, definitions
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import api_server
 
 pytestmark = pytest.mark.real

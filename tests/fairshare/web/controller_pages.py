@@ -25,7 +25,6 @@ from fairshare.controller.policy_file import PolicyFileWriter, PolicyLocation
 from fairshare.core.queues_and_weights import Pod
 from fairshare.explain import what_if_simulation
 from fairshare.explain.what_if_simulation import Comparison, ReplayedQueue
-from fairshare.targets import KINDS
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp
 from fairshare.web.policy_pages import ROUTES
@@ -39,6 +38,7 @@ from gputally.server.sign_in import FORM_TOKEN, SignInService
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.deadlines import CALM_S, until
 from tests.fairshare.conftest import NOW_MS, Accountant
+from tests.fairshare.scheduler_kinds import KINDS
 
 USED = {"research": 0.52, "vision": 0.33, "language": 0.19, "robotics": 0.05, "serving": 0.2, "students": 0.13}
 """Parts of the window's capacity; a queue's contain its children's."""

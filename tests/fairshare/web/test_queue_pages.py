@@ -30,7 +30,6 @@ from fairshare.controller.policy_file import (
 )
 from fairshare.core.queues_and_weights import Standing
 from fairshare.core.settings import Settings, SettingsFault, load
-from fairshare.targets import KINDS
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.page_authentication import MOST_BYTES
@@ -56,6 +55,7 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
 from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import NOW_MS, Make
+from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.web.controller_pages import (
     LEAVES,
     USED,

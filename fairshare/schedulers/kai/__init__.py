@@ -1,0 +1,1 @@
+"""Weights for KAI-Scheduler's Queues, or usage that KAI reads itself."""

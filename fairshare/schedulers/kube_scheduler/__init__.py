@@ -1,0 +1,1 @@
+"""Shares of queues that are a label, for the default kube-scheduler."""

@@ -1,0 +1,1 @@
+"""Weights for Kueue's ClusterQueues, Cohorts and LocalQueues."""

@@ -1,0 +1,1 @@
+"""Over-quota weights of Run:ai's projects and departments."""

@@ -1,0 +1,1 @@
+"""Weights, quotas or paths for Volcano's Queues."""
