@@ -103,6 +103,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
     election = _election(settings, clock)
     leaderless = election.leaderless if election is not None else lambda: None
     health = Health(clock, settings.interval, tasks, leaderless)
+    over = threading.Event()
+    """Set after the last cycle, so that the ports stop at one time."""
 
     def posts() -> Sequence[Decision]:
         return [saved.popleft() for _ in range(len(saved))]
@@ -123,6 +125,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
                 token_file=settings.token_file,
                 ca_file=settings.ca_file,
                 cluster=settings.cluster_name,
+                clock=clock,
             )
         )
         url = stack.enter_context(
@@ -134,6 +137,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
                 metrics=metrics.render,
                 tasks=tasks,
                 hosts=settings.hosts,
+                over=over,
             )
         )
         if settings.watch_pods:
@@ -148,9 +152,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
         extender = Extender(views.view, clock, with_claims=claimed.with_claims) if settings.extender_listen else None
         if extender is not None:
             sys.setswitchinterval(THREAD_SWITCH_S)
-            stack.enter_context(_extender(settings, extender, metrics, tasks))
+            stack.enter_context(_extender(settings, extender, metrics, tasks, over))
         if settings.pages_listen:
-            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks, saved.append))
+            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks, saved.append, over))
         alarms: Alarms | None = None
         if settings.prometheus:
             alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
@@ -182,6 +186,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             claims_counted=bool(claims),
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        stack.callback(over.set)
         stack.enter_context(_ending_calls(stop))
         controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
     events.info("stopping")
@@ -257,11 +262,13 @@ def _election(settings: Settings, clock: Clock) -> Election | None:
 
 
 def _extender(
-    settings: Settings, extender: Extender, metrics: Metrics, tasks: BackgroundTasks
+    settings: Settings, extender: Extender, metrics: Metrics, tasks: BackgroundTasks, over: threading.Event
 ) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
     tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
-    return serve_extender(host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks, hosts=settings.hosts)
+    return serve_extender(
+        host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks, hosts=settings.hosts, over=over
+    )
 
 
 def _tls(
@@ -283,11 +290,13 @@ def serve_pages(
     cluster: Cluster,
     tasks: BackgroundTasks | None = None,
     record: Callable[[Decision], None] = lambda _: None,
+    over: threading.Event | None = None,
 ) -> Iterator[str]:
     """Serve the pages until the context ends, and yield their base URL.
 
     tasks: background tasks to which the listener's task is added; None: it is added to none.
     record: records the decision of a person who saved a policy.
+    over: as in `https_server.serve`.
 
     Raises CannotStart, SignInFault, and FileFault for an invalid file of tokens or callers."""
     # A controller without pages does not load the libraries for templates and for editing YAML.
@@ -373,7 +382,7 @@ def serve_pages(
         if read_by_others
         else nullcontext(),
         https_server.serve(
-            app.observed(answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True
+            app.observed(answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True, over=over
         ) as url,
     ):
         templates.start()

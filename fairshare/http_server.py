@@ -5,6 +5,7 @@ headers (`gputally.server.https_server`)."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -84,11 +85,13 @@ def serve(
     metrics: Callable[[], bytes],
     tasks: BackgroundTasks | None = None,
     hosts: Collection[str] = (),
+    over: threading.Event | None = None,
 ) -> Iterator[str]:
     """Serve the probes and the metrics in a thread until the context ends, and yield the base URL. Raises CannotStart.
 
     port: 0 takes a free one.
-    hosts: public host names of the listener (`gputally.base.host_names`)."""
+    hosts: public host names of the listener (`gputally.base.host_names`).
+    over: as in `https_server.serve`."""
 
     def exposition(_: Request) -> Response:
         return Response(metrics(), media_type="text/plain; version=0.0.4")
@@ -104,7 +107,7 @@ def serve(
         routes=[Route("/metrics", exposition), Route("/livez", probe(live)), Route("/readyz", probe(ready))]
     )
     logged = RequestLog(HostCheck(app, hosts, "hosts"), "fairshare.http")
-    with https_server.serve(logged, host, port, limits=LIMITS, name="fairshare-http", tasks=tasks) as url:
+    with https_server.serve(logged, host, port, limits=LIMITS, name="fairshare-http", tasks=tasks, over=over) as url:
         yield url
 
 
@@ -118,13 +121,15 @@ def serve_extender(
     tls: Tls | None = None,
     tasks: BackgroundTasks | None = None,
     hosts: Collection[str] = (),
+    over: threading.Event | None = None,
 ) -> Iterator[str]:
     """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends, and yield the base URL.
 
     Raises CannotStart.
 
     answered: called after every response with the verb, the seconds that it took, and `ok`, `late` or `refused`.
-    hosts: public host names of the listener."""
+    hosts: public host names of the listener.
+    over: as in `https_server.serve`."""
     verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
     async def answer(request: Request) -> Response:
@@ -153,7 +158,9 @@ def serve_extender(
         exception_handlers={HTTPException: refuse},  # type: ignore[dict-item]  # a handler of its own exception
     )
     wrapped = RequestLog(HostCheck(app, hosts, "hosts"), "fairshare.http")
-    with https_server.serve(wrapped, host, port, tls, LIMITS, "fairshare-extender", tasks=tasks, renew=True) as url:
+    with https_server.serve(
+        wrapped, host, port, tls, LIMITS, "fairshare-extender", tasks=tasks, renew=True, over=over
+    ) as url:
         yield url
 
 

@@ -351,7 +351,7 @@ class Controller:
         try:
             fault = self._unmetered.fault(nodes, window, now_ms, self._policy.min_coverage)
         except AccountantUnavailable as error:
-            return UsageHold("AccountantUnavailable", str(error))
+            return UsageHold(error.reason, str(error))
         return UsageHold("NodesUnmetered", fault) if fault is not None else None
 
     def _target(
@@ -400,7 +400,7 @@ class Controller:
             try:
                 policy, window, by_model = self._counted_by(observation.history, window, usage.by_model)
             except AccountantUnavailable as error:
-                return _degraded(report, "AccountantUnavailable", str(error)), []
+                return _degraded(report, error.reason, str(error)), []
             models = model_parts(policy, serving, observation, by_model, usage.exhausted_by_model)
             waiting = waiting_models(policy, serving.nodes, observation)
             report = replace(report, window=window, history=observation.history, models=models, waiting_models=waiting)

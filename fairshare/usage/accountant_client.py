@@ -31,7 +31,7 @@ from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherCluste
 from fairshare.usage.stale_usage_hold import UsageHold, usage_hold
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.called_off import CalledOff
-from gputally.base.clock import Clock
+from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.server.config_loading import Model, load_yaml
@@ -83,6 +83,14 @@ MOST_BYTES_PER_POST = 8 * 1024 * 1024
 """Size before compression; a larger decision is sent alone."""
 _FINAL = frozenset({400, 413, 422})
 """HTTP status codes of requests that the accountant will never accept."""
+_BUSY = frozenset({429, 503})
+"""HTTP status codes whose Retry-After is obeyed."""
+_NOT_NOW = frozenset({408, 425, 429})
+"""HTTP status codes from 400 to 499 that refuse nothing."""
+REFUSES = "AccountantRefuses"
+"""The reason of a hold while the accountant answers with a refusal, such as that of a token without the right."""
+_OF_BODY = _FINAL | {409}
+"""HTTP status codes of an announcement by which the accountant refuses the policy itself."""
 DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
 """Largest number of pods or nodes in one query by name. With more pods their namespaces are queried, with more nodes
@@ -98,7 +106,10 @@ _WAITS = TypeAdapter(list[dict[str, Any]])
 
 
 class AccountantApi:
-    """The client of one accountant. As a context manager it reuses connections."""
+    """The client of one accountant. As a context manager it reuses connections.
+
+    Where the accountant asks for a pause (Retry-After of 429 or 503), the same kind of request is not sent until it is
+    over, and fails at once. Other requests are sent, because a quota concerns one kind."""
 
     def __init__(
         self,
@@ -109,12 +120,17 @@ class AccountantApi:
         cluster: str = "",
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Raises AccountantUnavailable for an invalid address, or a file without a certificate.
 
         ca_file: PEM file of the CAs to trust instead of the system's.
         cluster: the cluster to query and to record decisions for; "" for everything in the ledger.
-        transport: used instead of the network."""
+        transport: used instead of the network.
+        clock: measures pauses; None: the system's."""
+        self._clock = clock or SystemClock()
+        self._paused: dict[tuple[str, str], tuple[int, str]] = {}
+        """By method and path, until when (ms, monotonic) the accountant asked to wait, and its refusal."""
         with _translated():
             self._remote = AccountantClient(
                 url, ca_file=ca_file, token_file=token_file, timeout_s=timeout_s, proxies=True, transport=transport
@@ -158,7 +174,9 @@ class AccountantApi:
         return {"cluster": self._cluster} if self._cluster else {}
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
-        answer = self._send("PUT", "/v1/policy", policy.model_dump_json(by_alias=True).encode())
+        """Raises AccountantUnavailable, with the reason PolicyNotTaken if the accountant refuses this policy."""
+        content = policy.model_dump_json(by_alias=True).encode()
+        answer = self._send("PUT", "/v1/policy", content, refuses="PolicyNotTaken")
         try:
             return PolicyVersion.model_validate_json(answer)
         except ValidationError as error:
@@ -288,16 +306,32 @@ class AccountantApi:
             raise self._invalid("/v1/waits") from error
 
     def _read(self, path: str, shape: TypeAdapter[T], params: Query | None = None) -> T:
-        with _translated():
+        with _translated(), self._unless_paused("GET", path):
             answer = self._remote.get(path, params)
         try:
             return shape.validate_json(answer)
         except ValidationError as error:
             raise self._invalid(path) from error
 
-    def _send(self, method: str, path: str, content: bytes, encoding: str = "") -> bytes:
-        with _translated(sent=True):
+    def _send(self, method: str, path: str, content: bytes, encoding: str = "", refuses: str = REFUSES) -> bytes:
+        with _translated(sent=True, refuses=refuses), self._unless_paused(method, path):
             return self._remote.send_body(method, path, content, "application/json", encoding=encoding)
+
+    @contextlib.contextmanager
+    def _unless_paused(self, method: str, path: str) -> Iterator[None]:
+        """Run a request, unless the accountant asked to wait with requests of this kind. Raises Unanswered."""
+        now_ms = self._clock.monotonic_ms()
+        until_ms, refusal = self._paused.get((method, path), (now_ms, ""))
+        if now_ms < until_ms:
+            left_s = -(-(until_ms - now_ms) // MS_PER_SECOND)
+            raise Unanswered(f"{refusal}; not sent again for {left_s} s, as it asks", 429)
+        try:
+            yield
+        except Unanswered as error:
+            if error.status in _BUSY and error.retry_after_s:
+                until_ms = self._clock.monotonic_ms() + error.retry_after_s * MS_PER_SECOND
+                self._paused[method, path] = until_ms, str(error)
+            raise
 
     def _invalid(self, path: str) -> AccountantUnavailable:
         return AccountantUnavailable(
@@ -307,15 +341,20 @@ class AccountantApi:
 
 
 @contextlib.contextmanager
-def _translated(*, sent: bool = False) -> Iterator[None]:
+def _translated(*, sent: bool = False, refuses: str = REFUSES) -> Iterator[None]:
     """Convert HTTP failures to AccountantUnavailable or AccountantRefused.
 
-    sent: whether the request has a body. Only a body can be refused for good."""
+    sent: whether the request has a body. Only a body can be refused for good.
+    refuses: the reason of a refusal of the body."""
     try:
         yield
     except Unanswered as error:
-        final = sent and error.status in _FINAL
-        raise (AccountantRefused if final else AccountantUnavailable)(str(error)) from error
+        status = error.status or 0
+        reason = refuses if status in _OF_BODY else REFUSES
+        final = sent and status in _FINAL
+        unavailable = not 400 <= status < 500 or status in _NOT_NOW
+        kind = AccountantRefused if final else AccountantUnavailable
+        raise (kind(str(error)) if unavailable else kind(str(error), reason)) from error
     except CalledOff as error:
         raise AccountantUnavailable("this program ends, or nobody waits for the answer any more") from error
 
@@ -440,7 +479,7 @@ class UsageReader:
                 for model in policy.gpu_models:
                     exhausted_by_model[model] = weight_calculation.exhausted_queues(policy, states, model)
         except AccountantUnavailable as error:
-            return UsageReading(None, UsageHold("AccountantUnavailable", str(error)), change=change)
+            return UsageReading(None, UsageHold(error.reason, str(error)), change=change)
         same_counting = window.policy_version == version or window.policy_counting == policy.counting()
         if not same_counting and announce:
             return UsageReading(window, self._policy_not_in_force(window, version, now_ms), change=change)
@@ -454,7 +493,7 @@ class UsageReader:
             try:
                 by_model = window_by_model(policy, partial(self._of_part, policy, at_ms, now_ms, announce))
             except AccountantUnavailable as error:
-                hold = UsageHold("AccountantUnavailable", str(error))
+                hold = UsageHold(error.reason, str(error))
         return UsageReading(window, hold, exhausted, change, by_model, exhausted_by_model)
 
     def _of_part(self, policy: Policy, at_ms: int, now_ms: int, announce: bool, spec: WindowSpec) -> UsageWindow:

@@ -79,7 +79,7 @@ class OtherClusters:
             try:
                 window = self.accountants[name].window(policy.window, policy.measure, at_ms, policy.min_coverage)
             except AccountantUnavailable as error:
-                return own, _of_cluster(name, UsageHold("AccountantUnavailable", str(error)))
+                return own, _of_cluster(name, UsageHold(error.reason, str(error)))
             hold = _differs(own, window, name)
             if hold is None and same_counting and window.policy_counting != policy.counting():
                 version = window.policy_version or "none"

@@ -28,6 +28,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.plan_tables import number
 from fairshare.explain.queue_and_pod_explanation import span
+from fairshare.usage.accountant_client import REFUSES
 from fairshare.web import svg_plots
 from fairshare.web.page_authentication import (
     Caller,
@@ -216,7 +217,8 @@ class PagesApp:
         return response
 
     def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
-        return self._refuse(request, Refusal(503, "The accountant does not answer", str(error)))
+        title = "The accountant refuses" if error.reason == REFUSES else "The accountant does not answer"
+        return self._refuse(request, Refusal(503, title, str(error)))
 
     def _busy(self, request: Request, error: Busy) -> Response:
         headers = {"Retry-After": str(round(error.seconds))}

@@ -20,6 +20,8 @@ from gputally.base.errors import AccountantError
 
 _TIMEOUT_SECONDS = 120
 _MOST_BYTES = 512 * 2**20
+LONGEST_WAIT_S = 600
+"""A longer Retry-After counts as this many seconds."""
 Query = Mapping[str, str | Sequence[str] | None]
 
 
@@ -38,11 +40,12 @@ class ProbeResult:
 class Unanswered(AccountantError):
     """The accountant gave no valid answer. The message has one line: the address and the reason.
 
-    status: the HTTP status; None without an answer."""
+    status: the HTTP status; None without an answer.
+    retry_after_s: how many seconds the accountant asks to wait (Retry-After); 0 if it does not ask."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, retry_after_s: int = 0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class AccountantConnection:
@@ -135,7 +138,7 @@ class AccountantConnection:
         with self._response(method, path, **request) as response:
             if not response.is_success:
                 text = f"{self.url}{path}: {response.status_code} {problem(response, self._content(response))}"
-                raise Unanswered(text, response.status_code)
+                raise Unanswered(text, response.status_code, _retry_after_s(response.headers.get("Retry-After", "")))
             yield response
 
     @contextlib.contextmanager
@@ -187,6 +190,11 @@ def _date_ms(text: str) -> int | None:
         return round(parsedate_to_datetime(text).timestamp() * 1000)
     except ValueError:
         return None
+
+
+def _retry_after_s(text: str) -> int:
+    """Return the seconds of a Retry-After, at most LONGEST_WAIT_S; 0 for a date or anything else."""
+    return min(int(text[:9]), LONGEST_WAIT_S) if text.isascii() and text.isdigit() else 0
 
 
 def problem(response: httpx2.Response, content: bytes) -> str:

@@ -93,7 +93,13 @@ class DivisionError(FairshareError):
 
 
 class AccountantUnavailable(FairshareError):
-    """The accountant did not answer, or its answer is invalid."""
+    """The accountant did not answer, or its answer is invalid or a refusal.
+
+    reason: of the condition that reports it: one of docs/conditions.md."""
+
+    def __init__(self, message: str, reason: str = "AccountantUnavailable") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class AccountantRefused(AccountantUnavailable):

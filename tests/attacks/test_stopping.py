@@ -25,6 +25,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_HOUR
 from tests.deadlines import patience_s, until
 from tests.price_books import price_book_text
+from tests.real.programs import free_ports
 from tests.usage_records import batch, deliver, interval, pod_holder
 
 pytestmark = pytest.mark.real
@@ -142,3 +143,24 @@ def test_a_controller_whose_accountant_hangs_ends_within_seconds(tmp_path: Path)
             accountant.setblocking(False)
             with pytest.raises(BlockingIOError):
                 accountant.accept()  # no further call once one was ended
+
+
+def test_the_ports_of_a_controller_stop_at_one_time(tmp_path: Path) -> None:
+    """The port of the pages waits for a client's form, and that of the probes ends meanwhile."""
+    log, form = tmp_path / "log", "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\na"
+    probes, pages = free_ports(2)
+    command = ("run", "--policy", str(POLICY), "--accountant", "http://127.0.0.1:9", "--cluster", str(CLUSTER))
+    ports = ("--listen", f"127.0.0.1:{probes}", "--pages-listen", f"127.0.0.1:{pages}")
+    with program(log, "fairshare", *command, *ports) as process, contextlib.ExitStack() as clients:
+        url_of(log, "serving")
+        idle = asked(clients, ("127.0.0.1", probes), "/livez")
+        assert idle.recv(1 << 16)
+        waiting = clients.enter_context(socket.create_connection(("127.0.0.1", pages)))
+        waiting.sendall(f"POST /policy/check HTTP/1.1\r\nHost: 127.0.0.1\r\n{form}".encode())
+        process.send_signal(signal.SIGTERM)
+        idle.settimeout(patience_s())
+        while idle.recv(1 << 16):
+            pass
+        waiting.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is open
+            waiting.recv(1)

@@ -16,7 +16,8 @@ import trustme
 
 from accountant.wire.policy_models import Decision, Policy, WindowSpec
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
-from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi
+from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantApi, UsageReader
+from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.testing.http_server import Handler, listening
@@ -194,6 +195,76 @@ def test_a_problem_is_told_in_its_own_words() -> None:
 @pytest.mark.parametrize("act", [_asks, _announces])
 def test_other_answers(answer: httpx2.Response, says: str, act: Callable[[AccountantApi], object]) -> None:
     assert says in str(_refused(lambda _: answer, act))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("act", "other"), [(_asks, _posts), (_posts, _asks), (_announces, _asks)])
+def test_a_kind_of_request_waits_as_the_accountant_asks_while_others_are_sent(
+    status: int, act: Callable[[AccountantApi], object], other: Callable[[AccountantApi], object]
+) -> None:
+    sent, clock = list[str](), VirtualClock(0)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.url.path)
+        return httpx2.Response(status, headers={"Retry-After": "30"})
+
+    with AccountantApi("http://accountant:8080", transport=httpx2.MockTransport(answer), clock=clock) as client:
+        for after_ms, requests in ((0, 1), (29_000, 1), (1_000, 2), (29_999, 2)):
+            clock.advance(after_ms)
+            with pytest.raises(AccountantUnavailable) as told:
+                act(client)
+            assert (len(sent), told.value.reason) == (requests, "AccountantUnavailable")
+        with pytest.raises(AccountantUnavailable):
+            other(client)
+        assert len(set(sent)) == 2
+
+
+@pytest.mark.parametrize("text", ["", "-5", "soon", "1e9", "Wed, 21 Oct 2026 07:28:00 GMT", "٣", "9" * 400])
+def test_no_pause_of_an_odd_or_endless_retry_after_lasts_longer_than_ten_minutes(text: str) -> None:
+    sent, clock = list[str](), VirtualClock(0)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.url.path)
+        return httpx2.Response(503, headers={"Retry-After": text.encode()})  # type: ignore[dict-item]
+
+    with AccountantApi("http://accountant:8080", transport=httpx2.MockTransport(answer), clock=clock) as client:
+        for _ in range(2):
+            with pytest.raises(AccountantUnavailable):
+                _asks(client)
+            clock.advance(600_000)
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "reason"),
+    [
+        (_announces, 409, "PolicyNotTaken"),
+        (_announces, 422, "PolicyNotTaken"),
+        (_announces, 403, "AccountantRefuses"),
+        (_announces, 404, "AccountantRefuses"),
+        (_announces, 429, "AccountantUnavailable"),
+        (_announces, 503, "AccountantUnavailable"),
+        (_asks, 401, "AccountantRefuses"),
+        (_asks, 422, "AccountantRefuses"),
+        (_asks, 302, "AccountantUnavailable"),
+        (_asks, 502, "AccountantUnavailable"),
+    ],
+)
+def test_an_accountant_that_refuses_is_told_from_one_that_does_not_answer(
+    act: Callable[[AccountantApi], object], status: int, reason: str
+) -> None:
+    problem = {"type": "x", "title": "T", "status": status, "detail": "why"}
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        if act is _announces and request.method == "GET":
+            return httpx2.Response(404)
+        return httpx2.Response(status, json=problem)
+
+    policy = Policy.model_validate({"queues": [{"name": "a"}]})
+    with _client(answer) as client:
+        reading = UsageReader(client, VirtualClock(1_000)).read(policy, policy.version(), announce=act is _announces)
+    assert reading.hold is not None
+    assert (reading.hold.reason, "T: why" in reading.hold.message) == (reason, True)
 
 
 def test_no_answer() -> None:
