@@ -5,6 +5,8 @@ Unallocated time is priced too and stays in `__idle__`, so that the lines add up
 Unmetered time and down time are never billed. Billed time without a price is listed as unpriced, and a sum that
 contains unpriced time is None.
 
+The loops over charges end with CalledOff once nobody waits for the result any more.
+
 GPU-hours have nine decimals: the total is rounded once and divided among prices and groups. Amounts of money are not
 rounded here. `gputally.base.money` rounds them once."""
 
@@ -18,6 +20,7 @@ from typing import Final, Literal, TypeVar, get_args
 
 from accountant.ledger.usage import HELD, Capacity, Place
 from accountant.prices.price_book import Price
+from gputally.base import called_off
 from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
 
 K = TypeVar("K", bound=tuple[str | int, ...])
@@ -77,14 +80,14 @@ def add_by_key(keyed: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
     """Like `add_equal_charges`, with the given keys instead of the charges' own."""
     sums: Counter[tuple[tuple[str, ...], Place, int, int, str]] = Counter()
     rows: dict[str, Price | None] = {}
-    for key, charge in keyed:
+    for key, charge in called_off.each(keyed):
         row_id = charge.row.id if charge.row else ""
         rows[row_id] = charge.row
         account, detail = LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail)
         sums[key, charge.place, account, detail, row_id] += charge.gpu_us
     return [
         Charge(key, place, LINE_ACCOUNTS[account], gpu_us, rows[row_id], DETAILS[detail])
-        for (key, place, account, detail, row_id), gpu_us in sorted(sums.items())
+        for (key, place, account, detail, row_id), gpu_us in called_off.each(sorted(sums.items()))
     ]
 
 
@@ -113,13 +116,13 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
     same for every grouping."""
     buckets: dict[str, Counter[K]] = defaultdict(Counter)
     prices: dict[str, Decimal | None] = {}
-    for group, charge in items:
+    for group, charge in called_off.each(items):
         buckets[charge.bucket][group] += charge.gpu_us
         prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
     ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
     parts: dict[K, list[PricedTime]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
     for bucket, shares in apportion_gpu_hours(ordered).items():
-        for group, quantity in shares.items():
+        for group, quantity in called_off.each(shares.items()):
             parts[group].append(PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
     return parts
 

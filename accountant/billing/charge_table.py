@@ -1,7 +1,8 @@
 """Holds the charges of a span as one table of integers.
 
 A month's bill by pod or node has some hundred thousand charges. The rows of a table can be summed and regrouped without
-an object per charge. `ChargeTable.charges` creates objects for the charges that a caller displays."""
+an object per charge. Loops over keys and rows end with CalledOff once nobody waits for the result any more.
+`ChargeTable.charges` creates objects for the charges that a caller displays."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from accountant.billing.statements import LineKey
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.usage import Int64Array, Place
 from accountant.prices.price_book import Price
+from gputally.base import called_off
 
 T = TypeVar("T", bound=tuple[str, ...])
 KEY, PLACE, ACCOUNT, DETAIL, PRICE, TIME = range(6)
@@ -70,7 +72,9 @@ class ChargeTable:
             Charge(
                 self.keys[key], self.places[place], LINE_ACCOUNTS[account], time, self.prices[price], DETAILS[detail]
             )
-            for (key, place, account, detail, price), (time,) in zip(numbers.tolist(), gpu_us.tolist(), strict=True)
+            for (key, place, account, detail, price), (time,) in called_off.each(
+                zip(numbers.tolist(), gpu_us.tolist(), strict=True)
+            )
         ]
 
     def only(self, rows: Int64Array) -> ChargeTable:
@@ -79,14 +83,14 @@ class ChargeTable:
 
     def regrouped(self, dimensions: Sequence[int]) -> ChargeTable:
         """The charges grouped by some of the dimensions. dimensions: their indices in the key."""
-        keys, number = numbered([tuple([key[at] for at in dimensions]) for key in self.keys])
+        keys, number = numbered([tuple([key[at] for at in dimensions]) for key in called_off.each(self.keys)])
         table = self.cells.copy()
         table[:, KEY] = number[table[:, KEY]]
         return replace(self, keys=keys, cells=table)
 
     def paid_by(self, rows: Int64Array, payers: Mapping[int, tuple[str, ...]]) -> ChargeTable:
         """The charges with other keys for these rows. payers: the new key by the index of the old one."""
-        new_keys = [payers.get(number, key) for number, key in enumerate(self.keys)]
+        new_keys = [payers.get(number, key) for number, key in enumerate(called_off.each(self.keys))]
         keys, number = numbered([*self.keys, *new_keys])
         table = self.cells.copy()
         table[:, KEY] = number[table[:, KEY]]
@@ -118,7 +122,7 @@ class ChargeTable:
         rows, gpu_us = sum_by_key(columns, self.cells[:, TIME])
         first = np.flatnonzero((rows[1:, :5] != rows[:-1, :5]).any(axis=1)) + 1
         lines, groups = [], {}
-        for begin, end in pairwise([0, *first.tolist(), len(rows)] if len(rows) else []):
+        for begin, end in called_off.each(pairwise([0, *first.tolist(), len(rows)] if len(rows) else [])):
             team_index, kind_index, account_index, detail_index, price_index, _ = rows[begin].tolist()
             (model, capacity), row = kinds[kind_index], self.prices[price_index]
             charge = Charge(
@@ -134,8 +138,8 @@ class ChargeTable:
 def numbered(values: Sequence[T]) -> tuple[list[T], Int64Array]:
     """The distinct values, sorted, and for each value its index among them, shape (len(values),)."""
     distinct = sorted(set(values))
-    number = {value: index for index, value in enumerate(distinct)}
-    return distinct, np.array([number[value] for value in values], dtype=np.int64)
+    number = {value: index for index, value in enumerate(called_off.each(distinct))}
+    return distinct, np.array([number[value] for value in called_off.each(values)], dtype=np.int64)
 
 
 def numbered_prices(prices: Sequence[Price | None]) -> tuple[list[Price | None], Int64Array]:

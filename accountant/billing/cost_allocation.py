@@ -95,7 +95,8 @@ def bill_start_up(columns: ChargeTable, billing: Billing, by: Sequence[Dimension
         pools = [getattr(billing.of_pool(place.pool), detail) == "cluster" for place in columns.places]
         to_cluster = np.array(pools, dtype=bool)[columns.cells[:, PLACE]]
         moved |= to_cluster & (columns.cells[:, DETAIL] == DETAILS.index(detail))
-    payers = {key: paid_by(IDLE, columns.keys[key], by) for key in np.unique(columns.cells[moved, KEY]).tolist()}
+    moved_keys = called_off.each(np.unique(columns.cells[moved, KEY]).tolist())
+    payers = {key: paid_by(IDLE, columns.keys[key], by) for key in moved_keys}
     return columns.paid_by(moved, payers) if payers else columns
 
 
@@ -142,7 +143,7 @@ def spread_idle(
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     spread: dict[int, Charge] = {}
     after: list[Charge] = []
-    for number, charge in enumerate(unallocated):
+    for number, charge in enumerate(called_off.each(unallocated)):
         if not charge.detail and billing.of_pool(charge.place.pool).unallocated == "spread":
             spread[number] = charge
         else:
@@ -151,7 +152,7 @@ def spread_idle(
         {number: charge.gpu_us for number, charge in spread.items()},
         {number: of_pool.get(_pool(charge, cluster), {}) for number, charge in spread.items()},
     )
-    for number, charge in spread.items():
+    for number, charge in called_off.each(spread.items()):
         for team, gpu_us in shares.get(number, {}).items():
             if gpu_us:
                 after.append(replace(charge, key=paid_by(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
@@ -172,7 +173,7 @@ def weights(held: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, 
     costs: dict[tuple[str, str], dict[str, Decimal]] = defaultdict(dict)
     time: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     unpriced: set[tuple[str, str]] = set()
-    for charge in held:
+    for charge in called_off.each(held):
         pool, team = _pool(charge, cluster), charge.key[0]
         if charge.account not in ALLOCATED or team == IDLE:
             continue
@@ -208,7 +209,7 @@ def bill_guarantees(
         if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
             free[charge.key[0]][_place_and_price(charge)] += charge.gpu_us
     reserved: dict[tuple[Place, str], Counter[str]] = defaultdict(Counter)
-    for hour in sorted(free):
+    for hour in called_off.each(sorted(free)):
         for (kind, team), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
             reserved[kind][team] += gpu_us
     return _with_reserved(unallocated, reserved, by)
@@ -223,7 +224,7 @@ def _with_reserved(
 ) -> list[Charge]:
     """Splits off each team's reserved time from charges for unallocated time, as charges of its own."""
     parts: list[Charge] = []
-    for charge in unallocated:
+    for charge in called_off.each(unallocated):
         rest = charge.gpu_us
         teams = reserved.get(_place_and_price(charge), Counter())
         for team in teams:

@@ -108,16 +108,17 @@ def _at_commitments(
     hour, team: the indices of these dimensions in the keys."""
     uncovered = list(at_rows)
     at_rates: list[Charge] = []
-    for one in commitments:
+    for one in called_off.each(commitments):
         by_hour: dict[str, list[Charge]] = defaultdict(list)
         rest: list[Charge] = []
-        for charge in uncovered:
+        for charge in called_off.each(uncovered):
             eligible = charge.billed and one.covers(*charge.place)
             (by_hour[charge.key[hour]] if eligible else rest).append(charge)
         for name, several in by_hour.items():
             committed_us = one.commitment.gpus * lengths[name] * US_PER_MS
             groups = [((c.key[team], c.place, c.account, c.bucket), c.gpu_us) for c in several]
-            for charge, covered_us in zip(several, commitment_cover(committed_us, groups), strict=True):
+            covers = zip(several, commitment_cover(committed_us, groups), strict=True)
+            for charge, covered_us in called_off.each(covers):
                 if covered_us:
                     at_rates.append(replace(charge, gpu_us=covered_us, row=one.price))
                 if covered_us < charge.gpu_us:
@@ -255,8 +256,9 @@ class PricedUsage:
 
 def _found(values: Sequence[tuple[str, ...]], among: Sequence[tuple[str, ...]]) -> Int64Array:
     """The index of each value among others; for values that are not there, numbers beyond them."""
-    index = {tuple(value): number for number, value in enumerate(among)}
-    return np.array([index.get(tuple(value), len(among) + at) for at, value in enumerate(values)], dtype=np.int64)
+    index = {tuple(value): number for number, value in enumerate(called_off.each(among))}
+    numbers = [index.get(tuple(value), len(among) + at) for at, value in enumerate(called_off.each(values))]
+    return np.array(numbers, dtype=np.int64)
 
 
 def priced(
@@ -313,7 +315,7 @@ def charges_by_grouping(
 
 def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Where) -> ChargeTable:
     conditions = [(by.index(name), frozenset(values)) for name, values in where.items()]
-    matches = [all(key[index] in values for index, values in conditions) for key in columns.keys]
+    matches = [all(key[index] in values for index, values in conditions) for key in called_off.each(columns.keys)]
     return columns.only(np.array(matches, dtype=bool)[columns.cells[:, KEY]])
 
 
@@ -355,7 +357,7 @@ def cost(
             cost=total_cost(billed),
             unpriced_gpu_us=unpriced_us(billed),
         )
-        for key, parts in priced.items()
+        for key, parts in called_off.each(priced.items())
         if (billed := [part for part in parts if part.billed])
     )
     known = [line.cost for line in lines if line.cost is not None]

@@ -180,14 +180,13 @@ class Usage:
         parts = [self.values[column] for column in columns]
         keys = [
             tuple([values[index] for values, index in zip(parts, indices, strict=True)])
-            for indices in at[first].tolist()
+            for indices in called_off.each(at[first].tolist())
         ]
         return keys, row.reshape(-1)
 
     def row_keys(self) -> Iterator[tuple[str, ...]]:
         """The key of each row."""
-        for begin in range(0, len(self), _ROWS):
-            called_off.check()
+        for begin in called_off.each(range(0, len(self), _ROWS)):
             for indices in self.at[begin : begin + _ROWS].tolist():
                 yield tuple([values[index] for values, index in zip(self.values, indices, strict=True)])
 
@@ -269,8 +268,7 @@ class UsageLines(Sequence[UsageLine]):
         return [self._line(self._usage.at[row].tolist(), self._usage.figures[row].tolist()) for row in chosen]
 
     def __iter__(self) -> Iterator[UsageLine]:
-        for begin in range(self._begin, self._end, _ROWS):
-            called_off.check()
+        for begin in called_off.each(range(self._begin, self._end, _ROWS)):
             end = min(self._end, begin + _ROWS)
             rows = self._usage.at[begin:end].tolist(), self._usage.figures[begin:end].tolist()
             for at, figures in zip(*rows, strict=True):

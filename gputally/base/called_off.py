@@ -7,11 +7,12 @@ something, has no current `Work`, and `stoppable` does nothing there."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 _AGAIN_S: Final = 0.2
 
 
@@ -79,6 +80,20 @@ def check() -> None:
     work = _current.get()
     if work is not None and work.over:
         raise CalledOff
+
+
+def each(items: Iterable[T]) -> Iterator[T]:
+    """Yield the items, for long loops in Python. Raises CalledOff before the next item once the current work has been
+    called off."""
+    work = _current.get()
+    return iter(items) if work is None else _until_over(items, work)
+
+
+def _until_over(items: Iterable[T], work: Work) -> Iterator[T]:
+    for item in items:
+        if work.over:
+            raise CalledOff
+        yield item
 
 
 @contextmanager

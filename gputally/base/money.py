@@ -16,6 +16,7 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperat
 from fractions import Fraction
 from typing import TypeVar
 
+from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.units import US_PER_HOUR
 
@@ -177,7 +178,8 @@ def apportion_gpu_hours(gpu_us: Mapping[str, Mapping[K, int]]) -> dict[str, dict
     quantities: dict[str, dict[K, Decimal]] = {}
     for (bucket, lines), nano in zip(gpu_us.items(), apportion(nano_gpu_hours(sum(totals)), totals), strict=True):
         parts = apportion(nano, list(lines.values())) if lines else []
-        quantities[bucket] = {key: _to_decimal(n, HOUR_PLACES) for key, n in zip(lines, parts, strict=True)}
+        pairs = called_off.each(zip(lines, parts, strict=True))
+        quantities[bucket] = {key: _to_decimal(n, HOUR_PLACES) for key, n in pairs}
     return quantities
 
 

@@ -34,6 +34,7 @@ from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 
 MOST_CANDIDATES: Final = 1_000
 """Up to this many holders are grouped in Python. DuckDB groups more than that."""
@@ -214,7 +215,7 @@ def _read_classes(
         parameters["labels"] = sorted(labels)
     of: dict[int, int] = {}
     names: dict[int, HolderName] = {}
-    for number, (*values, members) in enumerate(cursor.run(sql, parameters), 1):
+    for number, (*values, members) in enumerate(called_off.each(cursor.run(sql, parameters)), 1):
         names[number] = _holder_name(dict(zip(columns, values, strict=True)), labels)
         of |= dict.fromkeys(members, number)
     if asks_for_unheld_time(where):
@@ -235,7 +236,7 @@ def _classes_of(
     class_of: dict[tuple[Any, ...], int] = {}
     of: dict[int, int] = {}
     names: dict[int, HolderName] = {}
-    for holder, name in candidates.items():
+    for holder, name in called_off.each(candidates.items()):
         if all(getattr(name, attribute) in allowed for attribute, allowed in filters):
             values = tuple([getattr(name, column) for column in columns])
             of[holder] = class_of.setdefault(values, holder)

@@ -54,6 +54,7 @@ from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 from gputally.base.units import MS_PER_HOUR
 
 H = TypeVar("H", bound=Hashable)
@@ -332,7 +333,7 @@ def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int
     result."""
     shift = int(numbers.min(initial=0))
     pairs, row = _distinct(eras, numbers - shift)
-    return [values_of(era, one + shift) for era, one in pairs.tolist()], row
+    return [values_of(era, one + shift) for era, one in called_off.each(pairs.tolist())], row
 
 
 def _filtered_devices(
