@@ -43,6 +43,7 @@ from functools import reduce
 from itertools import pairwise
 from math import frexp, fsum, ldexp
 from operator import add, attrgetter, lt, sub
+from struct import pack
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,11 @@ _WHOLE = 2.0**53
 """Whole numbers whose sum is below this are added without rounding."""
 _MOST_SLICES = 4
 _MANTISSA = 53
+
+
+def _column(values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Return the values as an array. Packing takes half the time that numpy takes for a list."""
+    return np.frombuffer(pack(f"{len(values)}d", *values))
 
 
 def _sum(values: npt.NDArray[np.float64]) -> float:
@@ -225,11 +231,12 @@ class Siblings:
 
     def _rounds_of_many(self, pool: float, k: float, queues: Sequence[int]) -> tuple[float, list[int]]:
         """Return the same as `_rounds`, bit by bit, for many queues, without steps."""
-        lists = self.share, self.fraction, self.weight, self.usage, self.cap
-        shares, fractions, weights, usages, caps = (np.fromiter(each, float, len(each)) for each in lists)
-        at = np.fromiter(queues, np.int64, len(queues))
-        at = at[(shares < caps)[at] & (weights > 0)[at]]
-        share, fraction, weight, usage, cap = (column[at] for column in (shares, fractions, weights, usages, caps))
+        first, end = queues[0], queues[-1] + 1
+        lists = self.share, self.weight, self.usage, self.cap
+        shares, weight, usage, cap = (_column(each[first:end]) for each in lists)
+        shares, fractions = shares.copy(), np.zeros(len(shares))
+        at = np.flatnonzero((shares < cap) & (weight > 0))
+        share, fraction, weight, usage, cap = (column[at] for column in (shares, fractions, weight, usage, cap))
         surplus = True
         while surplus and len(at) and pool > 0:
             n = weight / _sum(weight)
@@ -248,10 +255,10 @@ class Siblings:
             pool -= _sum(given)
             shares[at], fractions[at], open_ = share, fraction, share < cap
             if not open_.all():
-                columns = (at, weight, usage, cap, share, fraction)
-                at, weight, usage, cap, share, fraction = (column[open_] for column in columns)
-        self.share, self.fraction = shares.tolist(), fractions.tolist()
-        return pool, at.tolist()
+                at, columns = at[open_], (weight, usage, cap, share, fraction)
+                weight, usage, cap, share, fraction = (column[open_] for column in columns)
+        self.share[first:end], self.fraction[first:end] = shares.tolist(), fractions.tolist()
+        return pool, (at + first).tolist()
 
     def _remainders(self, pool: float, level: int, index: Iterable[int]) -> float:
         """Give up to one unit to each queue, the largest fraction first, until nothing is left of the pool.

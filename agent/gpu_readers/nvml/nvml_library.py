@@ -134,15 +134,15 @@ class Restart(Fault):
     """The library must be shut down and started again."""
 
 
-def _entries(found: bytes, count: int, name: str) -> list[tuple[int, int | None]]:
+def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, int | None]]:
     """Decode a list of processes, whose entries have the size that the driver wrote. Raises Refused if the size is
-    unknown or if an entry is no process, because then no entry can be trusted."""
+    unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
     written = len(found.rstrip(_PATTERN))
     whole = [size for size in _ENTRY_SIZES if written == count * size]
     partly = [
         size for size in _ENTRY_SIZES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
     ]
-    if count > len(found) // max(_ENTRY_SIZES) or not (whole or partly):
+    if count > room or not (whole or partly):
         raise Refused(_UNKNOWN_SIZE, name)
     size = (whole or partly)[0]
     processes = list(struct.iter_unpack(f"=I4xQ{size - _FIRST_FIELDS}x", found[: count * size]))
@@ -280,20 +280,22 @@ class Driver:
 
         name: the function of the library that returns the list (`..._v3`).
 
-        The method bypasses the binding, which creates an object for every process and takes ten times as long. Raises
-        the exceptions of `call`."""
+        The method bypasses the binding, which creates an object for every process and takes ten times as long, and the
+        guard, because its own buffer has room for entries of twice the largest size. Raises the exceptions of
+        `call`."""
+        library = self._binding().nvmlLib
         try:
-            function = getattr(self._binding().nvmlLib, name)
+            function = getattr(getattr(library, "unguarded", library), name)
         except AttributeError as error:
             raise Refused(_FUNCTION_NOT_FOUND, name) from error
         count = ctypes.c_uint(_EXPECTED)
         while True:
             room = count.value
-            size = room * max(_ENTRY_SIZES)
+            size = 2 * room * max(_ENTRY_SIZES) + _SPARE
             found = ctypes.create_string_buffer(_PATTERN * size, size)
             code = function(handle, ctypes.byref(count), found)
             if code == 0:
-                return _entries(found.raw, count.value, name) if count.value else []
+                return _entries(found.raw, count.value, room, name) if count.value else []
             if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
                 raise self._fault(code, name)
             count.value = min(max(count.value, room), _MOST_PROCESSES) * 2  # further calls may begin meanwhile
