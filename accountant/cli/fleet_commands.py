@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -76,7 +76,8 @@ def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> N
     from gputally.base.terminal import table
 
     with engine.opened(lake) as fleet:
-        statuses = [member.status for member in fleet.members()]
+        members = fleet.members()
+        statuses = [member.status for member in members]
 
     def drawn() -> Table:
         columns = ["ledger", "clusters", "time zone", "first record", "newest record", "published until"]
@@ -89,9 +90,14 @@ def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> N
         return table("Ledgers of the lake", columns, rows)
 
     records = [
-        {**asdict(status), "clusters": dict(status.clusters), "teams": sorted(status.teams)} for status in statuses
-    ]
+        {
+            **asdict(member.status), "clusters": dict(member.status.clusters), "teams": sorted(member.status.teams),
+            "fault": member.fault,
+        }
+        for member in members
+    ]  # fmt: skip
     show(output, drawn, records)
+    _name_left_out([member.fault for member in members if member.fault])
 
 
 @fleet_app.command()
@@ -206,16 +212,23 @@ def report(
     calendar_month = Month.parse(month)
     if to is None:
         refuse_ignored("without --to", "form", "team")
-    elif not to.is_dir():
-        raise CannotStart(f"{to}: there is no such folder: make it, or give --to another one")
-    from accountant.fleet.fleet_ledgers import statement_lines
+    else:
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotStart(f"{to}: the folder of --to cannot be made: {error.strerror}") from error
+    from accountant.fleet.fleet_ledgers import refuse_left_out, statement_lines
 
     with engine.opened(lake, rates) as fleet:
         members = fleet.members(cluster or ())
         with _progress() as progress:
             summary, stated = fleet.month(members, calendar_month, progress)
+        if output == "csv":  # a table of amounts has no place to name what it lacks
+            refuse_left_out(summary.left_out)
         written = []
         for member in members if to is not None else ():
+            if member.name in summary.left_out:
+                continue
             rendering = RENDERINGS[form]
             body = rendering.render(member.report(calendar_month, team, Issuer() if rendering.charges else None))
             assert to is not None
@@ -225,6 +238,7 @@ def report(
     show(output, lambda: month_table(summary), summary.model_dump(mode="json"), statement_lines(stated))
     for line in written:
         Terminal(stderr=True).print(line)
+    _name_left_out([*summary.left_out.values()])
 
 
 @fleet_app.command()
@@ -304,6 +318,14 @@ def month_table(summary: FleetMonth) -> Table:
     converted = f"; together {money(summary.converted, summary.converted_to)}" if summary.converted is not None else ""
     month_rows.caption = f"due: {totals or NOTHING}{converted}"
     return month_rows
+
+
+def _name_left_out(reasons: Sequence[str]) -> None:
+    """Names the ledgers that could not be read, on standard error."""
+    from gputally.base.terminal import Terminal
+
+    for reason in reasons:
+        Terminal(stderr=True).print(f"not included: {reason}")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,11 @@ class LedgerUnavailable(AccountantError):
     Nothing was stored, unless the message says so."""
 
 
+class UnreadableLedger(LedgerUnavailable):
+    """A ledger has published content that this version of gputally cannot read. The message names the ledger, the
+    version that published, the reason, and what to do."""
+
+
 class ArchiveUnavailable(LedgerUnavailable):
     """A write needs rows that are only in the archive, and they cannot be read now. Writes that do not need them
     succeed."""

@@ -2,16 +2,20 @@
 
 Each member computes its figures with its own price book and policies, and its months in its own time zone. A query for
 usage or cost has one span and one time zone for all members. Only GPU-microseconds and exact amounts of one currency
-are added. Amounts in several currencies are converted and added only if the operator gives rates."""
+are added. Amounts in several currencies are converted and added only if the operator gives rates.
+
+A ledger whose content this version of gputally cannot read is left out and named; the others are answered. A document
+and a window are never without one of the ledgers that were asked for."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar, cast
 
 from pydantic import Field
 
@@ -19,12 +23,12 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
-from accountant.core.errors import LakeUnavailable
+from accountant.core.errors import LakeUnavailable, UnreadableLedger
 from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
-from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers
+from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers, readable
 from accountant.lake.query_engines import Engine
-from accountant.ledger.usage import coverage, sum_of_usage_lines
+from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
@@ -43,6 +47,7 @@ from gputally.base.near_names import nearest
 from gputally.server import config_loading
 from gputally.server.config_loading import Exact, Model
 
+A = TypeVar("A")
 ProgressCallback = Callable[[str, int, int], None]
 """Called after each ledger: its name, the number of ledgers done, and the number of all."""
 
@@ -82,13 +87,18 @@ class Rates(Model):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A ledger of the lake with its bookkeeping. clock: stands still at the end of the ledger's published figures. This
-    instant is the present time in every answer about the ledger."""
+    """A ledger of the lake with its bookkeeping.
+
+    ledger, books: raise UnreadableLedger if they are used although there is a fault.
+    clock: stands still at the end of the ledger's published figures. This instant is the present time in every answer
+        about the ledger.
+    fault: why this version of gputally cannot read the ledger; "" if it can."""
 
     status: LedgerStatus
     ledger: LakeLedger
     books: Bookkeeper
     clock: Clock
+    fault: str = ""
 
     @property
     def name(self) -> str:
@@ -99,16 +109,31 @@ class Member:
         return self.ledger.statement(month) or self.books.month(month)
 
     def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
-        """The month's report, as the ledger's accountant makes it.
+        """The month's report, as the ledger's accountant makes it. Raises UnreadableLedger.
 
         team: the team that the report is about; None: all.
         issuer: needed for formats that list every charge; None for the others."""
         tz = periods.zone(self.status.timezone)
         start_ms, end_ms = month.span(tz)
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
-        return report_builder.report(
-            self.ledger, self.books, start_ms, end_ms, self.status.timezone, month=month, team=team, issuer=issuer
-        )
+        with self.readable():
+            return report_builder.report(
+                self.ledger, self.books, start_ms, end_ms, self.status.timezone, month=month, team=team, issuer=issuer
+            )
+
+    def readable(self) -> AbstractContextManager[None]:
+        """Raises UnreadableLedger where the ledger's content is used and cannot be read."""
+        return readable(self.name, self.status.version)
+
+
+class _Unreadable:
+    """Stands for a ledger, or its bookkeeping, that cannot be read: each use raises UnreadableLedger."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> object:
+        raise UnreadableLedger(self._fault)
 
 
 class LedgerMonth(Model):
@@ -144,7 +169,8 @@ class FleetMonth(Model):
     """A month of several ledgers.
 
     totals: by currency, the sum of the amounts due.
-    converted: the sum of all amounts due, in the currency `converted_to`; None if the operator gave no rates."""
+    converted: the sum of all amounts due, in the currency `converted_to`; None if the operator gave no rates.
+    left_out: by ledger, why it could not be read; no figure contains it."""
 
     month: str
     ledgers: tuple[LedgerMonth, ...]
@@ -152,6 +178,7 @@ class FleetMonth(Model):
     totals: dict[str, Exact]
     converted_to: str | None = None
     converted: Exact | None = None
+    left_out: dict[str, str] = Field(default={})
 
 
 class Fleet:
@@ -175,20 +202,35 @@ class Fleet:
         chosen = []
         for name, status in known.items():
             if not names or name in names:
-                ledger, clock = LakeLedger(self._engine, status), VirtualClock(status.until_ms)
-                books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # only read
-                chosen.append(Member(status, ledger, books, clock))
+                chosen.append(self._member(status))
         return chosen
+
+    def _member(self, status: LedgerStatus) -> Member:
+        clock, fault = VirtualClock(status.until_ms), status.fault
+        if not fault:
+            ledger = LakeLedger(self._engine, status)
+            try:
+                with readable(status.ledger, status.version):
+                    books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # only read
+                    return Member(status, ledger, books, clock)
+            except UnreadableLedger as error:
+                fault = str(error)
+        unreadable = _Unreadable(fault)
+        return Member(status, cast(LakeLedger, unreadable), cast(Bookkeeper, unreadable), clock, fault)
 
     def usage(
         self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> UsageAnswer:
-        """The accounts per group, added up over the members."""
-        by_key: dict[tuple[str, ...], list[UsageLine]] = {}
-        for member in _each(members, progress):
+        """The accounts per group, added up over the members. Raises UnreadableLedger if none of them can be read."""
+
+        def ask(member: Member) -> UsageLines:
             limited = _limited(query, member)
-            found = member.ledger.usage((limited.start_ms, limited.end_ms), *limited[2:])
-            for line in found.lines():
+            return member.ledger.usage((limited.start_ms, limited.end_ms), *limited[2:]).lines()
+
+        found, left_out = _of_some(members, ask, progress)
+        by_key: dict[tuple[str, ...], list[UsageLine]] = {}
+        for of_member in found.values():
+            for line in of_member:
                 by_key.setdefault(tuple(line.key.values()), []).append(line)
         lines = tuple(sum_of_usage_lines(several[0].key, several) for _, several in sorted(by_key.items()))
         return UsageAnswer(
@@ -197,7 +239,7 @@ class Fleet:
             by=tuple(query.by),
             lines=lines,
             coverage=coverage(lines),
-            note=_note(members, query.end_ms),
+            note=_note(members, query.end_ms, left_out),
         )
 
     def window(
@@ -211,8 +253,11 @@ class Fleet:
         """The usage of each queue over a window that ends at `at_ms`, added up over the members, of which there is at
         least one.
 
-        coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion."""
-        windows = [member.ledger.window(spec, at_ms, measure, 0.0) for member in _each(members, progress)]
+        coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion, and UnreadableLedger if one
+        of the members cannot be read, because shares follow from windows."""
+        found, left_out = asked(members, lambda member: member.ledger.window(spec, at_ms, measure, 0.0), progress)
+        refuse_left_out(left_out)
+        windows = [*found.values()]
         usage: Counter[str] = Counter()
         for window in windows:
             usage.update(window.usage)
@@ -233,11 +278,12 @@ class Fleet:
     def cost(
         self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> CostAnswer:
-        """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies."""
-        answers = [
-            cost(member.ledger, member.books.prices.current, *_limited(query, member))
-            for member in _each(members, progress)
-        ]
+        """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies, and UnreadableLedger if
+        none of the members can be read."""
+        found, left_out = _of_some(
+            members, lambda member: cost(member.ledger, member.books.prices.current, *_limited(query, member)), progress
+        )
+        answers = [*found.values()]
         currencies = {one.currency for one in answers if one.currency is not None}
         if len(currencies) > 1 and self.rates is None:
             raise SeveralCurrencies(
@@ -268,7 +314,7 @@ class Fleet:
             lines=lines,
             total=_sum_if_known(lines),
             unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
-            note=_note(members, query.end_ms),
+            note=_note(members, query.end_ms, left_out),
         )
 
     def month(
@@ -276,25 +322,29 @@ class Fleet:
     ) -> tuple[FleetMonth, Mapping[str, Statement]]:
         """The month's summary, and by ledger the statements that it sums. Raises SeveralCurrencies if the operator gave
         rates, but none for the currency of a statement."""
-        stated: dict[str, Statement] = {}
-        of_ledgers: list[LedgerMonth] = []
+
+        def ask(member: Member) -> tuple[Statement, LedgerMonth]:
+            own = member.statement(month)
+            return own, _ledger_month(member, month, own)
+
+        found, left_out = asked(members, ask, progress)
+        stated = {name: own for name, (own, _) in found.items()}
         teams: list[TeamMonth] = []
         totals: dict[str, Decimal] = {}
-        for member in _each(members, progress):
-            own = stated[member.name] = member.statement(month)
-            of_ledgers.append(_ledger_month(member, month, own))
-            teams += _team_months(member.name, own)
+        for name, own in stated.items():
+            teams += _team_months(name, own)
             if own.currency is not None and own.due_total is not None:
                 totals[own.currency] = exact_sum([totals.get(own.currency, Decimal(0)), own.due_total])
         rates = self.rates
         whole = None if rates is None else exact_sum(rates.converted(due, currency) for currency, due in totals.items())
         summary = FleetMonth(
             month=str(month),
-            ledgers=tuple(of_ledgers),
+            ledgers=tuple(of_ledger for _, of_ledger in found.values()),
             teams=tuple(sorted(teams, key=lambda row: (row.team, row.ledger))),
             totals=dict(sorted(totals.items())),
             converted_to=rates.to if rates else None,
             converted=whole,
+            left_out=left_out,
         )
         return summary, stated
 
@@ -322,11 +372,36 @@ def statement_lines(stated: Mapping[str, Statement]) -> Iterator[dict[str, objec
             }  # fmt: skip
 
 
-def _each(members: Sequence[Member], progress: ProgressCallback) -> Iterator[Member]:
-    """Yields the members, and reports progress after each of them."""
+def asked(
+    members: Sequence[Member], ask: Callable[[Member], A], progress: ProgressCallback = lambda *_: None
+) -> tuple[dict[str, A], dict[str, str]]:
+    """The answers of the members by name, and by name why the others could not be read."""
+    answers: dict[str, A] = {}
+    left_out: dict[str, str] = {}
     for number, member in enumerate(members, 1):
-        yield member
+        try:
+            with member.readable():
+                answers[member.name] = ask(member)
+        except UnreadableLedger as error:
+            left_out[member.name] = str(error)
         progress(member.name, number, len(members))
+    return answers, left_out
+
+
+def _of_some(
+    members: Sequence[Member], ask: Callable[[Member], A], progress: ProgressCallback
+) -> tuple[dict[str, A], dict[str, str]]:
+    """Like `asked`, but raises UnreadableLedger if none of the members can be read."""
+    answers, left_out = asked(members, ask, progress)
+    if not answers:
+        refuse_left_out(left_out)
+    return answers, left_out
+
+
+def refuse_left_out(left_out: Mapping[str, str]) -> None:
+    """Raises UnreadableLedger if a ledger is left out."""
+    if left_out:
+        raise UnreadableLedger("; ".join(left_out.values()) + "; or ask for the other ledgers only")
 
 
 def _limited(query: FleetQuery, member: Member) -> FleetQuery:
@@ -334,12 +409,16 @@ def _limited(query: FleetQuery, member: Member) -> FleetQuery:
     return query._replace(end_ms=min(query.end_ms, member.clock.wall_ms()))
 
 
-def _note(members: Sequence[Member], end_ms: int) -> str:
-    """A text that names the ledgers whose published figures end before the span; "" if there are none."""
+def _note(members: Sequence[Member], end_ms: int, left_out: Mapping[str, str]) -> str:
+    """A text that names the ledgers whose published figures end before the span, and those that are left out; "" if
+    there are none."""
     behind = [
-        f"{member.name} {periods.utc(member.clock.wall_ms())}" for member in members if member.clock.wall_ms() < end_ms
+        f"{member.name} {periods.utc(member.clock.wall_ms())}"
+        for member in members
+        if member.clock.wall_ms() < end_ms and member.name not in left_out
     ]
-    return f"published until: {', '.join(behind)}" if behind else ""
+    notes = [f"published until: {', '.join(behind)}"] if behind else []
+    return "; ".join([*notes, *(f"left out: {reason}" for reason in left_out.values())])
 
 
 def _sum_if_known(lines: Sequence[CostLine]) -> Decimal | None:

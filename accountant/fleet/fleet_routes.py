@@ -28,7 +28,7 @@ from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, ch
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
-from accountant.core.errors import UnsupportedQuestion
+from accountant.core.errors import UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import (
@@ -38,6 +38,8 @@ from accountant.fleet.fleet_ledgers import (
     LedgerMonth,
     Member,
     TeamMonth,
+    asked,
+    refuse_left_out,
     statement_lines,
 )
 from accountant.reports import html_and_pdf, rendering_process
@@ -57,6 +59,8 @@ from gputally.server.tokens_and_grants import Principal
 
 _NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
+A = TypeVar("A", UsageAnswer, CostAnswer)
+B = TypeVar("B")
 Chosen = Annotated[
     tuple[str, ...],
     Field(
@@ -83,11 +87,24 @@ class FleetState:
         self.pages = pages
         self.members = tuple(members)
 
-    def pages_of(self, names: Collection[str] = ()) -> list[tuple[Member, Deps]]:
-        """The ledgers with these names, each with the dependencies of its own pages; all if there are no names. Raises
-        Refusal if one is not in the lake."""
+    def asked(self, names: Collection[str], ask: Callable[[Deps], B]) -> tuple[dict[str, B], list[str]]:
+        """By name the answers of these ledgers, computed with the dependencies of their own pages, and why the others
+        cannot answer; of all if there are no names. Raises Refusal if one is not in the lake."""
         pages = self.pages
-        return [(member, pages[member.name]) for member in self.chosen(names) if member.name in pages]
+        unsupported: list[str] = []
+
+        def of_member(member: Member) -> B | None:
+            if member.fault:
+                raise UnreadableLedger(member.fault)
+            try:
+                return ask(pages[member.name])
+            except UnsupportedQuestion as error:
+                unsupported.append(str(error))
+                return None
+
+        found, left_out = asked([one for one in self.chosen(names) if one.fault or one.name in pages], of_member)
+        answers = {name: answer for name, answer in found.items() if answer is not None}
+        return answers, [*unsupported, *left_out.values()]
 
     def chosen(self, names: Collection[str] = ()) -> list[Member]:
         """The ledgers with these names; all if there are no names. Raises Refusal if one is not in the lake."""
@@ -166,19 +183,18 @@ async def metrics(deps: AppDeps, _: Reader) -> Response:
 
 @router.get("/v1/ledgers", summary="The ledgers of the lake")
 async def ledgers(request: Request, principal: Reader) -> Response:
-    """The ledgers by name, and the instant up to which each has published figures."""
+    """The ledgers by name, and the instant up to which each has published figures. fault: why this version cannot read
+    the ledger, null if it can."""
     require_all_teams(principal)
     statuses = [
         {
             "ledger": one.ledger, "timezone": one.timezone, "first_ms": one.first_ms, "newest_ms": one.newest_ms,
             "until_ms": one.until_ms, "clusters": sorted(one.clusters), "pages": f"/clusters/{quote(one.ledger)}/",
+            "version": one.version, "fault": member.fault or None,
         }
-        for one in (member.status for member in _state(request).members)
+        for member, one in ((member, member.status) for member in _state(request).members)
     ]  # fmt: skip
     return JSONResponse(statuses)
-
-
-A = TypeVar("A", UsageAnswer, CostAnswer)
 
 
 async def _answer(
@@ -203,6 +219,8 @@ async def _answer(
 
     def compute() -> A:
         for member in members:
+            if member.fault:
+                continue
             check_cost(member.ledger, deps.settings.limits, page.span, len(asked.by), asked.where_cluster)
         return find(state.fleet, members, FleetQuery(page.start_ms, page.end_ms, asked.by, where, span.timezone))
 
@@ -237,6 +255,7 @@ async def report(
     month = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
         return tagged(request, month.summary.model_dump_json().encode(), "application/json")
+    refuse_left_out(month.summary.left_out)  # a table of amounts has no place to name what it lacks
     text = io.StringIO()
     rows = list(statement_lines(month.stated))
     writer = csv.DictWriter(text, rows[0] if rows else ["ledger"], lineterminator="\n")
@@ -352,16 +371,13 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppD
     where = team_filter(principal, () if asked.team is None else (asked.team,))
     state = _state(request)
     month = _month(state, asked.month)
-    rows, counted, kept_ms, left_out = list[_JobRow](), list[page_rows.Jobs](), list[int](), list[str]()
-    for member, pages in state.pages_of(asked.ledger):
-        try:
-            found = page_queries.jobs_of(pages, month, where)
-        except UnsupportedQuestion as error:
-            left_out.append(str(error))
-            continue
+    rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
+    answers, left_out = state.asked(
+        asked.ledger, lambda pages: (page_queries.jobs_of(pages, month, where), pages.book())
+    )
+    for name, (found, book) in answers.items():
         of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
-        book = pages.book()
-        rows += [_JobRow(member.name, book.currency if book else None, job) for job in of_ledger.dearest]
+        rows += [_JobRow(name, book.currency if book else None, job) for job in of_ledger.dearest]
         counted.append(of_ledger)
         kept_ms += [] if found.as_of_ms is None else [found.as_of_ms]
     rows.sort(key=lambda row: (-row.job.accounts_gpu_us.allocated, row.ledger, row.job.id))
@@ -393,15 +409,15 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Ap
     require_all_teams(principal)
     state = _state(request)
     rows, kept_ms = list[_NodeRow](), list[int]()
-    for member, pages in state.pages_of(asked.ledger):
-        machines, _, _, as_of_ms = page_queries.machines(pages, asked.days)
-        rows += [_NodeRow(member.name, node) for node in machines]
+    answers, left_out = state.asked(asked.ledger, lambda pages: page_queries.machines(pages, asked.days))
+    for name, (machines, _, _, as_of_ms) in answers.items():
+        rows += [_NodeRow(name, node) for node in machines]
         kept_ms += [] if as_of_ms is None else [as_of_ms]
     query = urlencode({"ledger": asked.ledger}, doseq=True)
     shown = paged(rows, asked.page, NODES_A_PAGE, f"/fleet/nodes?days={asked.days}&{query}&page=")
     return _page(
         request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", days=asked.days,
-        shown=shown, gpus=sum(row.node.gpus for row in rows), ledgers_query=query,
+        shown=shown, left_out=left_out, gpus=sum(row.node.gpus for row in rows), ledgers_query=query,
         whole=page_rows.added(row.node.accounts for row in rows),
     )  # fmt: skip
 

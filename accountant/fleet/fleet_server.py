@@ -87,15 +87,22 @@ class _Served:
 
 
 def published_metrics(state: FleetState) -> Iterable[Metric]:
-    """The metric of the instants up to which the ledgers are published."""
+    """The metrics of the instants up to which the ledgers are published, and of whether they can be read."""
     until = GaugeMetricFamily(
         "gputally_fleet_published_timestamp_seconds",
         "Instant up to which the figures of each ledger of the lake are published, as last read (Unix time).",
         labels=["ledger"],
     )
+    readable = GaugeMetricFamily(
+        "gputally_fleet_ledger_readable",
+        "1 if this version of gputally can read what the ledger has published, 0 if the ledger is left out.",
+        labels=["ledger"],
+    )
     for member in state.members:
-        until.add_metric([member.name], member.status.until_ms / MS_PER_SECOND)
-    yield until
+        if member.status.until_ms:
+            until.add_metric([member.name], member.status.until_ms / MS_PER_SECOND)
+        readable.add_metric([member.name], float(not member.fault))
+    yield from (until, readable)
 
 
 class FleetService:
@@ -115,6 +122,7 @@ class FleetService:
         self._rate = RateLimit(clock, settings.limits.requests_per_second, settings.limits.burst)
         self._turns = RequestTurns(settings.limits)
         self._served: dict[str, _Served] = {}
+        self._unreadable: dict[str, Member] = {}
         self._state = FleetState(fleet, settings, clock)
         self._sessions: SessionFiles | None = None
         if settings.session_store is not None:
@@ -140,10 +148,17 @@ class FleetService:
         before, published = self._served, self._state.fleet.statuses()
         unchanged = {name: one for name, one in before.items() if one.member.status == published.get(name)}
         changed = sorted(published.keys() - unchanged.keys())
-        new = {member.name: self._of_ledger(member) for member in self._state.fleet.members(changed)} if changed else {}
+        opened = self._state.fleet.members(changed) if changed else []
+        new = {member.name: self._of_ledger(member) for member in opened if not member.fault}
+        unreadable = {member.name: member for member in opened if member.fault}
+        for name, member in unreadable.items():
+            if name not in self._unreadable or self._unreadable[name].status != member.status:
+                self._log.warning("ledger_unreadable", ledger=name, reason=member.fault)
+        self._unreadable = unreadable
         self._served = dict(sorted((unchanged | new).items()))
         pages = {name: one.deps for name, one in self._served.items()}
-        self._state.replace_members([one.member for one in self._served.values()], pages)
+        members = unreadable | {name: one.member for name, one in self._served.items()}
+        self._state.replace_members([member for _, member in sorted(members.items())], pages)
         sources = {name: one.source for name, one in self._served.items()}
         self._together = opencost_api.create_app(
             AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)
@@ -198,7 +213,9 @@ class FleetService:
                 return
             # OpenCost's routes do not authenticate, so it is done here.
             answering: ASGIApp
-            if served is None:
+            if name in self._unreadable:
+                answering = answer(Refusal("ledger-unavailable", self._unreadable[name].fault), path)
+            elif served is None:
                 answering = answer(Refusal("not-found", f"no ledger {name!r} is published in this lake"), path)
             elif not slash:
                 answering = RedirectResponse(f"{PREFIX}{quote(name)}/", 307)

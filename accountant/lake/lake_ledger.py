@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
@@ -19,14 +19,16 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 from sqlglot import exp
 
 from accountant.billing.queue_waits import KnownPod
 from accountant.billing.statements import Statement, from_canonical
-from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
+from accountant.core.errors import LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
+from accountant.lake.iceberg_catalog import described
 from accountant.lake.query_engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS, MEASURE_COLUMNS, column_of
 from accountant.ledger.journal import Act, ActKind, NewAct
@@ -57,11 +59,16 @@ from accountant.storage.write.inventory_and_journal_tables import policies_betwe
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_HOUR
+from gputally.base.version import __version__
+from gputally.server.config_loading import fault_text
 
 _FIGURES: Final = dict(zip((*ACCOUNTS, *START_UP, *MEASURES), (*ACCOUNT_COLUMNS, *MEASURE_COLUMNS), strict=True))
 """The column of each figure of usage."""
 _WIDE: Final = frozenset({"energy_uj"})
 """Figures whose sum may need more than 64 bits."""
+_UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, msgspec.MsgspecError)
+"""What decoders raise for content that they do not know; pydantic's ValidationError is a ValueError."""
+_MOST_REASON: Final = 300
 _PODS = msgspec.json.Decoder(ObservedPod)
 _NODES = msgspec.json.Decoder(NodeFacts)
 
@@ -70,7 +77,9 @@ _NODES = msgspec.json.Decoder(NodeFacts)
 class LedgerStatus:
     """A row of the table `ledgers`; the columns are explained in accountant.lake.tables.LEDGERS.
 
-    clusters: the end of the newest record of each cluster, in UTC milliseconds."""
+    clusters: the end of the newest record of each cluster, in UTC milliseconds.
+    version: the version of gputally that published.
+    fault: why this version cannot read the row; the other fields are then empty. "" if it can."""
 
     ledger: str
     timezone: str
@@ -80,20 +89,49 @@ class LedgerStatus:
     until_ms: int
     clusters: Mapping[str, int]
     teams: frozenset[str]
+    version: str
+    fault: str = ""
+
+
+@contextmanager
+def readable(ledger: str, version: str) -> Iterator[None]:
+    """Raises UnreadableLedger for content that this version of gputally cannot read. version: the one that published
+    it."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise UnreadableLedger(
+            f"{ledger}: this version ({__version__}) cannot read what version {version or 'unknown'} published "
+            f"({_reason(error)}): upgrade this program to the version of the accountant, or ask the accountant itself"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        fault = error.errors(include_url=False)[0]
+        return f"{error.title}: {'.'.join(map(str, fault['loc']))}: {fault_text(fault)}"[:_MOST_REASON]
+    return f"{type(error).__name__}: {described(error)}"[:_MOST_REASON]
 
 
 def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
     """Every ledger of the lake by name, ascending."""
     found = engine.query(exp.select("*").from_("ledgers"), Bounds(()))
     rows = sorted(found.to_pylist(), key=lambda row: row["ledger"])
-    return {
-        row["ledger"]: LedgerStatus(
-            row["ledger"], row["timezone"], row["grace_days"], row["first_ms"], row["newest_ms"],
-            row["until_ms"],
-            json.loads(row["clusters"]), frozenset(json.loads(row["teams"])),
-        )
-        for row in rows
-    }  # fmt: skip
+    return {row["ledger"]: _status(row) for row in rows}
+
+
+def _status(row: Mapping[str, Any]) -> LedgerStatus:
+    """The status in a row of the table `ledgers`; one with a fault if the row cannot be read."""
+    name, version = row["ledger"], str(row.get("version") or "")
+    try:
+        with readable(name, version):
+            clusters = {str(cluster): int(at_ms) for cluster, at_ms in json.loads(row["clusters"]).items()}
+            return LedgerStatus(
+                name, zone(row["timezone"]).key, int(row["grace_days"]), int(row["first_ms"]), int(row["newest_ms"]),
+                int(row["until_ms"]), clusters, frozenset(json.loads(row["teams"])), version,
+            )  # fmt: skip
+    except UnreadableLedger as error:
+        return LedgerStatus(name, "UTC", 0, 0, 0, 0, {}, frozenset(), version, str(error))
 
 
 class LakeLedger:
@@ -227,20 +265,22 @@ class LakeLedger:
         """The month's statement as last published; None if there is none."""
         query = exp.select("canonical").from_("statements").where(self._own(), _among("month", {str(month)}))
         rows = self._list(query)
-        return from_canonical(rows[0]["canonical"].encode()) if rows else None
+        with self._readable():
+            return from_canonical(rows[0]["canonical"].encode()) if rows else None
 
     # --- registers ----------------------------------------------------------------------------
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         rows = self._rows("policies", "effective_ms")
-        known = [
-            PolicyVersion(
-                version=row["version"],
-                effective_ms=row["effective_ms"],
-                policy=Policy.model_validate_json(row["policy"]),
-            )
-            for row in rows
-        ]
+        with self._readable():
+            known = [
+                PolicyVersion(
+                    version=row["version"],
+                    effective_ms=row["effective_ms"],
+                    policy=Policy.model_validate_json(row["policy"]),
+                )
+                for row in rows
+            ]
         return policies_between(known, start_ms, end_ms)
 
     def pods(
@@ -258,8 +298,10 @@ class LakeLedger:
         if of is not None:
             query = query.where(_among("job", {key.job for key in of}))
         found = []
-        for row in self._list(query):
-            pod = KnownPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"]))
+        rows = self._list(query)
+        with self._readable():
+            pods = [KnownPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"])) for row in rows]
+        for pod in pods:
             facts = pod.facts
             begun = facts.created_ms
             if begun is None and placed:
@@ -292,7 +334,9 @@ class LakeLedger:
         return []
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        return tuple(_NODES.decode(row["facts"]) for row in self._rows("nodes", "cluster", "node"))
+        rows = self._rows("nodes", "cluster", "node")
+        with self._readable():
+            return tuple(_NODES.decode(row["facts"]) for row in rows)
 
     def decisions(
         self,
@@ -317,7 +361,9 @@ class LakeLedger:
                 query = query.where(_among(name, {value}))
         if cluster is not None:
             query = query.where(_among("cluster", {cluster, ""}))
-        found = [Decision.model_validate_json(row["decision"]) for row in self._list(query, start_ms, end_ms)]
+        rows = self._list(query, start_ms, end_ms)
+        with self._readable():
+            found = [Decision.model_validate_json(row["decision"]) for row in rows]
         if gang is not None:
             named = tuple(gang)  # after the kind of the subject, as in the ledger's query
             found = [one for one in found if one.subject.partition("/")[2].startswith(named)]
@@ -417,6 +463,9 @@ class LakeLedger:
         return ()
 
     # --- internal -----------------------------------------------------------------------------
+
+    def _readable(self) -> AbstractContextManager[None]:
+        return readable(self.status.ledger, self.status.version)
 
     def _not_published(self, what: str) -> UnsupportedQuestion:
         return UnsupportedQuestion(

@@ -70,10 +70,12 @@ def test_a_month_s_lines_add_up_to_what_the_statements_say(two: TwoLedgers, caps
 def test_each_cluster_s_report_lands_in_the_folder(
     two: TwoLedgers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("report", "2026-10", "--lake", two.warehouse, "--to", str(tmp_path), "--form", "csv") == 0
+    """The command makes the folder."""
+    folder = tmp_path / "of" / "october"
+    assert run("report", "2026-10", "--lake", two.warehouse, "--to", str(folder), "--form", "csv") == 0
     captured = capsys.readouterr()
     assert "The fleet in 2026-10" in captured.out
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
+    assert sorted(file.name for file in folder.iterdir()) == [
         "gputally-2026-10-north.csv", "gputally-2026-10-south.csv",
     ]  # fmt: skip
     assert "gputally-2026-10-north.csv" in captured.err.replace("\n", "")
@@ -86,7 +88,7 @@ def test_each_cluster_s_report_lands_in_the_folder(
         (("usage", "--where", "team"), "write DIMENSION=VALUE, for example team=vision"),
         (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before its start"),
         (("usage", "--cluster", "east"), "no ledger 'east' publishes in this lake"),
-        (("report", "2026-10", "--to", "/nowhere"), "/nowhere: there is no such folder"),
+        (("report", "2026-10", "--to", "/dev/null/reports"), "/dev/null/reports: the folder of --to cannot be made"),
         pytest.param(
             ("usage", "--engine", "trino"),
             "the package trino is not installed: run pip install trino",

@@ -1,0 +1,126 @@
+"""A ledger whose content this version cannot read is named; the figures of the others are there as before."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.core.settings import Settings
+from accountant.fleet.fleet_ledgers import Fleet
+from accountant.fleet.fleet_server import FleetService
+from accountant.lake import tables
+from accountant.lake.iceberg_catalog import Catalogue
+from accountant.lake.query_engines import DuckDbEngine
+from gputally.base.clock import VirtualClock
+from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+
+Row = dict[str, Any]
+WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
+PAGES = ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes?days=1")
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[PublishedLedger, PublishedLedger]]:
+    with ExitStack() as stack:
+        north = stack.enter_context(published(name="north", epochs=False))
+        assert north.settings.lake is not None
+        yield north, stack.enter_context(published(north.settings.lake.warehouse, name="south", epochs=False))
+
+
+def _with(**changes: object) -> Callable[[Row], Row]:
+    return lambda row: {**row, **changes}
+
+
+def _policy_of_tomorrow(row: Row) -> Row:
+    return {**row, "policy": json.dumps({**json.loads(row["policy"]), "tomorrow": 1})}
+
+
+def _price_book_of_tomorrow(row: Row) -> Row:
+    return {**row, "content": json.dumps({"tomorrow": 1})} if row["kind"] == "prices" else row
+
+
+@dataclass(frozen=True)
+class Fault:
+    """table: where the content is that cannot be read. shown_on: the address that needs it."""
+
+    table: tables.LakeTable
+    change: Callable[[Row], Row]
+    shown_on: str
+
+
+FAULTS = {
+    "a time zone that is not known here": Fault(tables.LEDGERS, _with(timezone="Mars/Olympus"), "/fleet"),
+    "a status in another form": Fault(tables.LEDGERS, _with(clusters="[]"), "/fleet/nodes?days=1"),
+    "a key of a policy": Fault(tables.POLICIES, _policy_of_tomorrow, "/fleet/nodes?days=1"),
+    "a statement in another form": Fault(tables.STATEMENTS, _with(canonical='{"schema": 99}'), "/fleet"),
+    "a price book in another form": Fault(tables.ACTS, _price_book_of_tomorrow, f"/v1/cost?by=team&{WITHIN}"),
+}
+
+
+@contextmanager
+def changed(lake: Catalogue, fault: Fault) -> Iterator[None]:
+    """The rows of south, changed, and published by a later version."""
+    before = {
+        table: lake.read(table, "south")
+        for table in {fault.table.name: fault.table, "ledgers": tables.LEDGERS}.values()
+    }
+    for table, rows in before.items():
+        of_version = [{**row, "version": "9.9.9"} if table is tables.LEDGERS else row for row in rows]
+        new = [fault.change(row) if table is fault.table else row for row in of_version]
+        lake.replace(table, table.of_rows(new), {"ledger": "south"})
+    try:
+        yield
+    finally:
+        for table, rows in before.items():
+            lake.replace(table, table.of_rows(rows), {"ledger": "south"})
+
+
+@contextmanager
+def served(both: tuple[PublishedLedger, PublishedLedger]) -> Iterator[TestClient]:
+    with closing(DuckDbEngine(both[0].connect())) as engine:
+        service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
+        yield TestClient(service.app, base_url="http://127.0.0.1")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, name):
+    fault = FAULTS[name]
+    with served(both) as client:
+        alone = client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json()
+    with changed(both[0].connect(), fault), served(both) as client:
+        for page in PAGES:
+            answer = client.get(page)
+            assert answer.status_code == 200, (page, answer.text)
+            assert "/clusters/north/" in answer.text, page
+        named = client.get(fault.shown_on)
+        assert named.status_code == 200
+        assert "south" in named.text
+        assert "9.9.9" in named.text
+        assert client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json() == alone
+        assert client.get(f"/clusters/north/v1/usage?by=team&{WITHIN}").status_code == 200
+        assert client.get("/v1/ledgers").status_code == 200
+        table = client.get("/v1/report?month=2026-10&format=csv")  # complete, or refused by name
+        if table.status_code == 200:
+            assert {row["ledger"] for row in csv.DictReader(io.StringIO(table.text))} == {"north", "south"}
+        else:
+            assert table.status_code == 503
+            assert "south" in table.json()["detail"]
+        only = client.get("/v1/report?month=2026-10&format=csv&ledger=north")
+        assert {row["ledger"] for row in csv.DictReader(io.StringIO(only.text))} == {"north"}
+
+
+def test_the_pages_of_a_ledger_that_cannot_be_read_say_why(both):
+    with changed(both[0].connect(), FAULTS["a time zone that is not known here"]), served(both) as client:
+        answer = client.get("/clusters/south/v1/usage")
+        assert answer.status_code == 503
+        assert "9.9.9" in answer.json()["detail"]
+    with changed(both[0].connect(), FAULTS["a key of a policy"]), served(both) as client:
+        assert client.get("/clusters/south/v1/policy").status_code == 503
