@@ -16,6 +16,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from gputally.base.command_options import lines_of
 from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1
     except (AccountantError, FileFault) as error:
-        for line in str(error).splitlines():
+        for line in lines_of(error):
             print(for_terminal(f"gputally accountant: {line}"), file=sys.stderr)
         return 1
     return 0

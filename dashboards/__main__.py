@@ -206,7 +206,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True)
     builder = commands.add_parser("build", help="write the dashboards as JSON and the rules as YAML")
-    builder.add_argument("--out", type=Path, metavar="DIR", help="write into DIR instead of the repository's folders")
+    builder.add_argument("--to", type=Path, metavar="DIR", help="write into DIR instead of the repository's folders")
     commands.add_parser("check", help="check that the committed files are up to date and follow the rules")
     pusher = commands.add_parser("push", help="upload the dashboards to a Grafana; equal ones are not written again")
     pusher.add_argument("--url", required=True, help="Grafana's address, for example https://grafana.example")
@@ -228,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
         return done.code if isinstance(done.code, int) else 2
     try:
         if arguments.command == "build":
-            return _build(arguments.out)
+            return _build(arguments.to)
         if arguments.command == "push":
             return _push(arguments)
         return _check()

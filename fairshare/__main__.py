@@ -34,7 +34,7 @@ from fairshare.cli.replay_command import replay
 from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_options import lines_of, refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
@@ -61,7 +61,7 @@ app.command("what-if")(what_if)
 def run(
     config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
     policy: Annotated[Path | None, typer.Option(help="Policy file (YAML).")] = None,
-    accountant: Annotated[str | None, typer.Option(help="Base URL of the accountant.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of the accountant.")] = None,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
     accountants: Annotated[
@@ -69,7 +69,12 @@ def run(
         typer.Option(help="File that lists the accountants of other clusters whose usage the policy counts."),
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option(help="Cluster to use: kubernetes (the API server), or a YAML file with its objects.")
+        str | None,
+        typer.Option(help="Name of this cluster in the ledger (default: the usage of all clusters counts)."),
+    ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(help="Objects of the cluster: kubernetes (the API server), or a YAML file with them."),
     ] = None,
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
@@ -92,8 +97,8 @@ def run(
     from fairshare.core.settings import load
 
     options = {
-        "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file,
-        "accountants": accountants, "cluster": cluster,
+        "policy": policy, "url": url, "token_file": token_file, "ca_file": ca_file,
+        "accountants": accountants, "cluster": cluster, "objects": objects,
         "kubeconfig": kubeconfig, "interval": interval, "listen": listen,
         "extender_listen": extender_listen, "pages_listen": pages_listen, "dry_run": dry_run, "log_level": log_level,
     }  # fmt: skip
@@ -365,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1
     except (FairshareError, AccountantError, FileFault) as fault:
-        for line in str(fault).splitlines():
+        for line in lines_of(fault):
             print(for_terminal(f"gputally fairshare: {line}"), file=sys.stderr)
         return 1
     return 0

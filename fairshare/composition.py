@@ -83,10 +83,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
     cycles = tasks.add("cycle", CYCLE_PATIENCE_S, serves=True)
     metrics = Metrics(clock, settings.interval, tasks)
-    others = other_clusters(settings.accountants, settings.cluster_name)
+    others = other_clusters(settings.accountants, settings.cluster)
     file = policies.reloaded(settings.policy, others)
     report_log = event_and_decision_recorder.CycleLog(events)
-    cluster = open_cluster(settings.cluster, settings.kubeconfig)
+    cluster = open_cluster(settings.objects, settings.kubeconfig)
     pods = PodIndex()
     claimed = ClaimedPods(pods.change)
     claims: tuple[Reflector[Any, Any], ...] = ()
@@ -121,10 +121,10 @@ def run(settings: Settings, stop: threading.Event) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(
             AccountantApi(
-                settings.accountant,
+                settings.url,
                 token_file=settings.token_file,
                 ca_file=settings.ca_file,
-                cluster=settings.cluster_name,
+                cluster=settings.cluster,
                 clock=clock,
             )
         )
@@ -185,7 +185,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             posts=posts,
             claims_counted=bool(claims),
         )
-        events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        events.info("serving", url=url, accountant=settings.url, policy=str(settings.policy))
         stack.callback(over.set)
         stack.enter_context(_ending_calls(stop))
         controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
@@ -252,7 +252,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
 
 def _election(settings: Settings, clock: Clock) -> Election | None:
     """Return the leader election; None without a cluster, or if the settings switch it off."""
-    if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
+    if settings.objects != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
     from gputally.kubernetes.api_client import connect_for_election
 
@@ -335,7 +335,7 @@ def serve_pages(
         tokens = TokenFile(settings.pages_tokens, clock, fault_logger("tokens_refused"))
     sign_ins: SignIns | None = None
     sessions: SessionConfigMap | None = None
-    if settings.cluster == "kubernetes" and settings.status_namespace:
+    if settings.objects == "kubernetes" and settings.status_namespace:
         sessions = SessionConfigMap(cluster, settings.status_namespace, f"{settings.status_name}-sessions")
     ended = EndedSessions(clock, sessions)
     if settings.pages_callers is not None and settings.pages_session_key is not None:
@@ -354,10 +354,10 @@ def serve_pages(
             )
     history_client = partial(
         AccountantApi,
-        settings.accountant,
+        settings.url,
         token_file=settings.token_file,
         ca_file=settings.ca_file,
-        cluster=settings.cluster_name,
+        cluster=settings.cluster,
         timeout_s=HISTORY_TIMEOUT_S,
     )
     previews = Previews(Worker(history_client, settings.pages_memory_mib))

@@ -24,6 +24,7 @@ from accountant.api.problems import Refusal, retry_later
 from accountant.core import periods
 from accountant.core.settings import Settings
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import instants
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import CannotStart
@@ -152,7 +153,7 @@ def recorded_span(deps: Deps) -> tuple[int, int]:
     because a lake accepts only spans that begin at a whole hour."""
     first, newest = deps.ledger.extent()
     zone = deps.settings.zone
-    return (periods.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
+    return (instants.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
 
 
 def limit_address_rate(request: Request, deps: Deps) -> None:

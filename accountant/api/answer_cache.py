@@ -50,9 +50,9 @@ from pydantic import TypeAdapter
 
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import QuerySpan, bounded
-from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
+from gputally.base import instants
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.called_off import CalledOff, Work, make_current, stoppable
 from gputally.base.clock import Clock
@@ -144,7 +144,7 @@ def open_page(question: object, span: QuerySpan, now_ms: int, page: str | None, 
         raise Refusal("bad-page", "the page belongs to another query: send the parameters of the first page unchanged")
     try:
         bounded(query.start_ms, query.end_ms, limits)
-        periods.in_calendar(query.at_ms)
+        instants.in_calendar(query.at_ms)
     except ValueError as error:  # a forged cursor
         raise _unknown_page() from error
     return query

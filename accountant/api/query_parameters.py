@@ -23,6 +23,7 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import instants
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
@@ -108,8 +109,8 @@ class QuerySpan(NamedTuple):
 def bounded(start_ms: int, end_ms: int, limits: Limits, timezone: str = "UTC") -> QuerySpan:
     """The span of a query. Raises ValueError with the reason for one that is empty or too long, or that reaches beyond
     the calendar."""
-    periods.in_calendar(start_ms)
-    periods.in_calendar(end_ms)
+    instants.in_calendar(start_ms)
+    instants.in_calendar(end_ms)
     if end_ms <= start_ms:
         raise ValueError(f"the span ends at or before its start: {periods.utc(start_ms)} to {periods.utc(end_ms)}")
     if end_ms - start_ms > limits.span_days * MS_PER_DAY:
@@ -210,20 +211,20 @@ class UsageParams(GroupedParams):
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
     """Parses an instant as UTC milliseconds. Raises Refusal, which names the parameter."""
-    return _parsed(parameter, text, lambda plain: periods.parse_instant(plain, zone))
+    return _parsed(parameter, text, lambda plain: instants.parse_instant(plain, zone))
 
 
 def edge(parameter: str, text: str, zone: ZoneInfo, until_ms: int) -> int:
     """Parses an edge of a span as UTC milliseconds. Raises Refusal, which names the parameter.
 
     until_ms: the instant before which a duration such as 7d lies."""
-    return _parsed(parameter, text, lambda plain: periods.parse_edge(plain, zone, until_ms))
+    return _parsed(parameter, text, lambda plain: instants.parse_edge(plain, zone, until_ms))
 
 
 def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
     try:
         if _EPOCH_MS.fullmatch(text):
-            return periods.in_calendar(int(text))
+            return instants.in_calendar(int(text))
         # In a query string an unescaped + is decoded as a space.
         return parse(_LOST_PLUS.sub(r"\1+\2", text))
     except (ValueError, OverflowError) as error:

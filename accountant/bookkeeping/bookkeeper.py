@@ -74,12 +74,13 @@ from accountant.bookkeeping.month_closing import (
     waiting_elsewhere,
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
-from accountant.core.periods import Month, local_date, midnight_ms, zone
+from accountant.core.periods import Month, local_date, zone
 from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
 from accountant.ledger.protocols import Ledger, Quarantined, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
+from gputally.base.instants import midnight_ms
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY
 

@@ -181,22 +181,22 @@ def credit(
     end: Annotated[str, Option(help="End of the failure, exclusive.")],
     cluster: Annotated[str | None, Option(help="Cluster of the node, if several have a node of that name.")] = None,
     share: Annotated[str, Option(help="Part of the billed amount to credit: 0.5 is half.")] = "1",
-    book: Annotated[bool, Option("--book", help="Book the credit; without this option, only show it.")] = False,
+    apply: Annotated[bool, Option("--apply", help="Book the credit (default: show it).")] = False,
     reason: Reason = "",
     approved_by: Approver = "",
     output: Printed = "table",
     *,
     at: Books,
 ) -> None:
-    """Show what each team was billed for a node; with --book, credit these amounts."""
+    """Show what each team was billed for a node; with --apply, credit these amounts."""
     from accountant.api.bookkeeping_models import BookedAdjustment, Credit
     from accountant.cli import terminal_tables
 
-    if book and not (reason.strip() and approved_by.strip()):
-        raise typer.BadParameter("--book needs a --reason and --approved-by")
+    if apply and not (reason.strip() and approved_by.strip()):
+        raise typer.BadParameter("--apply needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
-    if not book:
-        refuse_ignored("without --book", "reason", "approved_by")
+    if not apply:
+        refuse_ignored("without --apply", "reason", "approved_by")
         preview = at.act(Credit, "/v1/credits/preview", body)
         print_answer(output, preview, terminal_tables.credit, preview.lines)
         return
@@ -224,7 +224,7 @@ def adjustments(
 @with_option_groups
 def reprice(
     month: Month,
-    book: Annotated[Path, Option(help="File of the new price book (YAML).")],
+    prices: Annotated[Path, Option(help="File of the new price book (YAML).")],
     apply: Annotated[bool, Option("--apply", help="Put the price book in force (default: show the changes).")] = False,
     reason: Reason = "",
     output: Printed = "table",
@@ -241,9 +241,9 @@ def reprice(
     from accountant.cli import terminal_tables
 
     try:
-        content = book.read_bytes()
+        content = prices.read_bytes()
     except OSError as error:
-        raise CannotStart(f"{book}: {error.strerror}") from error
+        raise CannotStart(f"{prices}: {error.strerror}") from error
     if apply and not reason.strip():
         raise typer.BadParameter("--apply needs a --reason")
     if not apply:

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from gputally.base.accountant_connection import Query
 
 
-Printed = Annotated[Output, Option("--output", "--format", help="Format of the output.")]
+Printed = Annotated[Output, Option("--output", help="Format of the output.")]
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
 By = Annotated[str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node.")]
-Start = Annotated[str | None, Option(help="Start of the span: a date, RFC 3339 or epoch ms (default: this month).")]
-End = Annotated[str | None, Option(help="End of the span, exclusive (default: now).")]
+Start = Annotated[
+    str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month).")
+]
+End = Annotated[str | None, Option(help="End of the span, exclusive: a date, RFC 3339 or 7d ago (default: now).")]
 Where = Annotated[list[str] | None, Option(help="Only this value of a dimension: team=vision (repeatable).")]
 
 
@@ -122,7 +124,9 @@ class Server:
     """Options for a running accountant."""
 
     url: Annotated[str, Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = "http://127.0.0.1:8080"
-    token_file: Annotated[Path | None, Option(help="File with the bearer token for --url.")] = None
+    token_file: Annotated[
+        Path | None, Option(envvar="GPUTALLY_TOKEN_FILE", help="File with the bearer token for --url.")
+    ] = None
     ca_file: Annotated[
         Path | None,
         Option(envvar="GPUTALLY_CA_FILE", help="CA certificates to trust for https, PEM (default: the system's)."),

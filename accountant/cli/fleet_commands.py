@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
 from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from gputally.base import instants
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
@@ -180,7 +181,7 @@ def windows(
         published_ms = min(member.clock.wall_ms() for member in members)
         at_ms = published_ms - published_ms % MS_PER_HOUR
         if end is not None:
-            at_ms = periods.parse_instant(end, periods.zone("UTC"))
+            at_ms = instants.parse_edge(end, periods.zone("UTC"), at_ms)
         found = fleet.window(members, spec, at_ms, measure, progress)
     rows = [
         {"queue": queue, "usage": used, "unit": found.unit}
@@ -199,7 +200,7 @@ def report(
     rates: RatesFile = None,
     output: Printed = "table",
     to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
-    form: Annotated[Form, Option(help="With --to: file format of these reports.")] = "html",
+    format: Annotated[Form, Option(help="With --to: file format of these reports.")] = "html",
     *,
     engine: Engine,
 ) -> None:
@@ -211,7 +212,7 @@ def report(
 
     calendar_month = Month.parse(month)
     if to is None:
-        refuse_ignored("without --to", "form", "team")
+        refuse_ignored("without --to", "format", "team")
     else:
         try:
             to.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ def report(
         for member in members if to is not None else ():
             if member.name in summary.left_out:
                 continue
-            rendering = RENDERINGS[form]
+            rendering = RENDERINGS[format]
             body = rendering.render(member.report(calendar_month, team, Issuer() if rendering.charges else None))
             assert to is not None
             file = to / file_name(rendering.extension, month, member.name, team)
@@ -349,9 +350,10 @@ def _query(wanted: Grouping, timezone: str) -> FleetQuery:
     from accountant.fleet.fleet_ledgers import FleetQuery
 
     zone = periods.zone(timezone)
-    end_ms = SystemClock().wall_ms() if wanted.end is None else periods.parse_instant(wanted.end, zone)
+    now_ms = SystemClock().wall_ms()
+    end_ms = now_ms if wanted.end is None else instants.parse_edge(wanted.end, zone, now_ms)
     month_ms = Month.of(end_ms - 1, zone).span(zone)[0]
-    start_ms = month_ms if wanted.start is None else periods.parse_instant(wanted.start, zone)
+    start_ms = month_ms if wanted.start is None else instants.parse_edge(wanted.start, zone, end_ms)
     if end_ms <= start_ms:
         raise CannotStart(f"the span ends at or before its start: {utc(start_ms)} to {utc(end_ms)}")
     filters = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}

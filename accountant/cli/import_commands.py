@@ -30,6 +30,7 @@ from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
+from gputally.base.instants import parse_edge
 from gputally.base.plugins import NoPlugin, Plugin, plugins
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
 
@@ -70,18 +71,18 @@ class _Asked:
     def zone(self) -> ZoneInfo:
         return self.at.zone
 
-    def instant(self, option: str, text: str | None, otherwise: int) -> int:
-        from accountant.api.problems import Refusal
-        from accountant.api.query_parameters import instant
+    def end(self, text: str | None) -> int:
+        return self._edge("--end", text, self.now_ms, self.now_ms - _SETTLED_MS)
 
+    def start(self, text: str | None, end_ms: int, otherwise: int = 0) -> int:
+        return self._edge("--start", text, end_ms, otherwise)
+
+    def _edge(self, option: str, text: str | None, until_ms: int, otherwise: int) -> int:
         try:
-            found = otherwise if text is None else instant(option, text, self.zone)
-        except Refusal as error:
-            raise CannotImport(str(error)) from error
+            found = otherwise if text is None else parse_edge(text, self.zone, until_ms)
+        except ValueError as error:
+            raise CannotImport(f"{option}: {error}") from error
         return found // MS_PER_HOUR * MS_PER_HOUR
-
-    def end(self, until: str | None) -> int:
-        return self.instant("--until", until, self.now_ms - _SETTLED_MS)
 
     def leave_out(self, place: str, faults: Sequence[Fault]) -> None:
         self.left_out += len(faults)

@@ -23,7 +23,7 @@ from accountant.cli.connection_options import (
     print_answer,
     write_file,
 )
-from accountant.reports.output_formats import BINARY, RENDERINGS, Form, file_name
+from accountant.reports.output_formats import READABLE, RENDERINGS, Form, file_name
 from accountant.wire.option_types import JobState
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import with_option_groups
@@ -98,13 +98,11 @@ def report(
     end: End = None,
     team: Annotated[str | None, Option(help="Report of this team only (default: the whole cluster).")] = None,
     format: Annotated[
-        Form | None, Option(help="File format of the report (default: by the ending of --output, otherwise html).")
+        Form | None, Option(help="File format of the report (default: by the ending of --to, otherwise html).")
     ] = None,
-    output: Annotated[
+    to: Annotated[
         Path | None,
         Option(
-            "--output",
-            "-o",
             help="File to write, or folder in which to make the file (default: standard output). The ending of a "
             "file's name is its format.",
         ),
@@ -122,16 +120,16 @@ def report(
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": at.timezone}
     form: Form = format or "html"
-    if output is not None and not output.is_dir():
-        form = format_of_file(output, {each: RENDERINGS[each].extension for each in RENDERINGS}, format, "html")
-    if output is None and sys.stdout.isatty() and form in BINARY:
-        raise CannotStart(f"{form} is a binary format: name a file with -o, or redirect the output")
+    if to is not None and not to.is_dir():
+        form = format_of_file(to, {each: RENDERINGS[each].extension for each in RENDERINGS}, format, "html")
+    if to is None and sys.stdout.isatty() and form not in READABLE:
+        raise CannotStart(f"{form} is no format for a terminal: name a file with --to, or redirect the output")
     with at.connection() as remote:
         body = remote.get("/v1/report", {**query, "format": form})
-    if output is None:
+    if to is None:
         sys.stdout.buffer.write(body)
         return
-    file = output / file_name(RENDERINGS[form].extension, month or "span", team) if output.is_dir() else output
+    file = to / file_name(RENDERINGS[form].extension, month or "span", team) if to.is_dir() else to
     write_file(file, body)
     Terminal(stderr=True).print(f"{file}  {len(body):,} bytes")
 

@@ -89,13 +89,14 @@ class Asked(Protocol):
         """Whether earlier imports of the span are withdrawn first."""
         ...
 
-    def instant(self, option: str, text: str | None, otherwise: int) -> int:
-        """The instant that an option names, in ms, rounded down to a whole hour; that of `otherwise` without a text.
-        Raises CannotImport."""
+    def end(self, text: str | None) -> int:
+        """The end of the history from the option --end, in ms: by default the last full hour that is complete. Raises
+        CannotImport."""
         ...
 
-    def end(self, until: str | None) -> int:
-        """The end of the history from the option --until: by default the last full hour that is complete."""
+    def start(self, text: str | None, end_ms: int, otherwise: int = 0) -> int:
+        """The start of the history from the option --start, in ms, rounded down to a whole hour: an instant, or a
+        duration before the end; that of `otherwise` without a text. Raises CannotImport."""
         ...
 
     def leave_out(self, place: str, faults: Sequence[Fault]) -> None:
@@ -136,11 +137,14 @@ class HistoryPlugin:
             raise ValueError(f"the name {self.name!r} is not of the form {HISTORY_NAME}")
 
 
-Until = Annotated[
+End = Annotated[
     str | None,
-    Option(help="End of the history, exclusive, an instant (default: ten minutes ago), rounded down to a whole hour."),
+    Option(
+        help="End of the history, exclusive: a date, RFC 3339 or 7d ago (default: ten minutes ago); rounded down to an "
+        "hour."
+    ),
 ]
-"""The option --until, for `Asked.end`."""
+"""The option --end, for `Asked.end`."""
 
 
 def known_records(source: str) -> str:

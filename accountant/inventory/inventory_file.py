@@ -29,11 +29,12 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from accountant.core.errors import InventoryError
-from accountant.core.periods import parse_instant, utc, zone
+from accountant.core.periods import utc, zone
 from accountant.inventory.node_facts_and_downtime import Calendar, PlannedMaintenance, merge_nodes
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
 from agent.wire import PodFacts
 from gputally.base.atomic_file import Stamp, stamp_of
+from gputally.base.instants import parse_instant
 from gputally.base.yaml_file import FileFault, Key
 from gputally.server.config_loading import Duration, Model, load_yaml
 

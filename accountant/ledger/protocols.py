@@ -19,13 +19,14 @@ from typing import Annotated, Final, Literal, NamedTuple, Protocol
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span
-from accountant.core.periods import parse_instant, zone
+from accountant.core.periods import zone
 from accountant.ledger.journal import NewAct
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Ack, Batch, PodFacts
+from gputally.base.instants import parse_instant
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.untrusted_text import known_name
 from gputally.server.config_loading import Model

@@ -23,7 +23,7 @@ from accountant.billing.cost_allocation import bills
 from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger, BookkeepingMoment
 from accountant.channels.protocol import Channel, DeliveryUncertain, Message, Refused
 from accountant.core.errors import LedgerFailed
-from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
@@ -37,6 +37,7 @@ from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
+from gputally.base.instants import midnight_ms
 from gputally.base.plugins import TakesTooLong, within
 from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE
 

@@ -22,10 +22,11 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.bookkeeping.month_closing import ClosedMonth
-from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.core.periods import Month, local_date
 from accountant.notifications.subscriptions import DeliveriesFile, ReportOrder
 from accountant.reports.output_formats import Form
 from accountant.wire.usage_cost_and_job_models import BudgetState
+from gputally.base.instants import midnight_ms
 from gputally.base.money import plain
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 

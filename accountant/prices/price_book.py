@@ -67,10 +67,11 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from accountant.core.periods import KnownTimezone, Month, parse_instant, zone
+from accountant.core.periods import KnownTimezone, Month, zone
 from accountant.wire.policy_models import IDLE
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
+from gputally.base.instants import parse_instant
 from gputally.base.money import CURRENCIES, exact_product, plain
 from gputally.base.units import MS_PER_HOUR
 from gputally.server.config_loading import Model, load_yaml

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from accountant.billing.charge import Account, Detail
-from accountant.core.periods import Month, local_date, midnight_ms
+from accountant.core.periods import Month, local_date
 from accountant.core.periods import utc as utc
 from accountant.reports.report_breakdowns import Difference, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
+from gputally.base.instants import midnight_ms
 from gputally.base.money import HOUR_PLACES, Money, minor_places
 from gputally.base.number_format import NOTHING as NOTHING
 from gputally.base.number_format import gpus as gpus

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
 BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
-"""Binary formats, which are not written to a terminal."""
+"""Binary formats."""
+READABLE: Final = frozenset[Form](("csv", "json", "focus-1.2"))
+"""The formats that may be written to a terminal."""
 
 
 @dataclass(frozen=True, slots=True)

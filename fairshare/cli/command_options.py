@@ -30,7 +30,10 @@ PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML)."
 PolicyOrInForce = Annotated[
     Path | None, typer.Option("--policy", help="Policy file (YAML; default: the accountant's policy in force).")
 ]
-TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for the accountant.")]
+TokenPath = Annotated[
+    Path | None,
+    typer.Option("--token-file", envvar="GPUTALLY_TOKEN_FILE", help="File with the bearer token for the accountant."),
+]
 CaPath = Annotated[
     Path | None,
     typer.Option(
@@ -43,23 +46,23 @@ Kubeconfig = Annotated[
     Path | None,
     typer.Option(help="Kubeconfig file (default: $KUBECONFIG or ~/.kube/config; in a pod its service account)."),
 ]
-Printed = Annotated[Output, typer.Option("--output", "--format", help="Format of the output.")]
+Printed = Annotated[Output, typer.Option("--output", help="Format of the output.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountantOptions:
     """The options that name a running accountant, and this cluster as the accountant's ledger names it."""
 
-    accountant: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
+    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="URL of a running accountant.")] = (
         "http://127.0.0.1:8080"
     )
     token_file: TokenPath = None
     ca_file: CaPath = None
-    cluster_name: Annotated[
+    cluster: Annotated[
         str,
         typer.Option(
-            "--cluster-name",
-            envvar="GPUTALLY_FAIRSHARE_CLUSTER_NAME",
+            "--cluster",
+            envvar="GPUTALLY_FAIRSHARE_CLUSTER",
             help="Name of this cluster in the ledger (default: the usage of all clusters in the ledger counts).",
         ),
     ] = ""
@@ -69,10 +72,10 @@ class AccountantOptions:
         from fairshare.usage.accountant_client import AccountantApi
 
         return AccountantApi(
-            self.accountant,
+            self.url,
             token_file=self.token_file,
             ca_file=self.ca_file,
-            cluster=self.cluster_name,
+            cluster=self.cluster,
             timeout_s=timeout_s,
         )
 
@@ -95,16 +98,16 @@ class FleetOptions(AccountantOptions):
         file."""
         from fairshare.usage.accountant_client import other_clusters
 
-        return other_clusters(self.accountants, self.cluster_name)
+        return other_clusters(self.accountants, self.cluster)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """The options that name a cluster, and the controller's ConfigMap in the cluster."""
 
-    cluster: Annotated[
+    objects: Annotated[
         str,
-        typer.Option("--cluster", help="Cluster to use: kubernetes (the API server), or a YAML file with its objects."),
+        typer.Option("--objects", help="Objects of the cluster: kubernetes (the API server), or a YAML file."),
     ] = "kubernetes"
     kubeconfig: Kubeconfig = None
     status: Annotated[
@@ -121,7 +124,7 @@ class ClusterOptions:
         """Return the cluster's API. Raises Unavailable or FileFault."""
         from fairshare import composition
 
-        return composition.open_cluster(self.cluster, self.kubeconfig)
+        return composition.open_cluster(self.objects, self.kubeconfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +158,15 @@ class TargetOptions(ClusterOptions):
             yield cluster, outside
 
 
-def seconds(text: str, option: str) -> int:
-    """Parse the duration in an option, such as 7d or 1h30m. Raises FairshareError that names the option."""
-    from gputally.server.config_loading import duration_seconds
+def edge_ms(text: str, option: str, until_ms: int) -> int:
+    """Parse the edge of a span in an option: 7d before `until_ms`, a date in UTC, or RFC 3339. Raises FairshareError
+    that names the option."""
+    from zoneinfo import ZoneInfo
+
+    from gputally.base.instants import parse_edge
 
     try:
-        return duration_seconds(text)
+        return parse_edge(text, ZoneInfo("UTC"), until_ms)
     except ValueError as error:
         raise FairshareError(f"{option}: {error}") from error
 

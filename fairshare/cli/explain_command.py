@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, seconds
+from fairshare.cli.command_options import FleetOptions, PolicyOrInForce, Printed, TargetOptions, dry_run_cycle, edge_ms
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import with_option_groups
 from gputally.base.command_output import Output, show
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def explain(
     subject: Annotated[str, typer.Argument(help="A queue of the policy, or a pod: NAME or NAMESPACE/NAME.")],
     policy: PolicyOrInForce = None,
-    since: Annotated[str, typer.Option(help="Span of past decisions to show, for example 7d.")] = "1d",
+    start: Annotated[str, typer.Option(help="Start of the past decisions to show: 7d ago, a date or RFC 3339.")] = "1d",
     output: Printed = "table",
     *,
     at: FleetOptions,
@@ -42,12 +42,13 @@ def explain(
     from fairshare.controller.cycle_report import EVERYTHING
     from fairshare.explain.queue_and_pod_explanation import explain_pod, explain_queue, find_pods
 
-    back_s = seconds(since, "--since")
+    now_ms = SystemClock().wall_ms()
+    start_ms = edge_ms(start, "--start", now_ms)
     others = at.others()
     with at.client() as client:
         in_force = policies.load(policy, others)[0] if policy is not None else client.policy()
         report, pods = dry_run_cycle(in_force, client, others, on)
-        recorded, budgets = _recorded_and_budgets(client, in_force, report, back_s)
+        recorded, budgets = _recorded_and_budgets(client, in_force, report, start_ms, now_ms)
         versions = {each.version: each.policy for each in client.policies()} if recorded else {}
     past = [decision for decision in recorded if decision.subject != EVERYTHING]
     if subject in {queue.name for queue in in_force.queues}:
@@ -71,13 +72,12 @@ def explain(
 
 
 def _recorded_and_budgets(
-    client: AccountantApi, policy: Policy, report: CycleReport, back_s: int
+    client: AccountantApi, policy: Policy, report: CycleReport, start_ms: int, now_ms: int
 ) -> tuple[list[Decision], list[BudgetState]]:
-    """Return the decisions of the last `back_s` seconds with the records of their cycles, and the budgets; none if the
+    """Return the decisions of the span until now with the records of their cycles, and the budgets; none if the
     report already says that the accountant does not answer."""
-    now_ms = SystemClock().wall_ms()
     try:
-        recorded = list(client.decisions(now_ms - back_s * 1000, now_ms + 1))
+        recorded = list(client.decisions(start_ms, now_ms + 1))
         return recorded, list(client.budgets()) if policy.budgets else []
     except AccountantUnavailable:
         if report.hold is None:

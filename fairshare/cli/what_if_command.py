@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairshare.cli.command_options import AccountantOptions, seconds
+from fairshare.cli.command_options import AccountantOptions, Printed, edge_ms
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
-from gputally.base.command_output import Output, show
+from gputally.base.command_output import show
 from gputally.base.errors import FairshareError
 from gputally.base.file_formats import format_of_file
 from gputally.base.units import MS_PER_DAY
@@ -64,7 +64,9 @@ def what_if(
     against: Annotated[
         Path | None, typer.Option(help="Policy file to compare with (default: the accountant's policy in force).")
     ] = None,
-    since: Annotated[str, typer.Option(help="Span of the ledger's history to replay, up to now.")] = "30d",
+    start: Annotated[
+        str, typer.Option(help="Start of the ledger's history to replay: 30d before now, a date or RFC 3339.")
+    ] = "30d",
     trace: Annotated[
         Path | None, typer.Option(help="Trace file with the jobs (docs/traces.md), instead of the ledger.")
     ] = None,
@@ -72,8 +74,8 @@ def what_if(
         int | None,
         typer.Option(min=1, help="Number of GPUs of the cluster (default: the ledger's; required with --trace)."),
     ] = None,
-    format: Annotated[Output, typer.Option("--format", help="Format of the output.")] = "table",
-    output: Annotated[Path | None, typer.Option(help="CSV file to which the comparison is written.")] = None,
+    output: Printed = "table",
+    to: Annotated[Path | None, typer.Option(help="CSV file to which the comparison is written.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder to which the figure is written as SVG.")] = None,
     *,
     at: AccountantOptions,
@@ -89,12 +91,12 @@ def what_if(
     from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger, history_from_trace
     from gputally.base.terminal import Terminal
 
-    check_csv(output)
+    check_csv(to)
     if plots is not None:
         what_if_figure.available()
     other, now_ms = policies.load(policy)[0], SystemClock().wall_ms()
     if trace is not None:
-        refuse_ignored("with --trace", "since", *vars(at))
+        refuse_ignored("with --trace", "start", *vars(at))
         if against is None or capacity is None:
             raise WhatIfError("--trace needs --against and --capacity: a trace has neither a policy nor a cluster")
         now = policies.load(against)[0]
@@ -102,7 +104,8 @@ def what_if(
     else:
         with at.client(timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
-            past = history_from_ledger(client, other, seconds(since, "--since"), capacity, now_ms)
+            span_s = (now_ms - edge_ms(start, "--start", now_ms)) // 1000
+            past = history_from_ledger(client, other, span_s, capacity, now_ms)
     with _progress_bar() as bar:
         task = bar.add_task("replaying", total=1.0)
         found = comparing.compare(
@@ -110,9 +113,9 @@ def what_if(
         )
     assumed = [Text(f"  assumed: {line}", overflow="fold") for line in found.assumptions]
     drawn = Group(_table(found, str(policy)), *assumed)
-    show(format, lambda: drawn, _plain(found), (asdict(row) for row in found.rows))
-    if output is not None:
-        _write_comparison(output, found.rows)
+    show(output, lambda: drawn, _plain(found), (asdict(row) for row in found.rows))
+    if to is not None:
+        _write_comparison(to, found.rows)
     if plots is not None:
         path = _draw(plots, found, policy.name)
         Terminal().print(f"wrote {path}", soft_wrap=True)

@@ -30,7 +30,7 @@ class Settings(Model):
 
     policy: Path
     """The policy file; read again when it changes. A faulty version leaves the previous one in force."""
-    accountant: str = "http://127.0.0.1:8080"
+    url: str = "http://127.0.0.1:8080"
     """Base URL of the accountant."""
     token_file: Path | None = None
     """File with the bearer token for the accountant; read at every request."""
@@ -38,10 +38,10 @@ class Settings(Model):
     """PEM file of the CAs to trust for the accountant's certificate; none: the system's."""
     accountants: Path | None = None
     """File with the accountants of other clusters whose usage the policy may count (`usage.clusters`); read at the
-    start. Requires `cluster_name`."""
-    cluster: str = "kubernetes"
+    start. Requires `cluster`."""
+    objects: str = "kubernetes"
     """`kubernetes`, or a YAML file with Kubernetes objects, for a trial without a cluster."""
-    cluster_name: str = Field(default="", max_length=253)
+    cluster: str = Field(default="", max_length=253)
     """Name of this cluster in the ledger, as reported by its agents: usage of other clusters in the same accountant
     does not count. Empty: everything in the ledger belongs to this cluster."""
     kubeconfig: Path | None = None

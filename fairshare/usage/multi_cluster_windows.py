@@ -52,7 +52,7 @@ class OtherClusters:
         if listed and not self.own:
             place = document.place(("usage", "clusters"))
             raise FileFault(
-                [f"{place}: usage.clusters: this cluster has no name in the ledger: set cluster_name (--cluster-name)"]
+                [f"{place}: usage.clusters: this cluster has no name in the ledger: set cluster (--cluster)"]
             )
         known = join_texts(sorted(self.accountants)) or "none"
         faults = [

@@ -21,7 +21,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     spot_advice,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_options import refuse_ignored, with_option_groups
+from gputally.base.command_options import lines_of, refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
 from gputally.base.untrusted_text import for_terminal
@@ -38,10 +38,10 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-Days = Annotated[int, typer.Option(min=1, max=366, help="Length of the window in days.")]
-Until = Annotated[
+Start = Annotated[str, typer.Option(help="Start of the window: 28d before its end, a date or RFC 3339.")]
+End = Annotated[
     str | None,
-    typer.Option(help="End of the window: a date, RFC 3339 or epoch ms (default: the accountant's present)."),
+    typer.Option(help="End of the window: a date, RFC 3339 or 7d ago (default: the accountant's present)."),
 ]
 Zone = Annotated[str, typer.Option(help="IANA time zone of the hours of the week.")]
 OutputOption = Annotated[Output, typer.Option("--output", help="Format of the output.")]
@@ -50,8 +50,8 @@ OutputOption = Annotated[Output, typer.Option("--output", help="Format of the ou
 @app.command()
 @with_option_groups
 def autoscaler(
-    days: Days = 28,
-    until: Until = None,
+    start: Start = "28d",
+    end: End = None,
     timezone: Zone = "UTC",
     threshold: Annotated[
         float, typer.Option(help="Fraction of the GPUs that may be held before another node is needed.")
@@ -70,7 +70,7 @@ def autoscaler(
     if format is not None:
         refuse_ignored("with --format", "output")
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, start, end, timezone))
         rows, coverage = queries.node_hours()
         prices = queries.prices(sorted({row.pool for row in rows}))
         currency = queries.currency()
@@ -88,8 +88,8 @@ def autoscaler(
 @app.command()
 @with_option_groups
 def spot(
-    days: Days = 28,
-    until: Until = None,
+    start: Start = "28d",
+    end: End = None,
     timezone: Zone = "UTC",
     checkpoint: Annotated[str, typer.Option(help="Time to write a checkpoint.")] = "2m",
     restart: Annotated[str, typer.Option(help="Time from an interruption until the job works again.")] = "10m",
@@ -104,7 +104,7 @@ def spot(
 
     assumed = RestartAssumptions(_seconds(checkpoint), _seconds(restart), _seconds(interruption_every))
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, start, end, timezone))
         report = queries.report()
         rows = report["tables"]["spot"]
         advised = spot_advice(rows, queries.nodes_of(rows), assumed)
@@ -115,13 +115,13 @@ def spot(
 @app.command()
 @with_option_groups
 def sharing(
-    days: Days = 28, until: Until = None, timezone: Zone = "UTC", output: OutputOption = "table", *, at: Server
+    start: Start = "28d", end: End = None, timezone: Zone = "UTC", output: OutputOption = "table", *, at: Server
 ) -> None:
     """List the jobs for which a MIG instance or a part of a time-sliced GPU would be enough, with what they used."""
     from gputally.advise.advice_tables import AdviceQueries, sharing_document, sharing_records, sharing_table
 
     with at.connection() as accountant:
-        queries = AdviceQueries(accountant, _window(accountant, days, until, timezone))
+        queries = AdviceQueries(accountant, _window(accountant, start, end, timezone))
         report = queries.report()
         rows = report["tables"]["hints"]
         advised = sharing_advice(rows, queries.uses_of([row for row in rows if row["kind"] == "slice"]))
@@ -129,14 +129,16 @@ def sharing(
     show(output, lambda: sharing_table(*facts), sharing_document(*facts), sharing_records(advised))
 
 
-def _window(accountant: AccountantClient, days: int, until: str | None, timezone: str) -> Window:
-    from accountant.core.periods import parse_instant, zone
+def _window(accountant: AccountantClient, start: str, end: str | None, timezone: str) -> Window:
+    from accountant.core.periods import zone
     from gputally.advise.advice_tables import Window
+    from gputally.base.instants import parse_edge
 
     try:
         here = zone(timezone)
-        end = accountant.clock_ms(SystemClock().wall_ms()) if until is None else parse_instant(until, here)
-        return Window.before(end, days, timezone)
+        now_ms = SystemClock().wall_ms()
+        end_ms = accountant.clock_ms(now_ms) if end is None else parse_edge(end, here, now_ms)
+        return Window.whole_hours(parse_edge(start, here, end_ms), end_ms, timezone)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -160,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 1
     except AccountantError as error:
-        for line in str(error).splitlines():
+        for line in lines_of(error):
             print(for_terminal(f"gputally advise: {line}"), file=sys.stderr)
         return 1
     return 0

@@ -62,12 +62,14 @@ class Window:
     timezone: str
 
     @classmethod
-    def before(cls, now_ms: int, days: int, timezone: str) -> Window:
-        """Return the window of `days` days that ends with the last full hour before `now_ms`. Raises ValueError for an
-        unknown time zone."""
+    def whole_hours(cls, start_ms: int, end_ms: int, timezone: str) -> Window:
+        """Return the window of the whole hours of a span. Raises ValueError for one without any, for one of more than
+        a year, and for an unknown time zone."""
         zone(timezone)
-        end = now_ms // MS_PER_HOUR * MS_PER_HOUR
-        return cls(end - days * MS_PER_DAY, end, timezone)
+        begin, end = (at_ms // MS_PER_HOUR * MS_PER_HOUR for at_ms in (start_ms, end_ms))
+        if not begin < end <= begin + 366 * MS_PER_DAY:
+            raise ValueError("the window has no full hour, or more than 366 days: give another --start")
+        return cls(begin, end, timezone)
 
     @property
     def zone(self) -> ZoneInfo:
@@ -96,7 +98,7 @@ class AdviceQueries:
         if not coverage:
             raise NothingRecorded(
                 f"{self._accountant.url}: the ledger has no record from {span_text(self.window)}, so there is nothing "
-                "to advise on: give another --until, or run gputally doctor --only freshness"
+                "to advise on: give another --end, or run gputally doctor --only freshness"
             )
         return coverage
 

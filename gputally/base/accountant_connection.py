@@ -41,11 +41,14 @@ class Unanswered(AccountantError):
     """The accountant gave no valid answer. The message has one line: the address and the reason.
 
     status: the HTTP status; None without an answer.
-    retry_after_s: how many seconds the accountant asks to wait (Retry-After); 0 if it does not ask."""
+    retry_after_s: how many seconds the accountant asks to wait (Retry-After); 0 if it does not ask.
+    unreached: whether no server answers at the address."""
 
-    def __init__(self, message: str, status: int | None = None, retry_after_s: int = 0) -> None:
+    def __init__(
+        self, message: str, status: int | None = None, retry_after_s: int = 0, *, unreached: bool = False
+    ) -> None:
         super().__init__(message)
-        self.status, self.retry_after_s = status, retry_after_s
+        self.status, self.retry_after_s, self.unreached = status, retry_after_s, unreached
 
 
 class AccountantConnection:
@@ -157,7 +160,8 @@ class AccountantConnection:
                 stack.enter_context(called_off.stoppable(client.abort))
                 yield stack.enter_context(client.stream(method, self.url + quote(path), headers=headers, **request))
         except httpx2.HTTPError as error:
-            raise Unanswered(f"{self.url}: {http_calls.reason(error)}") from error
+            unreached = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
+            raise Unanswered(f"{self.url}: {http_calls.reason(error)}", unreached=unreached) from error
 
     def _content(self, response: httpx2.Response) -> bytes:
         """Read the whole body, within limits of size and time."""

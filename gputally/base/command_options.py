@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import typer
+
+from gputally.base.errors import AccountantError, FairshareError
 
 _CONTEXT = "typer_context"
 _given: ContextVar[Mapping[str, str]] = ContextVar("_given", default=MappingProxyType({}))
@@ -36,6 +39,9 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         token = _given.set(given)
         try:
             command(**values, **grouped)
+        except (AccountantError, FairshareError) as error:
+            _explain(error, context.command.params)
+            raise
         finally:
             _given.reset(token)
 
@@ -54,6 +60,28 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     return run
+
+
+def _explain(error: Exception, options: Sequence[Any]) -> None:
+    """Add to an error of the accountant which option of the command, or which variable, may cure it: an accountant that
+    is not reached, a missing token, or a value that it refuses."""
+    from gputally.base.accountant_connection import Unanswered
+
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, Unanswered):
+        cause = cause.__cause__
+    names = {each.name: f"{each.opts[0]} or {each.envvar}" if each.envvar else each.opts[0] for each in options}
+    if cause is None or "url" not in names:
+        return
+    if cause.status is None and cause.unreached:
+        error.add_note(f"give the accountant's address with {names['url']}")
+    elif cause.status == HTTPStatus.UNAUTHORIZED:
+        error.add_note(f"give a token with {names['token_file']}")
+
+
+def lines_of(error: Exception) -> list[str]:
+    """Return the lines in which a command tells an error, one for each fault: its message, and what may cure it."""
+    return "; ".join([str(error), *getattr(error, "__notes__", ())]).splitlines()
 
 
 def refuse_ignored(why: str, *names: str) -> None:

@@ -32,15 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     thresholds = gc.get_threshold()
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        log = options.out / LOG
+        options.to.mkdir(parents=True, exist_ok=True)
+        log = options.to / LOG
         log.write_text("", encoding="utf-8")
         with closing(WorkerProcesses(log)) as processes:
             return _run(options, processes)
     except (FairshareError, AccountantError) as error:
         return _fail(str(error))
     except OSError as error:
-        return _fail(f"{error.filename or options.out}: {error.strerror or error}")
+        return _fail(f"{error.filename or options.to}: {error.strerror or error}")
     except KeyboardInterrupt:
         return _fail("stopped")
     finally:
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
     scenario = build(Options(options.days, options.interval, options.seed, options.trace))
     console = Terminal(quiet=options.quiet, markup=True, stderr=options.output != "table")
     port = None if options.once else options.port
-    return 0 if session.run(scenario, processes, options.out, port, console, options.output) else 1
+    return 0 if session.run(scenario, processes, options.to, port, console, options.output) else 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--seed", type=int, default=1, help="seed of the workload and of the faults (default: 1)")
     arguments.add_argument("--trace", type=Path, help="trace file to replay instead of generated jobs (docs/traces.md)")
     arguments.add_argument(
-        "--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)"
+        "--to", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)"
     )
     arguments.add_argument("--port", type=_port, default=8080, help="port of the accountant's pages (default: 8080)")
     arguments.add_argument("--once", action="store_true", help="exit after the run instead of serving the pages")
@@ -94,7 +94,7 @@ def _days(text: str) -> int:
 
 
 def _interval(text: str) -> int:
-    from gputally.server.config_loading import duration_seconds
+    from gputally.base.instants import duration_seconds
 
     try:
         seconds = duration_seconds(text)

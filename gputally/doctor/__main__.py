@@ -403,7 +403,13 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--url", default=os.environ.get("GPUTALLY_URL", Options.url), help="Address of the accountant (GPUTALLY_URL)."
     )
-    arguments.add_argument("--token-file", type=Path, metavar="FILE", help="File with the bearer token for --url.")
+    arguments.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        default=os.environ.get("GPUTALLY_TOKEN_FILE") or None,
+        help="File with the bearer token for --url (GPUTALLY_TOKEN_FILE).",
+    )
     arguments.add_argument(
         "--ca-file",
         type=Path,

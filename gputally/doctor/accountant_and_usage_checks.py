@@ -100,7 +100,10 @@ def accountant(probe: AccountantProbe) -> CheckResult:
         remedy = "kubectl -n gputally logs statefulset/gputally-accountant"
         findings.append(Finding("error", "the accountant cannot read its ledger", probe.reason or seen, remedy))
     if probe.periods == 401:
-        remedy = "give --token-file; `gputally accountant token new --name me --scope read` creates a token"
+        remedy = (
+            "give --token-file or GPUTALLY_TOKEN_FILE; "
+            "`gputally accountant token new --name me --scope read` makes a token"
+        )
         findings.append(Finding("error", "the accountant does not know this caller", probe.reason, remedy))
     elif probe.periods == 403:
         remedy = "use a token of scope read, or bind the group in callers.yaml (docs/security.md)"

@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from gputally.base.atomic_file import Stamp, stamp
 from gputally.base.errors import SettingsFault
+from gputally.base.instants import MOST_DURATION_S, duration_seconds
 from gputally.base.yaml_file import Document, FileFault, Key, Unreadable, read
 
 S = TypeVar("S", bound=BaseModel)
@@ -229,19 +230,6 @@ def fault_text(fault: Mapping[str, Any], unknown: str = "unknown name") -> str:
 
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
-_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_WHOLE = re.compile("[0-9]{1,12}")
-
-
-def duration_seconds(text: str) -> int:
-    """Return the seconds of a text such as `7d`, `1h30m`, `1w` or `90`. Raises ValueError for any other text."""
-    if _WHOLE.fullmatch(text):
-        return int(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"not a duration: {text!r} (write for example 7d, 12h, 1h30m)")
-    return sum(int(number) * _SECONDS[unit] for number, unit in parts)
 
 
 def parse_duration(value: object) -> object:
@@ -257,8 +245,6 @@ def parse_seconds(value: object) -> object:
     return parse_duration(value)
 
 
-MOST_DURATION_S = 36_525 * 86_400
-"""A century. A longer duration would reach beyond the calendar."""
 Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0, le=MOST_DURATION_S)]
 """Whole seconds, read from an integer or a text such as `7d`."""
 

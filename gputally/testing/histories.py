@@ -318,7 +318,7 @@ class HistorySuite:
         self, written: Write, run: Callable[..., Told], books: FakeAccountant, instant: int
     ) -> None:
         odd = replace(USES[0], number=104, account="other", node="n3", gpus="1")
-        bounds = f"--since={START_MS}", f"--until={END_MS}"
+        bounds = f"--start={START_MS}", f"--end={END_MS}"
         run(*written([*USES, replace(odd, end_ms=instant)]), *bounds)
         run(*written([*USES, replace(odd, start_ms=instant)]), *bounds, "--replace")
         self._adds_up(books)

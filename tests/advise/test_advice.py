@@ -192,7 +192,7 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
         [row, {**row, "cluster": "b"}], {JobKey("b", "llm", "PyTorchJob/a"): 8}, RestartAssumptions(120, 600, 86_400)
     )
     assert [(one.cluster, one.nodes) for one in found] == [("a", 1), ("b", 8)]
-    window = Window.before(0, 7, "UTC")
+    window = Window.whole_hours(-7 * 86_400_000, 0, "UTC")
     for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
         console = Console(width=150, record=True, file=StringIO())
         console.print(spots_table(several, window, RestartAssumptions(120, 600, 86_400), 1.0, "USD"))

@@ -54,7 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def run(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> str:
-    assert main([*words, "--url", url, "--days", "1", "--until", "2026-10-06"]) == 0
+    assert main([*words, "--url", url, "--start", "1d", "--end", "2026-10-06"]) == 0
     return capsys.readouterr().out
 
 
@@ -97,10 +97,10 @@ def test_sharing(capsys: pytest.CaptureFixture[str], url: str) -> None:
 def test_the_window_ends_with_the_ledgers_present_and_over_nothing_there_is_no_advice(
     capsys: pytest.CaptureFixture[str], url: str, command: str
 ) -> None:
-    assert main([command, "--url", url, "--days", "1", "--output", "json"]) == 0
+    assert main([command, "--url", url, "--start", "1d", "--output", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["end"], document["coverage"]) == ("2026-10-06T00:00:00Z", 1.0)
-    assert main([command, "--url", url, "--days", "1", "--until", "2026-09-01"]) == 1
+    assert main([command, "--url", url, "--start", "1d", "--end", "2026-09-01"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
 
@@ -109,10 +109,10 @@ def test_wrong_calls_and_nobody_there(capsys: pytest.CaptureFixture[str], tmp_pa
     for words in (
         ["spot", "--checkpoint", "soon"],
         ["autoscaler", "--timezone", "Mars/Base"],
-        ["sharing", "--days", "0"],
+        ["sharing", "--start", "0d", "--end", "2026-10-06"],
     ):
         assert main(words) == 2
-    assert main(["autoscaler", "--until", "yesterday"]) == 2
+    assert main(["autoscaler", "--end", "yesterday"]) == 2
     capsys.readouterr()
     assert main(["spot", "--url", "http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.startswith("gputally advise: http://127.0.0.1:1: ")

@@ -134,7 +134,7 @@ def test_a_controller_whose_accountant_hangs_ends_within_seconds(tmp_path: Path)
     log = tmp_path / "log"
     with socket.create_server(("127.0.0.1", 0)) as accountant:
         url = f"http://127.0.0.1:{accountant.getsockname()[1]}"
-        command = ("run", "--policy", str(POLICY), "--accountant", url, "--cluster", str(CLUSTER))
+        command = ("run", "--policy", str(POLICY), "--url", url, "--objects", str(CLUSTER))
         with program(log, "fairshare", *command, "--listen", "127.0.0.1:0") as process:
             accountant.settimeout(patience_s())
             connection, _ = accountant.accept()
@@ -149,7 +149,7 @@ def test_the_ports_of_a_controller_stop_at_one_time(tmp_path: Path) -> None:
     """The port of the pages waits for a client's form, and that of the probes ends meanwhile."""
     log, form = tmp_path / "log", "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\na"
     probes, pages = free_ports(2)
-    command = ("run", "--policy", str(POLICY), "--accountant", "http://127.0.0.1:9", "--cluster", str(CLUSTER))
+    command = ("run", "--policy", str(POLICY), "--url", "http://127.0.0.1:9", "--objects", str(CLUSTER))
     ports = ("--listen", f"127.0.0.1:{probes}", "--pages-listen", f"127.0.0.1:{pages}")
     with program(log, "fairshare", *command, *ports) as process, contextlib.ExitStack() as clients:
         url_of(log, "serving")

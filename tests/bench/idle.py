@@ -102,13 +102,13 @@ def _controller(folder: Path, url: str, port: int, size: Size) -> Iterator[Spent
     policy["targets"] = {"kai": {"apply": "enforce"}}
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
     with contextlib.ExitStack() as stack:
-        where = ["--cluster", str(SAMPLE)]
+        where = ["--objects", str(SAMPLE)]
         if size.api_server:
             server = stack.enter_context(served(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
             server.request("POST", "/api/v1/namespaces", {"metadata": {"name": "gputally"}})
             stack.enter_context(standing(server, list(_objects(size)), KINDS))
             where = ["--kubeconfig", str(server.kubeconfig)]
-        flags = ["--policy", str(folder / "policy.yaml"), "--accountant", url, "--listen", f"127.0.0.1:{port}"]
+        flags = ["--policy", str(folder / "policy.yaml"), "--url", url, "--listen", f"127.0.0.1:{port}"]
         command = ["fairshare", "run", *flags, *where, "--log-level", "error"]
         yield stack.enter_context(program(f"http://127.0.0.1:{port}/livez", *command))
 

@@ -20,7 +20,7 @@ from accountant.billing.statements import canonical, from_canonical
 from accountant.billing.usage_pricing import charges, cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.gpu_time_accounts import split
-from accountant.core.periods import Month, days, midnight_ms, zone
+from accountant.core.periods import Month, days, zone
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import html_and_pdf
 from accountant.reports.report_builder import build
@@ -29,6 +29,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
 from agent.wire import Gap, Holder
 from gputally.base.clock import VirtualClock
+from gputally.base.instants import midnight_ms
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
 from tests.billing.usage_rows import at, price_book, time_by
 from tests.empty_ledger import fresh

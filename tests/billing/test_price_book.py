@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.time_reallocation import memory_to_compute, rebase
 from accountant.billing.usage_pricing import charges, cost
-from accountant.core.periods import parse_instant, zone
+from accountant.core.periods import zone
 from accountant.prices.price_book import (
     AWS_WEIGHTS,
     Amortised,
@@ -26,6 +26,7 @@ from accountant.reports.report_breakdowns import share as share_of
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
+from gputally.base.instants import parse_instant
 from gputally.base.money import exact_product
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import validate

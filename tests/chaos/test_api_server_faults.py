@@ -51,7 +51,7 @@ class Controller:
 
     def __init__(self, folder: Path, name: str, kubeconfig: Path, accountant: str, policy: Path) -> None:
         (self.port,) = free_ports(1)
-        command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", accountant]
+        command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--url", accountant]
         command += ["--kubeconfig", str(kubeconfig), "--listen", f"127.0.0.1:{self.port}", "--interval", "1s"]
         names = {
             "STATUS_NAMESPACE": SPACE, "STATUS_NAME": "gputally-fairshare", "LEASE": "gputally-fairshare",

@@ -160,7 +160,7 @@ def test_everything_of_the_chart_asks_over_tls_and_trusts_the_authority(
         assert "tls" not in {v["name"] for v in spec["volumes"]}
         for one in spec["containers"]:
             assert "--ca-file=/etc/gputally/authority/ca.crt" in one["args"]
-            assert {f"--url=https://{HOST}:8080", f"--accountant=https://{HOST}:8080"} & set(one["args"])
+            assert f"--url=https://{HOST}:8080" in one["args"]
 
 
 def test_plain_http_is_asked_for_and_warned_of(render: Any, chart: helm_python.Chart) -> None:

@@ -122,7 +122,7 @@ def test_agents_accountant_and_controller_call_the_cluster_the_same(render: Any)
     agents = found.of("DaemonSet")
     assert len(agents) == 2
     assert all("--cluster=prod-eu" in agent.container["args"] for agent in agents)
-    assert controller_settings(found.fairshare).cluster_name == "prod-eu"
+    assert controller_settings(found.fairshare).cluster == "prod-eu"
     assert found.accountant.settings.kubernetes.cluster == "prod-eu"
 
 

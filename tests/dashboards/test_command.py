@@ -32,7 +32,7 @@ def test_the_chart_carries_the_same_files() -> None:
 
 
 def test_build_writes_where_it_is_told_and_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["build", "--out", str(tmp_path / "new")]) == 0
+    assert main(["build", "--to", str(tmp_path / "new")]) == 0
     files = sorted((tmp_path / "new").iterdir())
     assert [f.name for f in files] == sorted(__main__.files())
     assert sorted(capsys.readouterr().out.split()) == [str(f) for f in files]
@@ -54,7 +54,7 @@ def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert main(["build", "--out", str(tmp_path / "file")]) == 1
+    assert main(["build", "--to", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err == f"gputally dashboards: {tmp_path / 'file'}: File exists\n"
 
 

@@ -18,7 +18,7 @@ from gputally.demo.results import FILES
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
-    assert main(["--once", "--quiet", "--out", str(folder), *arguments]) == 0
+    assert main(["--once", "--quiet", "--to", str(folder), *arguments]) == 0
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return summary
 
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_summary_also_as_it_is_printed_for_programs
     day: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, first = day
-    assert main(["--once", "--out", str(tmp_path), "--days", "1", "--seed", "5", "--output", "json"]) == 0
+    assert main(["--once", "--to", str(tmp_path), "--days", "1", "--seed", "5", "--output", "json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert {**again, "wall_seconds": 0} == {**first, "wall_seconds": 0}
 
@@ -88,7 +88,7 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     trace = tmp_path / "trace.csv"
     rows = [f"{team}-{i},{i * 600},{team},{1 + i % 4},5400,80" for team in ("red", "blue") for i in range(90)]
     trace.write_text("job_id,submit_offset_s,team,gpus,duration_s,mean_gpu_util_pct\n" + "\n".join(rows) + "\n")
-    arguments = ["--once", "--out", str(tmp_path / "out"), "--trace", str(trace), "--days", "1"]
+    arguments = ["--once", "--to", str(tmp_path / "out"), "--trace", str(trace), "--days", "1"]
     assert main(arguments) == 0
     assert "capacity ✓" in capsys.readouterr().out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -100,7 +100,7 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "reason"),
     [
         (["--trace", "none.csv"], 1, "gputally demo: none.csv: No such file or directory"),
-        (["--days", "1", "--out", "file"], 1, "gputally demo: file: File exists\n"),
+        (["--days", "1", "--to", "file"], 1, "gputally demo: file: File exists\n"),
         (["--days", "0"], 2, "'0' is not a whole number of days from 1 to 366"),
         (["--interval", "7m"], 2, "'7m' does not divide 15 minutes"),
         (["--interval", "soon"], 2, "not a duration: 'soon'"),
@@ -122,7 +122,7 @@ def test_wrong_calls_are_answered_in_words(
 
 
 def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "gputally", "demo", "--days", "31", "--port", "0", "--out", str(tmp_path)]
+    command = [sys.executable, "-u", "-m", "gputally", "demo", "--days", "31", "--port", "0", "--to", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         try:
@@ -147,6 +147,6 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureF
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = int(taken.getsockname()[1])
-        assert main(["--days", "1", "--quiet", "--out", str(tmp_path), "--port", str(port)]) == 1
+        assert main(["--days", "1", "--quiet", "--to", str(tmp_path), "--port", str(port)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"gputally demo: cannot listen on 127.0.0.1:{port}: Address already in use"

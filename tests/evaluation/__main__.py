@@ -16,7 +16,6 @@ from typing import Annotated
 
 import typer
 
-from fairshare.cli.command_options import seconds
 from fairshare.cli.what_if_command import check_csv, write_csv
 from fairshare.explain import what_if_figure
 from fairshare.simulator import job_traces
@@ -24,6 +23,7 @@ from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.simulation_model import Workload, capacity_for, workload_of
 from gputally.base.command_options import with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
+from gputally.base.instants import duration_seconds
 from gputally.base.terminal import Terminal
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault, read
@@ -129,7 +129,10 @@ def _replay(trace: Path, policies: Sequence[str], of: Replays) -> None:
     if of.plots is not None:
         what_if_figure.available()
     workload, parts = _workload(trace, of.share, of.team_column, of.leave_out_faulty)
-    begin = seconds(of.start, "--start")
+    try:
+        begin = duration_seconds(of.start)
+    except ValueError as error:
+        raise FairshareError(f"--start: {error}") from error
     length = of.days * 86_400 if of.days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
     workload = workload.between(begin, begin + length)
     if length < 8 * 86_400 or not workload.submit_s:

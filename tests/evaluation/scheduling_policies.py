@@ -42,7 +42,7 @@ from fairshare.simulator.simulation_model import (
     Workload,
 )
 from gputally.base.apportionment import apportion
-from gputally.server.config_loading import duration_seconds
+from gputally.base.instants import duration_seconds
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -201,7 +201,7 @@ def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(capsys: Caps
 
 def _plan(cluster: Path = CLUSTER, **accountant: Any) -> int:
     with _accountant(USED, **accountant) as (url, asked):
-        code = main(["plan", "--policy", str(POLICY), "--cluster", str(cluster), "--accountant", url])
+        code = main(["plan", "--policy", str(POLICY), "--objects", str(cluster), "--url", url])
     assert asked == [("GET", "/v1/windows")], "nothing is sent"
     return code
 
@@ -231,18 +231,18 @@ def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: Capsys)
 
 def test_objects_that_cannot_be_loaded(file: Make, capsys: Capsys) -> None:
     path = file("- 3\n- {apiVersion: v1, kind: Secret, metadata: {name: x}}\n- {apiVersion: v1, kind: Node}\n")
-    assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
+    assert main(["release", "--policy", str(POLICY), "--objects", str(path)]) == 1
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == f"gputally fairshare: {path}:1: expected an object"
     assert second.startswith(f"gputally fairshare: {path}:2: Secret of v1 is none of: ")
     assert third == f"gputally fairshare: {path}:3: metadata.name is missing"
     path.write_text("kind: Queue\n")
-    assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
+    assert main(["release", "--policy", str(POLICY), "--objects", str(path)]) == 1
     assert capsys.readouterr().err == f"gputally fairshare: {path}:1: expected a list of objects\n"
 
 
 def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: Capsys) -> None:
-    assert main(["release", "--policy", str(POLICY), "--cluster", str(CLUSTER)]) == 0
+    assert main(["release", "--policy", str(POLICY), "--objects", str(CLUSTER)]) == 0
     assert capsys.readouterr().out == "nothing to release: no queue has a weight of the controller\n"
 
     def publish(obj: Any) -> None:
@@ -251,7 +251,7 @@ def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: Capsys) -> Non
         obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = 1
 
     path = _changed(tmp_path / "cluster.yaml", "vision", publish)
-    assert main(["release", "--policy", str(POLICY), "--cluster", str(path), "--dry-run"]) == 0
+    assert main(["release", "--policy", str(POLICY), "--objects", str(path), "--dry-run"]) == 0
     row = capsys.readouterr().out.splitlines()[3].split()
     assert row[:6] == ["kai", "vision", "vision", "1", "2", "would-apply"]
 
@@ -274,8 +274,8 @@ def test_run_serves_publishes_and_ends_on_sigterm() -> None:
     """As a process: the log names its address, the first cycle makes it ready, SIGTERM ends it."""
     with _accountant(USED) as (url, asked):
         command = [
-            sys.executable, "-m", "fairshare", "run", "--policy", str(POLICY), "--accountant", url,
-            "--cluster", str(CLUSTER), "--listen", "127.0.0.1:0",
+            sys.executable, "-m", "fairshare", "run", "--policy", str(POLICY), "--url", url,
+            "--objects", str(CLUSTER), "--listen", "127.0.0.1:0",
         ]  # fmt: skip
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
@@ -302,7 +302,7 @@ def test_run_serves_publishes_and_ends_on_sigterm() -> None:
 def test_a_port_in_use_is_one_line(capsys: Capsys) -> None:
     with _accountant({}) as (url, _):
         port = url.rpartition(":")[2]
-        call = ["run", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--log-level", "error"]
+        call = ["run", "--policy", str(POLICY), "--objects", str(CLUSTER), "--log-level", "error"]
         code = main([*call, "--listen", f"127.0.0.1:{port}"])
     assert code == 1
     assert capsys.readouterr().err == (

@@ -77,7 +77,7 @@ class Scene:
             "/v1/budgets": lambda _: [each.model_dump(mode="json") for each in self.budgets],
         }
         with serving(routes) as url:
-            return main(["explain", *subject, "--policy", str(policy), "--cluster", str(cluster), "--accountant", url])
+            return main(["explain", *subject, "--policy", str(policy), "--objects", str(cluster), "--url", url])
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def explain(scene: Scene, capsys: Capsys) -> Make:
     """Return a function that runs `explain` for a queue or pod and returns its JSON output."""
 
     def explain(subject: str) -> dict[str, Any]:
-        assert scene.ask(subject, "--format", "json") == 0
+        assert scene.ask(subject, "--output", "json") == 0
         return dict(json.loads(capsys.readouterr().out))
 
     return explain

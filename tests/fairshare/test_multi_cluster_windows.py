@@ -206,7 +206,7 @@ def test_a_cluster_that_no_accountant_is_known_for_is_refused_with_its_place(fil
         f"{path}:5: usage.clusters.1: no accountant is known for cluster 'west': add it to the accountants file"
         " (--accountants), which names east"
     )
-    with pytest.raises(FileFault, match="this cluster has no name in the ledger: set cluster_name"):
+    with pytest.raises(FileFault, match="this cluster has no name in the ledger: set cluster "):
         reloaded(path, OtherClusters("", {"west": Elsewhere(policy_of())}))
     assert reloaded(path, OtherClusters("prod", {"west": Elsewhere(policy_of())})).current.usage.clusters
 
@@ -286,8 +286,8 @@ def test_two_accountants_decide_as_one_ledger(
 
     (tmp_path / "policy.yaml").write_text(policy.model_dump_json(by_alias=True))
     (tmp_path / "cluster.json").write_text(json.dumps({"items": [*map(queue_object, "abc"), shard_object(kValue=0)]}))
-    asked = ["plan", "--policy", f"{tmp_path}/policy.yaml", "--cluster", f"{tmp_path}/cluster.json"]
-    asked += ["--accountant", here, "--cluster-name", "prod"]
+    asked = ["plan", "--policy", f"{tmp_path}/policy.yaml", "--objects", f"{tmp_path}/cluster.json"]
+    asked += ["--url", here, "--cluster", "prod"]
     assert main(asked) == 1
     assert "no accountant is known for cluster 'west'" in capsys.readouterr().err
 

@@ -65,10 +65,10 @@ def test_a_day_comes_to_the_same_and_says_how_much_was_compared(decided: Recorde
     policy, decisions = decided
     day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
     with serving(_routes(policy, decisions)) as url:
-        assert main(["replay", day, "--accountant", url]) == 0
+        assert main(["replay", day, "--url", url]) == 0
         out = capsys.readouterr().out
         assert out.count("the same, bit for bit") == len([d for d in decisions if d.subject == "*"]) >= 2
-        assert main(["replay", day, "--accountant", url, "--format", "json"]) == 0
+        assert main(["replay", day, "--url", url, "--output", "json"]) == 0
         counts = json.loads(capsys.readouterr().out)
         assert all(count["compared"] > 30 and count["differences"] == [] for count in counts)
         assert [count["at_ms"] for count in counts] == sorted(count["at_ms"] for count in counts)
@@ -79,7 +79,7 @@ def test_one_decision_is_found_by_its_id_and_a_difference_ends_with_1(decided: R
     one = next(d for d in decisions if d.subject == "a")
     bent = [d.model_copy(update={"value": 3.25}) if d.id == one.id else d for d in decisions]
     with serving(_routes(policy, bent)) as url:
-        assert main(["replay", one.id, "--accountant", url]) == 1
+        assert main(["replay", one.id, "--url", url]) == 1
     out = capsys.readouterr().out
     assert f"{one.id}: value: recorded 3.25, computed {one.value!r}" in out
     assert "the record was changed" in out.replace("\n", " ")
@@ -89,7 +89,7 @@ def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(decided: Rec
     policy, decisions = decided
     cycle = next(d for d in decisions if d.subject == "*")
     with serving(_routes(policy, decisions)) as url:
-        assert main(["replay", cycle.id, "--accountant", url, "--format", "json"]) == 0
+        assert main(["replay", cycle.id, "--url", url, "--output", "json"]) == 0
     (count,) = json.loads(capsys.readouterr().out)
     assert (count["cycle"], count["compared"] > 30) == (cycle.id, True)
 
@@ -117,7 +117,7 @@ def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
     controller_of(policy, cluster).cycle()
     day = datetime.fromtimestamp(accountant.decisions[0].at_ms / 1000, UTC).date().isoformat()
     with serving(_routes(policy, accountant.decisions)) as url:
-        code = main(["replay", day, "--accountant", url, "--format", "json"])
+        code = main(["replay", day, "--url", url, "--output", "json"])
     (count,) = json.loads(capsys.readouterr().out)
     assert (code, count["differences"], count["fault"]) == (0, [], "")
     assert count["compared"] >= 2
@@ -134,7 +134,7 @@ def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
 )
 def test_nothing_to_replay_is_one_line(when: str, fault: str, decided: Recorded, capsys: Capsys) -> None:
     with serving(_routes(*decided)) as url:
-        assert main(["replay", when, "--accountant", url]) == 1
+        assert main(["replay", when, "--url", url]) == 1
     assert capsys.readouterr().err == f"gputally fairshare: {fault}\n"
 
 
@@ -161,13 +161,13 @@ def test_preemptions_come_to_the_same_bit_for_bit(preempted: Recorded, capsys: C
     policy, decisions = preempted
     day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
     with serving(_routes(policy, decisions)) as url:
-        assert main(["replay", day, "--accountant", url, "--format", "json"]) == 0
+        assert main(["replay", day, "--url", url, "--output", "json"]) == 0
         counts = [count for count in json.loads(capsys.readouterr().out) if count["kind"] == "preemption"]
         assert [(count["differences"], count["fault"]) for count in counts] == [([], "")] * 2
         assert all(count["compared"] > 40 for count in counts)
         victims = [d for d in decisions if d.kind == "preemption" and "result" in d.inputs]
         assert [d.inputs["ground"] for d in victims] == ["within quota", "idle"]
-        assert main(["replay", victims[1].id, "--accountant", url]) == 0
+        assert main(["replay", victims[1].id, "--url", url]) == 0
         assert "preemptions" in capsys.readouterr().out
 
 
@@ -189,7 +189,7 @@ def test_a_preemption_that_comes_out_otherwise_is_printed(
     one = next(d for d in decisions if d.inputs.get("ground") == "within quota")
     bent = [d.model_copy(update=bend(d)) if d.id == one.id else d for d in decisions]
     with serving(_routes(policy, bent)) as url:
-        assert main(["replay", "2026-10-01", "--accountant", url]) == 1
+        assert main(["replay", "2026-10-01", "--url", url]) == 1
     assert line in capsys.readouterr().out
 
 
@@ -201,9 +201,9 @@ def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Caps
     situation["accounts"]["a"]["stocks"]["gpu"]["allocated"] = 4.0
     bent = cycle.model_copy(update={"inputs": cycle.inputs | {"situation": situation}})
     with serving(_routes(policy, [bent if d is cycle else d for d in decisions])) as url:
-        assert main(["replay", cycle.id, "--accountant", url]) == 1
+        assert main(["replay", cycle.id, "--url", url]) == 1
         assert "verdict.outcome: recorded 'preempts', computed 'denied'" in capsys.readouterr().out
-        assert main(["replay", "2026-10-01", "--accountant", url]) == 1
+        assert main(["replay", "2026-10-01", "--url", url]) == 1
     out = capsys.readouterr().out
     assert "verdict.outcome: recorded 'preempts', computed 'denied'" in out
     assert "the record was changed" in out.replace("\n", " ")
@@ -217,7 +217,7 @@ def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preemp
     renamed = [Decision.model_validate(each) for each in json.loads(text.replace(policy.version(), old))]
     version = {"version": old, "effective_ms": 0, "policy": policy.model_dump(mode="json", by_alias=True)}
     with serving(_routes(policy, renamed) | {"/v1/policy/versions": lambda _: [version]}) as url:
-        assert main(["replay", "2026-10-01", "--accountant", url]) == 0
+        assert main(["replay", "2026-10-01", "--url", url]) == 0
     assert "bit for bit" in capsys.readouterr().out
 
 
@@ -262,13 +262,13 @@ def _file(path: Path, weight_b: float, **more: Any) -> Path:
 def test_a_month_under_another_policy_says_who_gets_what(tmp_path: Path, capsys: Capsys) -> None:
     now_h = SystemClock().wall_ms() // HOUR_MS
     before, after = _file(tmp_path / "now.yaml", 0.01), _file(tmp_path / "then.yaml", 3.0)
-    call = ["what-if", str(after), "--against", str(before), "--since", "4d"]
+    call = ["what-if", str(after), "--against", str(before), "--start", "4d"]
     out_csv, plots = tmp_path / "out.csv", tmp_path / "plots"
     with serving(_books(11 * 24, now_h)) as url:
-        extra = ["--accountant", url, "--output", str(out_csv), "--plots", str(plots)]
-        assert main([*call, *extra, "--format", "json"]) == 0
+        extra = ["--url", url, "--to", str(out_csv), "--plots", str(plots)]
+        assert main([*call, *extra, "--output", "json"]) == 0
         text = capsys.readouterr().out
-        assert main([*call, "--accountant", url]) == 0
+        assert main([*call, "--url", url]) == 0
         table = capsys.readouterr().out
     answer = json.loads(text[: text.rindex("}") + 1])
     assert answer["gpus"] == 16
@@ -293,7 +293,7 @@ def test_a_trace_does_instead_of_the_books(tmp_path: Path, capsys: Capsys) -> No
     trace.write_text("job_id,submit_offset_s,team,gpus,duration_s\n" + "\n".join(rows) + "\n")
     policy = _file(tmp_path / "p.yaml", 1.0)
     call = ["what-if", str(policy), "--trace", str(trace)]
-    assert main([*call, "--against", str(policy), "--capacity", "16", "--format", "json"]) == 0
+    assert main([*call, "--against", str(policy), "--capacity", "16", "--output", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [row["had"] for row in answer["queues"]] == [None, None]
     assert [row["then"] for row in answer["queues"]] == [row["now"] for row in answer["queues"]]
@@ -305,7 +305,7 @@ def test_a_trace_does_instead_of_the_books(tmp_path: Path, capsys: Capsys) -> No
 def test_no_history_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
     policy = _file(tmp_path / "p.yaml", 1.0)
     with serving(_books(0, 0)) as url:
-        assert main(["what-if", str(policy), "--against", str(policy), "--accountant", url]) == 1
+        assert main(["what-if", str(policy), "--against", str(policy), "--url", url]) == 1
     assert capsys.readouterr().err == (
         "gputally fairshare: the ledger has no GPU time in the last 720 hours: choose a longer span,"
         " or check that agents report\n"

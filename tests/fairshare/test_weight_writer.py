@@ -350,6 +350,6 @@ def test_the_command_gives_back_what_was_left_alone(tmp_path: Path, capsys: Caps
     objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
     (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")
-    call = ["release", "--policy", str(tmp_path / "policy.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
+    call = ["release", "--policy", str(tmp_path / "policy.yaml"), "--objects", str(tmp_path / "cluster.yaml")]
     assert main([*call, "--left-behind", "--dry-run", "--output", "csv"]) == 0
     assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["kai", "a", "a"]]

@@ -72,7 +72,7 @@ def test_each_cluster_s_report_lands_in_the_folder(
 ) -> None:
     """The command makes the folder."""
     folder = tmp_path / "of" / "october"
-    assert run("report", "2026-10", "--lake", two.warehouse, "--to", str(folder), "--form", "csv") == 0
+    assert run("report", "2026-10", "--lake", two.warehouse, "--to", str(folder), "--format", "csv") == 0
     captured = capsys.readouterr()
     assert "The fleet in 2026-10" in captured.out
     assert sorted(file.name for file in folder.iterdir()) == [

@@ -120,7 +120,7 @@ def test_an_import_that_was_wrong_is_replaced_as_an_act_of_the_books(books, tmp_
     assert main([*command, "--replace", *books.options]) == 1
     assert "403" in capsys.readouterr().err
     day = START_MS // MS_PER_DAY * MS_PER_DAY + MS_PER_DAY
-    since = ["--until", f"{datetime.fromtimestamp(day / 1000, UTC):%Y-%m-%dT%H:%MZ}", "--reason", "wrong accounts"]
+    since = ["--end", f"{datetime.fromtimestamp(day / 1000, UTC):%Y-%m-%dT%H:%MZ}", "--reason", "wrong accounts"]
     assert main([*command, "--replace", *since, *books.by_admin.options]) == 0
     expected = {"vision": 40 * US_PER_HOUR, "ops": 9 * US_PER_HOUR}
     ledger = books.ledger
@@ -188,7 +188,7 @@ def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sa
     for reason in ("", "again"):
         import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *_: None, replace=reason)
         assert books.held(*wanted, "hpc") == {"vision": 2 * US_PER_HOUR}
-    report = ["report", "2026-10", "--output", str(sacct[0].with_name("r.html"))]
+    report = ["report", "2026-10", "--to", str(sacct[0].with_name("r.html"))]
     assert main([*report, *books.by_admin.options]) == 0
     assert "from bookings (b.csv)" in sacct[0].with_name("r.html").read_text()
 
@@ -200,8 +200,8 @@ def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sa
         (["slurm", "{file}", "--cluster", "x"], "jobs of hpc, lab, which keep their names"),
         (["slurm", "{file}", "--model", "a100"], "write TYPE=MODEL"),
         (["prometheus", "ftp://x"], "not an address"),
-        (["prometheus", "http://x", "--since", "soon"], "--until: "),
-        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "there is no full hour between"),
+        (["prometheus", "http://x", "--start", "soon"], "--start: "),
+        (["prometheus", "http://x", "--start", "2099-01-01T00:00Z"], "there is no full hour between"),
         (["prometheus", "http://x", "--chunk", "90m"], "whole hours"),
         (["prometheus", "http://x", "--source-header", "oops"], "write NAME: VALUE"),
     ],
@@ -209,7 +209,7 @@ def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sa
 def test_what_people_get_wrong_is_one_line(arguments, said, sacct, capsys):
     assert main(["import", *(part.replace("{file}", str(sacct[0])) for part in arguments)]) == 1
     err = capsys.readouterr().err.strip()
-    assert said in err.replace("--since: ", "--until: ")
+    assert said in err.replace("--since: ", "--start: ")
     assert "Traceback" not in err
 
 

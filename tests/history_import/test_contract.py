@@ -62,7 +62,7 @@ class TestPrometheus(HistorySuite):
 
             def write(given: Sequence[Use]) -> list[str]:
                 uses[:] = given
-                return [url, f"--since={START_MS}", f"--until={END_MS}", "--label=team"]
+                return [url, f"--start={START_MS}", f"--end={END_MS}", "--label=team"]
 
             yield write
 

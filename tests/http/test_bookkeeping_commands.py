@@ -126,7 +126,7 @@ def test_a_price_book_with_a_commitment_of_a_team_that_does_not_exist_is_refused
     for owner, code in (("visoin", 1), ("vision", 0)):
         owned = f"commitments: [{{id: c, gpus: 1, owner: {owner}}}]\nrows:\n  - {row}\n"
         new.write_text(f"schema: 1\ncurrency: EUR\n{owned}")
-        found, _, err = asked("reprice", "2026-11", "--book", new)
+        found, _, err = asked("reprice", "2026-11", "--prices", new)
         assert (found, "did you mean 'vision'?" in err) == (code, code == 1), err
 
 
@@ -137,9 +137,9 @@ def test_a_failed_node_is_credited_once(place, asked, stated):
     out = asked.shown(*ask)
     assert re.search(r"__unassigned__\s+0\.5\s+1\.20\s+-0\.60", out)
     assert json.loads(stated("2026-11"))["adjustments"] == []
-    code, _, err = asked(*ask, "--book", "--reason", "it hung")
+    code, _, err = asked(*ask, "--apply", "--reason", "it hung")
     assert (code, "--approved-by" in err) == (2, True)
-    out = asked.shown(*ask, "--book", "--reason", "it hung", "--approved-by", "cfo")
+    out = asked.shown(*ask, "--apply", "--reason", "it hung", "--approved-by", "cfo")
     assert re.search(r"2026-11\s+2026-11\s+__unassigned__\s+it hung \(node node-1, .*-0\.60 EUR", out)
     (booked,) = json.loads(stated("2026-11"))["adjustments"]
     assert (booked["amount"], booked["approved_by"]) == ("-0.60", "cfo")
@@ -158,12 +158,12 @@ def test_pricing_again_shows_first(place, asked):
     _, _, folder = place
     new = folder / "new.yaml"
     new.write_text(PRICES.replace("2.4", "3.0"))
-    out = asked.shown("reprice", "2026-11", "--book", new)
+    out = asked.shown("reprice", "2026-11", "--prices", new)
     assert re.search(r"total\s+2\.40\s+3\.00\s+\+0\.60", out)
     assert asked("prices")[1].count("EUR") == 1
-    assert asked("reprice", "2026-11", "--book", new, "--apply")[0] == 2
+    assert asked("reprice", "2026-11", "--prices", new, "--apply")[0] == 2
     asked("close", "2026-11")
-    out = asked.shown("reprice", "2026-11", "--book", new, "--apply", "--reason", "signed late")
+    out = asked.shown("reprice", "2026-11", "--prices", new, "--apply", "--reason", "signed late")
     assert re.search(r"in force: [0-9a-f]{16}; 4 correction lines booked", out)
     assert "until the price file changes" in " ".join(out.split())
     assert re.search(r"total\s+\+0\.60", asked("corrections")[1])
@@ -171,9 +171,9 @@ def test_pricing_again_shows_first(place, asked):
     broken = folder / "broken.yaml"
     broken.write_text(PRICES.replace("2.4", "-1"))
     assert "body:4: rows.0.price: the number must not be negative: -1" in asked.refused(
-        "reprice", "2026-11", "--book", broken
+        "reprice", "2026-11", "--prices", broken
     )
-    assert "No such file" in asked.refused("reprice", "2026-11", "--book", folder / "none.yaml")
+    assert "No such file" in asked.refused("reprice", "2026-11", "--prices", folder / "none.yaml")
 
 
 def test_a_price_book_tried_out_on_a_stopped_ledger_is_not_recorded(tmp_path, clock, run_command):

@@ -52,7 +52,7 @@ def test_a_stopped_ledger_answers_in_tables_with_units_and_totals(stopped, run_c
     out = run_command.shown("cost", "--db", db, *SPAN, "--prices", stopped / "prices.yaml", "--by", "namespace")
     assert re.search(r"vision\s+0\.5\s+1\.20", out)
     assert (
-        json.loads(run_command.shown("cost", "--db", db, *SPAN, "--format", "json"))["unpriced_gpu_us"] == 1_800_000_000
+        json.loads(run_command.shown("cost", "--db", db, *SPAN, "--output", "json"))["unpriced_gpu_us"] == 1_800_000_000
     )
 
 
@@ -61,24 +61,22 @@ def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
     out = run_command.shown("check", "--db", db)
     assert re.search(r"books\s+balance", out)
     page = stopped / "report.html"
-    code, out, err = run_command("report", *SPAN, "--db", db, "--output", page, "--prices", stopped / "prices.yaml")
+    code, out, err = run_command("report", *SPAN, "--db", db, "--to", page, "--prices", stopped / "prices.yaml")
     assert (code, out) == (0, "")
     assert str(page.name) in err.replace("\n", "")
     assert page.read_text().startswith("<!doctype html>")
     folder = stopped / "reports"
     folder.mkdir()
-    code, _, err = run_command(
-        "report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "vision/eu"
-    )
+    code, _, err = run_command("report", "last", "--db", db, "--to", folder, "--format", "csv", "--team", "vision/eu")
     assert (code, list(folder.iterdir())) == (1, [])
     assert "no team 'vision/eu' is known" in err
     code, _, err = run_command(
-        "report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "__unassigned__"
+        "report", "last", "--db", db, "--to", folder, "--format", "csv", "--team", "__unassigned__"
     )
     assert code == 0, err
     (file,) = folder.iterdir()
     assert re.fullmatch(r"gputally-\d{4}-\d\d-__unassigned__\.csv", file.name)
-    asking = ("--db", db, "--prices", stopped / "prices.yaml", "--output", folder)
+    asking = ("--db", db, "--prices", stopped / "prices.yaml", "--to", folder)
     assert run_command("report", "2026-11", *asking, "--format", "focus")[0] == 0
     assert zipfile.is_zipfile(folder / "gputally-2026-11.focus.zip")
     assert "give a month" in run_command.refused("report", *SPAN, *asking, "--format", "focus")
@@ -91,9 +89,9 @@ def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
 )  # fmt: skip
 def test_the_name_of_a_file_is_the_format_of_the_report(stopped, run_command, name, begins):
     asked = ("report", "2026-11", "--db", stopped / "data" / "ledger.duckdb", "--prices", stopped / "prices.yaml")
-    assert run_command(*asked, "-o", stopped / name)[0] == 0
+    assert run_command(*asked, "--to", stopped / name)[0] == 0
     assert (stopped / name).read_bytes().startswith(begins)
-    assert run_command(*asked, "-o", stopped / f"2{name}", "--format", "pdf")[:2] == (1, "")
+    assert run_command(*asked, "--to", stopped / f"2{name}", "--format", "pdf")[:2] == (1, "")
     assert not (stopped / f"2{name}").exists()
 
 
@@ -116,7 +114,7 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
     with running_accountant(settings_in(tmp_path, tokens=token_list()), clock, pod_minutes(rows=30)) as (_, url):
         asking = ("--url", url, "--token-file", secret)
         out = run_command.shown(
-            "usage", *asking, *SPAN, "--format", "json", "--by", "namespace", "--where", "namespace=vision"
+            "usage", *asking, *SPAN, "--output", "json", "--by", "namespace", "--where", "namespace=vision"
         )
         assert [line["key"] for line in json.loads(out)["lines"]] == [{"namespace": "vision"}]
         code, out, _ = run_command("report", "2026-11", *asking, "--format", "json")
@@ -127,14 +125,22 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
             "/v1/check: 403 The caller may not do that: 'read' lacks the scope 'admin', which this request needs\n"
         )
         assert err.count("\n") == 1
-        assert "401 The caller is not signed in" in run_command.refused("usage", "--url", url)
+        unsigned = run_command.refused("usage", "--url", url)
+        assert "401 The caller is not signed in" in unsigned
+        assert "--token-file or GPUTALLY_TOKEN_FILE" in unsigned
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("GPUTALLY_TOKEN_FILE", str(secret))
+            assert "vision" in run_command.shown("usage", "--url", url, *SPAN, "--by", "namespace")
         assert "not a month" in run_command.refused("report", "2026-13", *asking)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["usage", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: Connection refused"),
+        (
+            ["usage", "--url", "http://127.0.0.1:9"],
+            "Connection refused; give the accountant's address with --url or GPUTALLY_URL",
+        ),
         (["usage", "--url", "nonsense"], "not an address: 'nonsense'"),
         (["usage", "--token-file", "/no/such/file"], "token file /no/such/file: No such file or directory"),
         (["usage", "--db", "/no/such/ledger"], "/no/such/ledger: there is no ledger"),
@@ -154,7 +160,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_1(run_command, arguments,
 
 @pytest.mark.parametrize(
     "arguments", [["fly"], ["report"], ["report", "2026-10", "--start", "2026-10-01"], ["usage", "--where", "team"],
-                  ["token", "new", "--name", "x", "--scope", "everything"], ["usage", "--format", "xml"]],
+                  ["token", "new", "--name", "x", "--scope", "everything"], ["usage", "--output", "xml"]],
 )  # fmt: skip
 def test_a_wrong_call_is_exit_code_2(run_command, arguments):
     code, _, err = run_command(*arguments)
@@ -223,17 +229,17 @@ def test_jobs_as_table_json_and_csv(stopped, run_command):
     figures = r"0\s+[–—-]?\s*0\.5\s+0\.2\d?\s+1\.0\s+2\.40\s+1\.20"
     assert re.search(r"vision/Pod/train-0\s+\(unassigned\)\s+running\s+" + figures, out), out
     assert re.search(r"1 jobs\s+" + figures, out)
-    code, out, err = run_command("jobs", *common, "--format", "csv")
+    code, out, err = run_command("jobs", *common, "--output", "csv")
     head, line = out.splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
     assert (row["id"], row["cost"], row["gpu_hours"]) == ("prod~vision~Pod~train-0", "1.2000000000", "0.500000000")
-    assert json.loads(run_command("jobs", *common, "--format", "json")[1])["total_cost"] == "1.2000000000"
+    assert json.loads(run_command("jobs", *common, "--output", "json")[1])["total_cost"] == "1.2000000000"
     code, out, err = run_command("jobs", "prod~vision~Pod~train-0", *common)
     assert re.search(r"H100 80GB HBM3\s+\S*\s*0\.5\s+2\.4\s+1\.20", out), out
-    assert run_command("jobs", "prod~vision~Pod~train-0", *common, "--format", "csv")[1].count("\n") == 1
+    assert run_command("jobs", "prod~vision~Pod~train-0", *common, "--output", "csv")[1].count("\n") == 1
     assert "no job 'prod~vision~Pod~other'" in run_command.refused("jobs", "prod~vision~Pod~other", *common)
     for name in ("train-0", "vision/train-0", "Pod/train-0", "vision/Pod/train-0", "prod/vision/Pod/train-0"):
-        code, out, err = run_command("jobs", name, *common, "--format", "json")
+        code, out, err = run_command("jobs", name, *common, "--output", "json")
         assert (code, json.loads(out)["job"]["id"], err) == (0, "prod~vision~Pod~train-0", "")
     for name in ("rain-0", "other/train-0", "vision/Job/train-0"):
         assert f"no job {name!r} held or requested a GPU in that time" in run_command.refused("jobs", name, *common)

@@ -8,7 +8,7 @@ from gputally.__main__ import main
 
 
 @pytest.mark.parametrize("call", [
-    "fleet report 2026-10 --lake /nowhere [--form] pdf",
+    "fleet report 2026-10 --lake /nowhere [--format] pdf",
     "fleet report 2026-10 --lake /nowhere [--team] vision",
     "accountant months [--timezone] UTC",
     "accountant months --db x [--url] http://127.0.0.1:1",
@@ -21,8 +21,8 @@ from gputally.__main__ import main
     "accountant deliveries [--reason] x",
     "accountant backup [--archive] x",
     "accountant install --dry-run [--cluster] x",
-    "accountant import prometheus http://127.0.0.1:1 --since 2026-10-01 --until 2026-10-02 [--reason] x",
-    "fairshare what-if POLICY --trace x [--since] 3d",
+    "accountant import prometheus http://127.0.0.1:1 --start 2026-10-01 --end 2026-10-02 [--reason] x",
+    "fairshare what-if POLICY --trace x [--start] 3d",
     "fairshare preempt --for a/b --policy POLICY [--query] up",
     "advise autoscaler --format tfvars [--output] json",
 ])  # fmt: skip

@@ -165,8 +165,8 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
     serve += ["--prices=/mnt/prices.yaml", "--tls-cert=/mnt/tls.crt", "--tls-key=/mnt/tls.key"]
     meters = ["run", "--simulated=/mnt/scenario.yaml", f"--url={url}", "--token-file=/mnt/token", "--spool=/mnt/spool"]
     meters += ["--ca-file=/mnt/ca.crt", "--interval=1", "--sample=0.5", "--ship=1", f"--port={meter}", "--node=gpu-0"]
-    weighs = ["run", "--policy=/mnt/policy.yaml", f"--accountant={url}", "--token-file=/mnt/token", "--interval=2s"]
-    weighs += ["--ca-file=/mnt/ca.crt", "--cluster=/mnt/objects.yaml", f"--listen=127.0.0.1:{controller}"]
+    weighs = ["run", "--policy=/mnt/policy.yaml", f"--url={url}", "--token-file=/mnt/token", "--interval=2s"]
+    weighs += ["--ca-file=/mnt/ca.crt", "--objects=/mnt/objects.yaml", f"--listen=127.0.0.1:{controller}"]
     asking = [f"--url={url}", "--token-file=/mnt/token", "--ca-file=/mnt/ca.crt"]
     with running(built["accountant"].command("accountant", *serve, data=data), logs["accountant"]):
         until(lambda: (answered(f"{url}/readyz", "", authority) or (0,))[0] == 200, lambda: said("accountant"))
@@ -187,7 +187,7 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
             )
             for process in (agent, fairshare):
                 assert process.poll() is None
-            written = {"report.pdf": ["report", "--start=2026-01-01", "--format=pdf", "--output=/mnt/report.pdf"]}
+            written = {"report.pdf": ["report", "--start=2026-01-01", "--format=pdf", "--to=/mnt/report.pdf"]}
             written["kept"] = ["backup", "--to=/mnt/kept", "--keep=2"]
             for name, words in written.items():
                 done = built["accountant"].run(*words, *asking, data=data)

@@ -392,7 +392,7 @@ def test_the_command_lists_and_orders_once_more(tmp_path, capsys):
         assert main(["deliveries", "--url", url, "--again", key, "--reason", "lost"]) == 0
         assert main(["deliveries", "--url", url, "--again", key]) != 0
         service.deliveries.run()
-        assert main(["deliveries", "--url", url, "--format", "json"]) == 0
+        assert main(["deliveries", "--url", url, "--output", "json"]) == 0
     shown = capsys.readouterr().out
     assert "again" in shown
     assert '"outcome": "delivered"' in shown

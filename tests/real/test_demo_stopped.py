@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 @contextmanager
 def demo(out: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a demo that runs long enough to be stopped in the middle."""
-    command = [sys.executable, "-m", "gputally", "demo", "--once", "--quiet", "--out", str(out)]
+    command = [sys.executable, "-m", "gputally", "demo", "--once", "--quiet", "--to", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         try:
             yield process

@@ -90,7 +90,7 @@ def test_the_month_of_two_clusters_is_the_sum_of_their_own_reports(
     with address(engine, two, request, tmp_path) as url:
         command = [
             sys.executable, "-m", "gputally", "fleet", "report", str(OCTOBER), "--lake", str(two.settings),
-            "--engine", engine, "--engine-url", url, "--output", "json", "--to", str(reports), "--form", "csv",
+            "--engine", engine, "--engine-url", url, "--output", "json", "--to", str(reports), "--format", "csv",
         ]  # fmt: skip
         environment = {**os.environ, CATALOG_VARIABLE: two.catalog}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

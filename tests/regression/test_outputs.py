@@ -81,7 +81,7 @@ def masked(text: str, url: str) -> str:
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Name → text, of one run of the demo."""
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "gputally", "demo", "--days", DAYS, "--port", "0", "--out", str(folder)]
+    command = [sys.executable, "-m", "gputally", "demo", "--days", DAYS, "--port", "0", "--to", str(folder)]
     environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

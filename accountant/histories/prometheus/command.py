@@ -8,15 +8,15 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from accountant.history_import.protocol import Asked, CannotImport, HistoryPlugin, Import, Until
+from accountant.history_import.protocol import Asked, CannotImport, End, HistoryPlugin, Import
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
 
 def imports(
     asked: Asked,
     source: Annotated[str, Argument(metavar="URL", help="URL of a Prometheus, or of a service with its HTTP API.")],
-    since: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, or an instant.")] = "30d",
-    until: Until = None,
+    start: Annotated[str, Option(help="Start of the history: 30d or 12h before its end, a date or RFC 3339.")] = "30d",
+    end: End = None,
     cluster: Annotated[str, Option(help="Name of the cluster in the ledger, the same as in its agents.")] = "default",
     match: Annotated[str, Option(help="Further label matchers, for example 'cluster=\"prod\"'.")] = "",
     scheduler: Annotated[str, Option(help="Scheduler of GPU pods, if kube_pod_scheduler is not scraped.")] = "",
@@ -34,11 +34,10 @@ def imports(
     from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed
     from gputally.base.prometheus_api import Prometheus
 
-    end = asked.end(until)
-    back = _duration_ms(since)
-    start = asked.instant("--since", since, 0) if back is None else (end - back) // MS_PER_HOUR * MS_PER_HOUR
-    if start >= end:
-        raise CannotImport(f"--since {since}: there is no full hour between this and the end: give an earlier instant")
+    end_ms = asked.end(end)
+    start_ms = asked.start(start, end_ms)
+    if start_ms >= end_ms:
+        raise CannotImport(f"--start {start}: there is no full hour between this and the end: give an earlier instant")
     server = Prometheus(
         source,
         PrometheusFailed,
@@ -47,8 +46,8 @@ def imports(
         headers=dict(map(_header, source_header or ())),
     )
     history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
-    length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
-    yield Import(cluster, server.origin, history.read, (start, end), length)
+    length = _chunk(chunk) if chunk is not None else history.chunk_ms(end_ms)
+    yield Import(cluster, server.origin, history.read, (start_ms, end_ms), length)
     for name in sorted(history.unknown):
         asked.tell(f"{server.origin}: pods request {name}, and nothing says whether it is a GPU: it is not imported")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from accountant.history_import.protocol import Asked, CannotImport, HistoryPlugin, HolderNames, Import, Until
+from accountant.history_import.protocol import Asked, CannotImport, End, HistoryPlugin, HolderNames, Import
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 
@@ -20,8 +20,11 @@ def imports(
     cluster: Annotated[str | None, Option(help="Cluster in the ledger (default: that of each job's record).")] = None,
     nodes: Annotated[Path | None, Option(help="Output of `sinfo --Node --noheader --format '%N|%G'`.")] = None,
     model: Annotated[list[str] | None, Option(help="Model of a GPU type of Slurm, TYPE=MODEL (repeatable).")] = None,
-    since: Annotated[str | None, Option(help="Start of the history (default: that of the first job).")] = None,
-    until: Until = None,
+    start: Annotated[
+        str | None,
+        Option(help="Start of the history: a date, RFC 3339, or 30d before its end (default: that of the first job)."),
+    ] = None,
+    end: End = None,
 ) -> Iterator[Import]:
     """Import allocations from Slurm's accounting. Can be interrupted and repeated without duplicates. Exit 1 if a part
     of the history was left out."""
@@ -44,18 +47,18 @@ def imports(
         raise CannotImport(
             f"{file}: the file has jobs of {', '.join(names)}, which keep their names: leave --cluster out"
         )
-    end = asked.end(until)
+    end_ms = asked.end(end)
     for name in names:
         jobs = [job for job in reading.runs if job.cluster == name]
-        history = SlurmHistory(jobs, offered, end, dict(map(_model, model or ())))
+        history = SlurmHistory(jobs, offered, end_ms, dict(map(_model, model or ())))
         asked.leave_out(str(file), history.faults)
         if history.span is None:
             asked.tell(f"{file}: no job{f' of {name}' if name else ''} held a GPU, so nothing is imported")
             continue
-        first = asked.instant("--since", since, history.span[0])
-        last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
-        if asked.replaces and until is not None:
-            last = end  # the earlier import may have gone on for longer
+        first = asked.start(start, end_ms, history.span[0])
+        last = min(end_ms, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
+        if asked.replaces and end is not None:
+            last = end_ms  # the earlier import may have gone on for longer
         left_out = len(faults) + len(reading.faults) + len(history.faults)
         yield Import(cluster or name or "default", file.name, history.read, (first, last), MS_PER_DAY, left_out)
 

@@ -261,7 +261,7 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
             program(tmp_path, "agent", command("agent", "run", *common, *asks, *kubelet))
         )
         run = command(
-            "fairshare", "run", f"--policy={tmp_path / 'policy.yaml'}", f"--accountant={url}", f"--token-file={token}",
+            "fairshare", "run", f"--policy={tmp_path / 'policy.yaml'}", f"--url={url}", f"--token-file={token}",
             f"--kubeconfig={server.kubeconfig_for(accounts['fairshare'][1].read_text(), tmp_path)}", "--interval=2s",
             f"--listen=127.0.0.1:{controller}",
         )  # fmt: skip

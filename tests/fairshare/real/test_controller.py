@@ -57,7 +57,7 @@ CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 def running(policy: Path, accountant: str, kubeconfig: Path, identity: str, *options: str) -> Iterator[Any]:
     """Run the controller's program with its Lease. Its log is beside the policy. It has to exit with 0 after
     SIGTERM."""
-    command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", accountant]
+    command = [sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--url", accountant]
     command += ["--kubeconfig", str(kubeconfig), "--listen", "127.0.0.1:0", *options]
     names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": identity}
     environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}

@@ -361,7 +361,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
     with (
         structlog.testing.capture_logs() as logged,
-        AccountantApi(settings.accountant) as client,
+        AccountantApi(settings.url) as client,
         serve_pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
         httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as ana,
     ):

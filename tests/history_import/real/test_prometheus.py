@@ -60,7 +60,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
 
 def imported(past: Past, books: Books, cluster: str) -> int:
     options = {
-        "--since": "2026-10-01T00:00Z", "--until": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
+        "--start": "2026-10-01T00:00Z", "--end": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
         "--cluster": cluster,
     }  # fmt: skip
     words = [part for pair in options.items() for part in pair]
