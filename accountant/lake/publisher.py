@@ -25,8 +25,8 @@ from sqlglot import exp
 from accountant.billing.charge import quantify
 from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges
-from accountant.bookkeeping.bookkeeper import Bookkeeper
-from accountant.bookkeeping.month_closing import ClosedMonths, statement_hash
+from accountant.bookkeeping.bookkeeper import Bookkeeper, closed_statement
+from accountant.bookkeeping.month_closing import ClosedMonth, ClosedMonths, statement_hash
 from accountant.core.periods import Month, day_span, local_date
 from accountant.core.settings import Settings
 from accountant.lake import tables
@@ -104,8 +104,11 @@ class Publisher:
     def publish(self, progress: ProgressCallback = lambda *_: None) -> Published:
         """Writes the days, months and registers that have changed. Raises AccountantError."""
         now = self._clock.wall_ms()
+        stored = self._stored_statements()
+        # Before the days are written again, because records that came after the closing are in them.
+        self._tag_hours(stored)
         days = self._publish_days(now, progress)
-        months = self._publish_statements(now)
+        months = self._publish_statements(now, stored)
         registers = self._publish_registers(now)
         self.published_ms = now
         if days or months or registers:
@@ -253,15 +256,46 @@ class Publisher:
 
     # --- statements ---------------------------------------------------------------------------
 
-    def _publish_statements(self, now_ms: int) -> tuple[str, ...]:
+    def _stored_statements(self) -> dict[str, tuple[str, str]]:
+        """By month the hash and the status of the statement that an earlier process published; empty after the first
+        run."""
+        if self.published_ms is not None:
+            return {}
+        return {row["month"]: (row["hash"], row["status"]) for row in self._read(tables.STATEMENTS)}
+
+    def _tag_hours(self, stored: dict[str, tuple[str, str]]) -> None:
+        """Tags the hours of each month that was closed since the last run."""
+        books = self._books.books()
+        for closed in books.closed:
+            month = Month.parse(closed.month)
+            mark = closed.hash, self._books.status(month, books)
+            if stored.get(closed.month) != mark and self._changed(("statement", month), mark):
+                self._tag_hours_of(closed)
+
+    def _tag_hours_of(self, closed: ClosedMonth) -> bool:
+        """Tags the hours in the lake with a closed month if they are those of its statement. Returns whether the month
+        has its tag."""
+        hourly, name = tables.USAGE_HOURLY, self._tag_of(closed)
+        if name in self._catalogue.open(hourly).refs():
+            return True
+        engine = DuckDbEngine(self._catalogue)
+        try:
+            is_stated = hours_are_stated(engine, self.name, closed_statement(closed), self._zone)
+        finally:
+            engine.close()
+        if is_stated:
+            self._catalogue.tag(hourly, name)
+        return is_stated
+
+    def _tag_of(self, closed: ClosedMonth) -> str:
+        return f"{self.name}-{closed.month}-{closed.hash[:12]}"
+
+    def _publish_statements(self, now_ms: int, stored: dict[str, tuple[str, str]]) -> tuple[str, ...]:
         first_ms, _ = self._ledger.extent()
         if not first_ms:
             return ()
         books, written = self._books.books(), []
         month, last = Month.of(first_ms, self._zone), Month.of(now_ms, self._zone)
-        stored: dict[str, tuple[str, str]] = {}
-        if self.published_ms is None:
-            stored = {row["month"]: (row["hash"], row["status"]) for row in self._read(tables.STATEMENTS)}
         rows, lines = [], {}
         while month <= last:
             status, mark = self._books.status(month, books), self._month_mark(month, now_ms, books)
@@ -283,8 +317,13 @@ class Publisher:
         for one in lines:
             closed = books.of(str(one))
             if closed is not None:
-                for table in (tables.USAGE_HOURLY, tables.STATEMENT_LINES, tables.FOCUS):
-                    self._catalogue.tag(table, f"{self.name}-{one}-{closed.hash[:12]}")
+                for table in (tables.STATEMENT_LINES, tables.FOCUS):
+                    self._catalogue.tag(table, self._tag_of(closed))
+                if not self._tag_hours_of(closed):
+                    self._log.warning(
+                        "month_without_tagged_hours", month=closed.month, reason="its hours in the lake were never "
+                        "those of its statement: records came between its closing and the publications beside it",
+                    )  # fmt: skip
         # Last, because this table shows what an earlier process wrote completely.
         self._replace(tables.STATEMENTS, rows)
         for one, (mark, _) in lines.items():
@@ -532,6 +571,31 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
             if owed != charged:
                 differences.append(f"{one.month} {team}: {charged:f} is due in the lake and {owed:f} in the ledger")
     return differences
+
+
+def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: ZoneInfo) -> bool:
+    """Whether the rows of `usage_hourly` have the capacity, the unmetered and down time, the unpriced time and, to the
+    cent, the cost of a month's statement. Raises LakeUnavailable."""
+    days = local_date(stated.start_ms, timezone), local_date(stated.end_ms - 1, timezone)
+    columns = ("unmetered_us", "down_us", "unpriced_us")
+    sums = {"gpu_us": " + ".join(_ACCOUNTS), **dict(zip(columns, columns, strict=True))}
+    first, last = (exp.cast(exp.Literal.string(day.isoformat()), "DATE") for day in days)
+    query = (
+        exp.select(
+            *(exp.cast(exp.func("sum", exp.maybe_parse(of)), "DECIMAL(38, 0)").as_(to) for to, of in sums.items()),
+            exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost"),
+        )
+        .from_("usage_hourly")
+        .where(exp.column("day") >= first, exp.column("day") <= last)
+    )
+    (row,) = _rows(engine, query, name, Bounds((name,), days))
+    unmetered, down = (
+        sum(line.gpu_us for line in stated.lines if line.account == account) for account in ("unmetered", "down")
+    )
+    # Pricing moves no time from or to these two accounts, and all other time is billed.
+    time_us = stated.gpu_us, unmetered, down, stated.unpriced_gpu_us
+    in_lake = tuple(int(row[name] or 0) for name in sums)
+    return in_lake == time_us and abs((row["cost"] or Decimal(0)) - stated.cost) < _CENT
 
 
 def _day_differences(

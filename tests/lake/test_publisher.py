@@ -278,6 +278,63 @@ def test_a_closed_month_is_published_as_it_was_stated_and_tagged(ended):
     assert ended.publisher.compare().differences == ()
 
 
+def stated_cost(known: PublishedLedger) -> tuple[Decimal, Decimal, Decimal]:
+    """The cost of September by its statement, by the hours at its tag, and by the newest hours."""
+    kept = known.books.kept(SEPTEMBER)
+    assert kept is not None
+    hourly = known.connect().open(tables.USAGE_HOURLY)
+    tag = hourly.scan().use_ref(f"prod-2026-09-{statement_hash(kept)[:12]}")
+    sums = [
+        sum((row["cost"] or Decimal(0) for row in scan.to_arrow().to_pylist() if row["day"].month == 9), Decimal(0))
+        for scan in (tag, hourly.scan())
+    ]
+    return kept.cost, *sums
+
+
+def late_in_september(known: PublishedLedger) -> None:
+    late = HAND.row(1, 0, 15, "gpu-late", gpu_model="H100")
+    known.ledger.append([HAND.batch(late, node="n9", epoch="late")], known.clock.wall_ms())
+
+
+def test_the_tag_of_a_closed_month_is_its_statement_although_a_record_came_after_the_closing(ended):
+    """The lake had the month's hours already when the month was closed."""
+    close_september(ended)
+    late_in_september(ended)
+    ended.publisher.publish()
+    stated, tagged, newest = stated_cost(ended)
+    assert abs(tagged - stated) < Decimal("0.005") < newest - stated
+    ended.clock.advance(HOUR)
+    ended.publisher.publish()
+    assert abs(stated_cost(ended)[1] - stated) < Decimal("0.005")
+
+
+def test_the_tag_of_a_month_that_was_closed_with_records_that_no_publication_had_is_made_after_its_days(ended):
+    late_in_september(ended)
+    close_september(ended)
+    another_process(ended).publish()
+    stated, tagged, newest = stated_cost(ended)
+    assert tagged == newest
+    assert abs(tagged - stated) < Decimal("0.005")
+
+
+def test_hours_that_were_never_those_of_the_statement_have_no_tag_but_its_lines_and_charges_have(ended):
+    """One record came before the closing, and one between it and the publication."""
+    late_in_september(ended)
+    close_september(ended)
+    later = HAND.row(2, 15, 30, "gpu-late", gpu_model="H100")
+    ended.ledger.append([HAND.batch(later, node="n9", epoch="late")], ended.clock.wall_ms())
+    ended.publisher.publish()
+    kept = ended.books.kept(SEPTEMBER)
+    assert kept is not None
+    tag = f"prod-2026-09-{statement_hash(kept)[:12]}"
+    assert tag not in ended.connect().open(tables.USAGE_HOURLY).refs()
+    lines = ended.connect().open(tables.STATEMENT_LINES).scan("month = '2026-09'").use_ref(tag).to_arrow().to_pylist()
+    in_lines = sum(row["cost"] for row in lines if row["kind"] == "usage" and row["cost"] is not None)
+    assert abs(in_lines - kept.cost) < Decimal("1e-6")
+    charges = ended.connect().open(tables.FOCUS).scan("month = '2026-09'").use_ref(tag).to_arrow().to_pylist()
+    assert sum(row["BilledCost"] for row in charges) == kept.due_total
+
+
 def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_process(ended):
     close_september(ended)
     with pytest.raises(LakeUnavailable):
