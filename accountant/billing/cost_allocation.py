@@ -16,13 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from accountant.billing.charge import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, add_equal_charges
 from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, ChargeTable
-from accountant.billing.quota_usage import reserve, unused_by_team
+from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_team
 from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredItems, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
@@ -202,15 +203,18 @@ def bill_guarantees(
     """Charges unused guaranteed quota to the teams that own it, up to the unallocated time of the pools whose policy
     bills it."""
     policies = ledger.policies(start_ms, end_ms)
-    hourly = ledger.usage((start_ms, end_ms), ("queue", "hour"), None, timezone)
-    unused = unused_by_team(policies, hourly, start_ms, end_ms, zone(timezone))
-    free: dict[str, Counter[tuple[Place, str]]] = defaultdict(Counter)
-    for charge in charges(ledger, book, start_ms, end_ms, ("hour",), None, timezone):
-        if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
-            free[charge.key[0]][_place_and_price(charge)] += charge.gpu_us
+    spans = ModelSpans.of(policies, start_ms, end_ms)
+    usage = ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
+    unused = unused_by_team(policies, usage, start_ms, end_ms, zone(timezone))
+    free: dict[Lot, Counter[tuple[Place, str]]] = defaultdict(Counter)
+    for number, (begin, end) in enumerate(pairwise(spans.edges)):
+        for charge in charges(ledger, book, begin, end, ("hour",), None, timezone):
+            if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
+                lot = spans.lot(number, charge.key[0], charge.place.gpu_model)
+                free[lot][_place_and_price(charge)] += charge.gpu_us
     reserved: dict[tuple[Place, str], Counter[str]] = defaultdict(Counter)
-    for hour in called_off.each(sorted(free)):
-        for (kind, team), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
+    for lot in called_off.each(sorted(free)):
+        for (kind, team), gpu_us in reserve(free[lot], dict(sorted(unused.get(lot, {}).items()))).items():
             reserved[kind][team] += gpu_us
     return _with_reserved(unallocated, reserved, by)
 

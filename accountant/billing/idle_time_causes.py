@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from accountant.billing.quota_usage import reserve, unused_by_queue
+from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_queue
 from accountant.core.periods import zone
 from accountant.ledger.protocols import OF_HOLDERS, Questions
 from accountant.ledger.usage import START_UP, Where
@@ -79,17 +79,20 @@ def _reserved(
     policies = ledger.policies(start_ms, end_ms)
     if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
         return
-    hourly = ledger.usage((start_ms, end_ms), ("queue", "hour"), None, timezone)
-    unused, teams = unused_by_queue(policies, hourly, start_ms, end_ms, zone(timezone))
+    spans = ModelSpans.of(policies, start_ms, end_ms)
+    usage = ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
+    unused, teams = unused_by_queue(policies, usage, start_ms, end_ms, zone(timezone))
     of_gpus: tuple[Dimension, ...] = tuple(
-        dict.fromkeys(("hour", *(name for name in dimensions if name not in OF_HOLDERS)))
+        dict.fromkeys((*spans.dimensions, *(name for name in dimensions if name not in OF_HOLDERS)))
     )
-    free: dict[str, dict[Key, int]] = defaultdict(dict)
-    for line in ledger.usage((start_ms, end_ms), of_gpus, None, timezone).lines():
-        if line.accounts_gpu_us.unallocated:
-            free[line.key["hour"]][_key(of_gpus, line.key)] = line.accounts_gpu_us.unallocated
-    for hour in sorted(free):
-        for (kind, queue), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
+    free: dict[Lot, dict[Key, int]] = defaultdict(dict)
+    relation = ledger.usage(spans.edges, of_gpus, None, timezone, ())
+    unallocated = relation.column("unallocated").tolist()
+    for number, key, gpu_us in zip(relation.span.tolist(), relation.row_keys(), unallocated, strict=True):
+        if gpu_us:
+            free[spans.lot(number, *key[: len(spans.dimensions)])][key] = gpu_us
+    for lot in sorted(free):
+        for (kind, queue), gpu_us in reserve(free[lot], dict(sorted(unused.get(lot, {}).items()))).items():
             names: dict[str, str] = dict.fromkeys(dimensions, "")
             yield {**names, **dict(zip(of_gpus, kind, strict=True)), "queue": queue, "team": teams[queue]}, gpu_us
 

@@ -5,20 +5,26 @@ compensate for an hour in which it held less, because an unused guarantee cannot
 children hold GPUs.
 
 Unused guarantees reserve at most the unallocated time of the same hour. If all queues together left more unused than
-was free, the free time is divided among them in proportion."""
+was free, the free time is divided among them in proportion.
+
+With quotas by GPU model each model counts for itself, and so do all other GPUs together: time held on one model uses
+nothing of a guarantee of another, and a guarantee reserves unallocated time of its own model alone."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
 from accountant.ledger.usage import HELD, Usage
 from accountant.wire.policy_models import Policy, PolicyVersion
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
+from gputally.base.gpu_model_names import most_precise
 from gputally.base.units import US_PER_MS
 
 _MILLI = 1_000
@@ -42,58 +48,108 @@ class QuotaRow:
         return None if self.guaranteed_us is None else self.guaranteed_us - self.within_us
 
 
+class Lot(NamedTuple):
+    """What a guarantee is counted by: the GPUs of one model in one local hour, while the policies name the same models.
+
+    span: the number of the span of `ModelSpans`.
+    model: the model as the policy names it; "" for all other GPUs."""
+
+    span: int
+    hour: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpans:
+    """The parts of a span in each of which the policies in force have quotas by the same GPU models.
+
+    edges: their starts, and the end of the last one.
+    models: the models of each part, as the policies name them; none without quotas by model."""
+
+    edges: tuple[int, ...]
+    models: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> ModelSpans:
+        edges = [start_ms]
+        models: list[tuple[str, ...]] = []
+        for version, since, _ in _in_force(policies, start_ms, end_ms):
+            named = tuple(sorted(version.policy.gpu_models))
+            if not models:
+                models.append(named)
+            elif models[-1] != named:
+                edges.append(since)
+                models.append(named)
+        return cls((*edges, end_ms), tuple(models) or ((),))
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """What usage is asked by, so that `lot` can assign it, beside the queue."""
+        return ("hour", "gpu_model") if any(self.models) else ("hour",)
+
+    def lot(self, span: int, hour: str, gpu_model: str = "") -> Lot:
+        models = self.models[span]
+        return Lot(span, hour, (most_precise(gpu_model, models) or "") if models else "")
+
+    def held(self, usage: Usage) -> Counter[tuple[str, Lot]]:
+        """Held GPU-µs by queue and lot. usage: for `edges`, by at least the queue and `dimensions`."""
+        sums: Counter[tuple[str, Lot]] = Counter()
+        at = [usage.by.index(name) for name in ("queue", *self.dimensions)]
+        allocated = usage.columns(HELD).sum(axis=1).tolist()
+        for span, key, gpu_us in zip(usage.span.tolist(), usage.row_keys(), allocated, strict=True):
+            queue, *place = (key[index] for index in at)
+            sums[queue, self.lot(span, *place)] += gpu_us
+        return sums
+
+
 def quotas(
-    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], usage: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
-    """One row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved quota."""
+    """One row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved quota.
+
+    usage: as `ModelSpans.held` needs it."""
     quota_of = [
-        (name, milli)
+        (name, model, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
-        for name, _, milli in _leaves(version.policy)
+        for name, _, by_model in _leaves(version.policy)
+        for model, milli in by_model.items()
         if milli
     ]
     if not quota_of:
         return ()
-    unlimited = {name for name, milli in quota_of if milli < 0}
+    unlimited = {(name, model) for name, model, milli in quota_of if milli < 0}
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    held: dict[str, Counter[str]] = {name: Counter() for name in deserved}
-    for (queue, hour), gpu_us in _allocated(hourly).items():
+    held: dict[str, Counter[Lot]] = {name: Counter() for name in deserved}
+    for (queue, lot), gpu_us in ModelSpans.of(policies, start_ms, end_ms).held(usage).items():
         if queue in held:
-            held[queue][hour] += gpu_us
-    return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
-
-
-def _allocated(hourly: Usage) -> Counter[tuple[str, str]]:
-    """Held GPU-µs by queue and local hour. hourly: usage by at least these."""
-    sums: Counter[tuple[str, str]] = Counter()
-    queue, hour = hourly.by.index("queue"), hourly.by.index("hour")
-    allocated = hourly.columns(HELD).sum(axis=1).tolist()
-    for key, gpu_us in zip(hourly.row_keys(), allocated, strict=True):
-        sums[key[queue], key[hour]] += gpu_us
-    return sums
+            held[queue][lot] += gpu_us
+    return tuple(
+        _row(name, teams[name], deserved[name], held[name], {model for queue, model in unlimited if queue == name})
+        for name in sorted(deserved)
+    )
 
 
 def leaf_quotas(
     policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
-) -> tuple[dict[str, Counter[str]], dict[str, str]]:
-    """Guaranteed GPU-µs by leaf queue and local hour, and the team by leaf queue, of the policies in force in the
-    span."""
-    deserved: dict[str, Counter[str]] = defaultdict(Counter)
+) -> tuple[dict[str, Counter[Lot]], dict[str, str]]:
+    """Guaranteed GPU-µs by leaf queue and lot, and the team by leaf queue, of the policies in force in the span."""
+    deserved: dict[str, Counter[Lot]] = defaultdict(Counter)
     teams: dict[str, str] = {}
+    starts = ModelSpans.of(policies, start_ms, end_ms).edges[:-1]
     for version, since, until in _in_force(policies, start_ms, end_ms):
-        lengths = hours(since, until, tz)
-        for name, team, milli in _leaves(version.policy):
+        lengths, span = hours(since, until, tz), bisect_right(starts, since) - 1
+        for name, team, by_model in _leaves(version.policy):
             teams[name] = team
             for hour, length_ms in lengths.items():
-                deserved[name][hour] += max(0, milli) * length_ms * US_PER_MS // _MILLI
+                for model, milli in by_model.items():
+                    deserved[name][Lot(span, hour, model)] += max(0, milli) * length_ms * US_PER_MS // _MILLI
     return deserved, teams
 
 
-def _row(queue: str, team: str, deserved: Counter[str], held: Counter[str], unlimited: bool) -> QuotaRow:
-    if unlimited:
-        return QuotaRow(queue, team, None, held.total(), 0)
-    within = sum(min(gpu_us, deserved[hour]) for hour, gpu_us in held.items())
-    return QuotaRow(queue, team, deserved.total(), within, held.total() - within)
+def _row(queue: str, team: str, deserved: Counter[Lot], held: Counter[Lot], unlimited: Set[str]) -> QuotaRow:
+    """unlimited: the models of which the queue had no bound at some time."""
+    within = sum(gpu_us if lot.model in unlimited else min(gpu_us, deserved[lot]) for lot, gpu_us in held.items())
+    return QuotaRow(queue, team, None if unlimited else deserved.total(), within, held.total() - within)
 
 
 def _in_force(
@@ -108,46 +164,51 @@ def _in_force(
             yield version, since, until
 
 
-def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
-    """Yields the name, the team and the deserved quota in thousandths of a GPU of each queue without children."""
+def _leaves(policy: Policy) -> Iterable[tuple[str, str, Mapping[str, int]]]:
+    """Yields the name and the team of each queue without children, and its deserved quotas in thousandths of a GPU by
+    GPU model; "" is that of GPUs of no model that the policy names, or of all."""
     parents = {queue.parent for queue in policy.queues}
     for queue in policy.queues:
         if queue.name not in parents:
-            yield queue.name, policy.team_of(queue.name), round(queue.deserved * _MILLI)
+            by_model = {model: quota.deserved for model, quota in queue.gpu_models.items()} or {"": queue.deserved}
+            if not queue.gpu_models and queue.deserved < 0:
+                by_model = dict.fromkeys(("", *policy.gpu_models), queue.deserved)
+            milli = {model: round(deserved * _MILLI) for model, deserved in by_model.items()}
+            yield queue.name, policy.team_of(queue.name), milli
 
 
 K = TypeVar("K", bound=Hashable)
 
 
 def unused_by_queue(
-    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
-) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """Unused guaranteed GPU-µs by local hour and queue, and the team by queue. hourly: usage by queue and hour."""
+    policies: Sequence[PolicyVersion], usage: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[dict[Lot, dict[str, int]], dict[str, str]]:
+    """Unused guaranteed GPU-µs by lot and queue, and the team by queue. usage: as `ModelSpans.held` needs it."""
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    held = _allocated(hourly)
-    unused: dict[str, dict[str, int]] = defaultdict(dict)
-    for queue, by_hour in deserved.items():
-        for hour, gpu_us in by_hour.items():
-            if gpu_us > held[queue, hour]:
-                unused[hour][queue] = gpu_us - held[queue, hour]
+    held = ModelSpans.of(policies, start_ms, end_ms).held(usage)
+    unused: dict[Lot, dict[str, int]] = defaultdict(dict)
+    for queue, by_lot in deserved.items():
+        for lot, gpu_us in by_lot.items():
+            if gpu_us > held[queue, lot]:
+                unused[lot][queue] = gpu_us - held[queue, lot]
     return unused, teams
 
 
 def unused_by_team(
-    policies: Sequence[PolicyVersion], hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
-) -> Mapping[str, Counter[str]]:
-    """Unused guaranteed GPU-µs by local hour and team, for queues that belong to a team."""
-    by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
-    by_team: dict[str, Counter[str]] = defaultdict(Counter)
-    for hour, queues in by_queue.items():
+    policies: Sequence[PolicyVersion], usage: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
+) -> Mapping[Lot, Counter[str]]:
+    """Unused guaranteed GPU-µs by lot and team, for queues that belong to a team."""
+    by_queue, teams = unused_by_queue(policies, usage, start_ms, end_ms, tz)
+    by_team: dict[Lot, Counter[str]] = defaultdict(Counter)
+    for lot, queues in by_queue.items():
         for queue, unused_us in queues.items():
             if teams[queue]:
-                by_team[hour][teams[queue]] += unused_us
+                by_team[lot][teams[queue]] += unused_us
     return by_team
 
 
 def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
-    """Divides the unallocated time of each kind of GPU in one hour among the unused guarantees. The keys of the result
+    """Divides the unallocated time of each kind of GPU in one lot among the unused guarantees. The keys of the result
     are pairs of a key of `free` and a key of `unused`."""
     total = min(sum(free.values()), sum(unused.values()))
     if not total:

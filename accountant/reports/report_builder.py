@@ -25,7 +25,7 @@ from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
 from accountant.billing.queue_waits import KnownPod, WaitRow
-from accountant.billing.quota_usage import QuotaRow, quotas
+from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
     Adjustment,
@@ -94,6 +94,7 @@ class Readings:
     billed, earlier: bills by team of the span and of the one before.
     unused: unused commitments.
     hourly: usage by team, queue and local hour.
+    of_quotas: usage by queue, for `quota_usage`.
     waits: the waits in all teams' queues.
     epochs: the epochs of jobs that ended in the span.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
@@ -113,6 +114,7 @@ class Readings:
     earlier: Sequence[Charge]
     unused: Sequence[Charge]
     hourly: Usage
+    of_quotas: Usage
     jobs: BilledJobs
     jobs_before: BilledJobs
     waits: tuple[WaitRow, ...]
@@ -157,6 +159,8 @@ def read_data(
     teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
     policies = tuple(ledger.policies(start_ms, end_ms))
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
+    spans = ModelSpans.of(policies, start_ms, end_ms)
+    hourly = ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ())
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -171,7 +175,10 @@ def read_data(
         billed=billed.charges(),
         earlier=earlier.charges(),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
-        hourly=ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ()),
+        hourly=hourly,
+        of_quotas=ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
+        if any(spans.models)
+        else hourly,
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
@@ -419,6 +426,7 @@ def made_of(
     jobs_before = found.jobs_before.ranked(team).count if before else 0
     users = jobs.users()
     candidates = jobs.wasteful(CANDIDATES)
+    of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz)
     days, since_ms = found.by_day, found.since_ms
     return Report(
         statement=stated,
@@ -444,7 +452,7 @@ def made_of(
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team),
-        quotas=tuple(row for row in quotas(policies, found.hourly, start_ms, end_ms, tz) if team in (None, row.team)),
+        quotas=tuple(row for row in of_queues if team in (None, row.team)),
         hints=savings_hints(candidates, found.peaks)[:HINTS],
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],

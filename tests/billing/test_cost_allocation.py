@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 from accountant.billing.charge import quantify, total_cost
 from accountant.billing.cost_allocation import billed_tables, bills, weights
 from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
-from accountant.billing.quota_usage import reserve
+from accountant.billing.quota_usage import ModelSpans, quotas, reserve
 from accountant.billing.time_reallocation import Share, lend, spread_shares
 from accountant.billing.usage_pricing import charges, split_in_order
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import IDLE
+from accountant.wire.policy_models import IDLE, Policy
 from gputally.base.apportionment import apportion
 from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.yaml_file import FileFault, parse
@@ -521,3 +522,60 @@ def test_idle_that_nobody_can_take_stays(vectors):
         for resource, value in expected.items():
             own = units(active[team][resource]) if team in active else left.get(resource, 0)
             assert own + shares.get(resource, {}).get(team, 0) == units(value)
+
+
+OWNER = "billing: {idle: {guaranteed: owner}}\n"
+
+
+def of_models(**quotas: dict[str, float]) -> Policy:
+    """Build a policy with one queue per team, with these quotas by GPU model."""
+    queues = [
+        {"name": team, "team": team, "gpu_models": {model: {"deserved": gpus} for model, gpus in own.items()}}
+        for team, own in quotas.items()
+    ]
+    return Policy.model_validate({"schema": 1, "queues": queues})
+
+
+def reserved(ledger):
+    found = [charge for charge in ask(ledger, OWNER) if charge.detail == "reserved"]
+    return time_by(found, lambda charge: (charge.key[0], charge.place.gpu_model))
+
+
+def test_an_unused_guarantee_of_one_model_reserves_no_gpu_of_another():
+    """vision has 4 H100 and uses none; 6 A10 and 1 H100 are free. Its guarantee reserves the free H100 alone, also if
+    it holds 3 A10, of which it was guaranteed none."""
+    ledger = ledger_of(
+        unheld(*DAY, gpus=1, gpu_model="NVIDIA H100 80GB HBM3"),
+        unheld(*DAY, gpus=6, gpu_model="NVIDIA A10"),
+        held(*DAY, 3, team="vision", queue="vision", gpu_model="NVIDIA A10"),
+        held(*DAY, 2, team="nlp", queue="nlp", gpu_model="NVIDIA A10"),
+    )
+    ledger.put_policy(of_models(vision={"H100": 4}, nlp={"H100": 0, "A10": 3}), at("2026-09-01"))
+    assert reserved(ledger) == {
+        ("vision", "NVIDIA H100 80GB HBM3"): 24 * HOUR, ("nlp", "NVIDIA A10"): 24 * HOUR,
+    }  # fmt: skip
+
+
+def test_a_policy_that_changes_to_quotas_by_model_counts_by_model_from_then_on():
+    """Until noon 4 GPUs of any model, of which 3 are free, afterwards 4 H100, of which none is."""
+    ledger = ledger_of(unheld(*DAY, gpus=3, gpu_model="NVIDIA A10"), held(*DAY, 4, team="nlp", queue="nlp"))
+    ledger.put_policy(quota_policy(vision=4), at("2026-09-01"))
+    ledger.put_policy(of_models(vision={"H100": 4}), at(DAY[0]) + 12 * 3_600_000)
+    assert reserved(ledger) == {("vision", "NVIDIA A10"): 36 * HOUR}
+
+
+def test_quotas_by_model_are_used_and_borrowed_for_each_model():
+    """vision holds 3 A10 of 0 guaranteed, and none of its 4 H100; a change of the policy at noon alters nothing."""
+    ledger = ledger_of(held(*DAY, 3, gpu_model="NVIDIA A10"), held(*DAY, 2, team="nlp", queue="nlp"))
+    first = of_models(vision={"H100": 4}, nlp={"H100": 1, "A10": -1})
+    for policy, since in ((first, "2026-09-01"), (first.model_copy(update={"k": 2.0}), "2026-10-01T12:00")):
+        ledger.put_policy(policy, at(since))
+    span = at(DAY[0]), at(DAY[1])
+    policies = ledger.policies(*span)
+    spans = ModelSpans.of(policies, *span)
+    usage = ledger.usage(spans.edges, ("queue", *spans.dimensions))
+    found = {row.queue: row for row in quotas(policies, usage, *span, ZoneInfo("UTC"))}
+    of_day = 24 * HOUR
+    vision, nlp = found["vision"], found["nlp"]
+    assert (vision.guaranteed_us, vision.within_us, vision.borrowed_us) == (4 * of_day, 0, 3 * of_day)
+    assert (nlp.guaranteed_us, nlp.within_us, nlp.borrowed_us) == (None, of_day, of_day)

@@ -503,6 +503,18 @@ def test_a_guarantee_reserves_what_was_free_for_whom_it_was(half_idle, hand):
     assert breakdown(half_idle, hand, "gpu", "queue")["gpu-2", "speech"].reserved_unused_us == 400_000_000
 
 
+def test_a_guarantee_of_one_model_reserves_no_gpu_of_another(half_idle, hand):
+    """Only vision's guarantee is of the free GPU's model, of which it leaves half a GPU unused."""
+    model = hand.row(1).gpu_model
+    by_model = {"vision": {model: {"deserved": 1.5}}, "speech": {"A10": {"deserved": 1}}}
+    queues = [
+        {"name": name, "team": name, "gpu_models": quotas, "refs": [f"kai:{name}"]} for name, quotas in by_model.items()
+    ]
+    half_idle.put_policy(Policy.model_validate({"queues": queues}), 2)
+    found = breakdown(half_idle, hand, "queue")
+    assert {key[0]: line.reserved_unused_us for key, line in found.items()} == {"__idle__": 0, "vision": 300_000_000}
+
+
 def test_filters_hold_for_the_breakdown(half_idle, hand):
     (only,) = breakdown(half_idle, hand, "gpu", team=["vision"], gpu=["gpu-2"]).values()
     assert (only.key, only.reserved_unused_us, only.running_idle_us) == ({"gpu": "gpu-2"}, 200_000_000, 0)
