@@ -2,18 +2,24 @@
 
 The replay has one level: only the leaf queues take part. The weight of a leaf is its share among its siblings times the
 shares of the queues above it, which is what a tree gives while all queues request GPUs. A limit applies to each leaf
-below it separately. Quotas are the leaves' own, and priorities between queues are ignored."""
+below it separately. Quotas are the leaves' own, and priorities between queues are ignored.
+
+Under a policy with quotas by GPU model the GPUs of each model are a replay of their own, with the jobs that ran on
+them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from math import fsum
 from pathlib import Path
 from statistics import fmean, median
 
 from accountant.wire.policy_models import Policy, QueuePolicy
+from fairshare.core.gpu_models import OTHERS, parts_of, policy_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
@@ -21,7 +27,9 @@ from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of, workload_of_rows
 from fairshare.usage.accountant_client import AccountantApi
+from gputally.base.apportionment import apportion
 from gputally.base.errors import FairshareError
+from gputally.base.gpu_model_names import most_precise
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 
 HOUR_S = 3600
@@ -94,38 +102,53 @@ def replay_under(
     return replay(workload.fitting(gpus), pool, end_s, steering=Feedback(one_level), progress=progress)
 
 
-def replayed_queue(record: Record, from_s: int) -> tuple[ReplayedQueue, ...]:
-    """Return the figures of each queue from `from_s` on, in the order of the workload."""
-    work = record.workload
-    first = record.used[-(-from_s // CONTROL_S)]
+def replay_past(
+    policy: Policy, past: ReplayHistory, progress: Callable[[float], None] = lambda _part: None
+) -> tuple[Record, ...]:
+    """Replay the past under `policy`: one record, or one for the GPUs of each model by which it has quotas.
+
+    progress: called with the finished part, 0..1."""
+    parts = parts_of(policy) if past.by_model else ()
+    pools = [(policy_of_part(policy, model), *past.of_part(policy, model)) for model in parts]
+    pools = [pool for pool in pools if pool[2] > 0] or [(policy, past.workload, past.gpus)]
+
+    def part(begun: int) -> Callable[[float], None]:
+        return lambda done: progress((begun + done) / len(pools))
+
+    return tuple(
+        replay_under(of_part, workload, gpus, past.end_s, part(n)) for n, (of_part, workload, gpus) in enumerate(pools)
+    )
+
+
+def replayed_queue(records: Sequence[Record], from_s: int) -> tuple[ReplayedQueue, ...]:
+    """Return the figures of each queue from `from_s` on, in the order of the workload. records: of the same queues."""
     queues = []
-    for q, name in enumerate(work.queues):
-        jobs = [i for i, at in enumerate(work.submit_s) if work.queue[i] == q and at >= from_s]
-        waits = [
-            ((record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i]) / HOUR_S
-            for i in jobs
-        ]
-        queues.append(
-            ReplayedQueue(
-                name, (record.used[-1][q] - first[q]) / HOUR_S, len(jobs), fmean(waits) if waits else 0.0,
-                median(waits) if waits else 0.0, sum(record.evicted[i] for i in jobs),
-            )
-        )  # fmt: skip
+    for q, name in enumerate(records[0].workload.queues):
+        used, preempted = 0, 0
+        waits: list[float] = []
+        for record in records:
+            work = record.workload
+            used += record.used[-1][q] - record.used[-(-from_s // CONTROL_S)][q]
+            for i, at in enumerate(work.submit_s):
+                if work.queue[i] == q and at >= from_s:
+                    started = record.started_s[i] if record.started_s[i] >= 0 else record.end_s
+                    waits.append((started - at) / HOUR_S)
+                    preempted += record.evicted[i]
+        mean, middle = (fmean(waits), median(waits)) if waits else (0.0, 0.0)
+        queues.append(ReplayedQueue(name, used / HOUR_S, len(waits), mean, middle, preempted))
     return tuple(queues)
 
 
-def daily(record: Record, from_s: int) -> Days:
-    """Return for each day its end in days since `from_s`, and the mean GPUs that every queue held in it."""
-    return [
-        (
-            (at - from_s) / 86_400,
-            [
-                (late - early) / 86_400
-                for late, early in zip(record.used[at // CONTROL_S], record.used[at // CONTROL_S - 144], strict=True)
-            ],
-        )
-        for at in range(from_s + 86_400, record.end_s + 1, 86_400)
-    ]
+def daily(records: Sequence[Record], from_s: int) -> Days:
+    """Return for each day its end in days since `from_s`, and the mean GPUs that every queue held in it.
+
+    records: of the same queues and the same span."""
+    days = []
+    for at in range(from_s + 86_400, records[0].end_s + 1, 86_400):
+        late, early = ([record.used[at // CONTROL_S - back] for record in records] for back in (0, 144))
+        held = zip(zip(*late, strict=True), zip(*early, strict=True), strict=True)
+        days.append(((at - from_s) / 86_400, [(sum(ends) - sum(starts)) / 86_400 for ends, starts in held]))
+    return days
 
 
 def daily_from_ledger(gpu_us: Sequence[Sequence[int]]) -> Days:
@@ -142,13 +165,27 @@ class WhatIfError(FairshareError):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelHistory:
+    """What jobs held of the GPUs of one model.
+
+    different: how many of these GPUs each (queue, job) held.
+    gpus: their median number."""
+
+    held: Sequence[HeldHour]
+    different: Mapping[tuple[str, str], int]
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayHistory:
     """The past jobs for a replay, and what the ledger recorded.
 
     from_s: the start of the shown span. The time before it is replayed so that the span begins with full queues.
     had: recorded GPU-hours by queue in the span; None for a job trace.
     days: recorded mean GPUs per day; None for a job trace.
-    assumptions: one sentence each."""
+    assumptions: one sentence each.
+    by_model: the same by the name of the GPU model; empty for a job trace, which names none.
+    waits_s: the median wait of each queue."""
 
     workload: Workload
     gpus: int
@@ -157,6 +194,22 @@ class ReplayHistory:
     had: Sequence[float] | None
     days: Days | None
     assumptions: tuple[str, ...]
+    by_model: Mapping[str, ModelHistory] = field(default_factory=dict)
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+
+    def of_part(self, policy: Policy, model: str) -> tuple[Workload, int]:
+        """Return the jobs that ran on the GPUs of one part of the policy's, and how many GPUs these are."""
+        own = [
+            each
+            for name, each in sorted(self.by_model.items())
+            if (most_precise(name, policy.gpu_models) or OTHERS) == model
+        ]
+        different: Counter[tuple[str, str]] = Counter()
+        for each in own:
+            different.update(each.different)
+        held = chain.from_iterable(each.held for each in own)
+        workload = job_traces.jobs(held, self.workload.queues, different, self.waits_s)
+        return workload, sum(each.gpus for each in own)
 
 
 def history_from_ledger(
@@ -172,15 +225,17 @@ def history_from_ledger(
     warm = min(WARM_UP_S, policy.window.size) // HOUR_S
     start_ms = end_ms - (hours + warm) * MS_PER_HOUR
     leaves = leaf_names(policy)
-    held: list[HeldHour] = []
-    whole = [0] * (hours + warm)
+    held: dict[str, list[HeldHour]] = {}
+    amounts_of: dict[str, list[int]] = {}
     begin = datetime.fromtimestamp(start_ms / 1000, UTC)
-    for line in client.usage(start_ms, end_ms, ("queue", "job", "hour")):
+    for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu_model", "hour")):
         at = datetime.strptime(line.key["hour"], "%Y-%m-%dT%H").replace(tzinfo=UTC)
-        hour = round((at - begin).total_seconds()) // HOUR_S
+        hour, model = round((at - begin).total_seconds()) // HOUR_S, line.key["gpu_model"]
         accounts = line.accounts_gpu_us
-        whole[hour] += accounts.allocated + accounts.unallocated
-        held.append(HeldHour(line.key["queue"], line.key["job"], hour, accounts.allocated))
+        amounts_of.setdefault(model, [0] * (hours + warm))[hour] += accounts.allocated + accounts.unallocated
+        of_hour = HeldHour(line.key["queue"], line.key["job"], hour, accounts.allocated)
+        held.setdefault(model, []).append(of_hour)
+    whole = [sum(of_hour) for of_hour in zip(*amounts_of.values(), strict=True)]
     gpus = given or job_traces.capacity(whole)
     known = next((hour for hour, amount in enumerate(whole) if amount > 0), None)
     if gpus <= 0 or known is None:
@@ -188,13 +243,20 @@ def history_from_ledger(
             f"the ledger has no GPU time in the last {span_s // HOUR_S} hours: choose a longer span,"
             " or check that agents report"
         )
-    gpus_by_job: dict[tuple[str, str], int] = {}
-    for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu")):
+    different: dict[str, Counter[tuple[str, str]]] = {model: Counter() for model in held}
+    for line in client.usage(start_ms, end_ms, ("queue", "job", "gpu_model", "gpu")):
         if line.accounts_gpu_us.allocated > 0:
-            key = line.key["queue"], line.key["job"]
-            gpus_by_job[key] = gpus_by_job.get(key, 0) + 1
+            different.setdefault(line.key["gpu_model"], Counter())[line.key["queue"], line.key["job"]] += 1
     waits = client.median_waits_s(start_ms, end_ms)
-    workload = job_traces.jobs(held, leaves, gpus_by_job, waits)
+    capacities = [job_traces.capacity(amounts) for amounts in amounts_of.values()]
+    if given is not None:
+        capacities = apportion(given, capacities)
+    by_model = {
+        model: ModelHistory(held[model], different[model], number)
+        for model, number in zip(amounts_of, capacities, strict=True)
+    }
+    everything = list(chain.from_iterable(held.values()))
+    workload = job_traces.jobs(everything, leaves, sum(different.values(), Counter()), waits)
     if not workload.submit_s:
         raise WhatIfError(
             f"no queue of the policy ({', '.join(leaves)}) held a GPU in the last {span_s // HOUR_S} hours: choose a"
@@ -202,7 +264,7 @@ def history_from_ledger(
         )
     index = {name: i for i, name in enumerate(leaves)}
     amounts = [[0] * len(leaves) for _ in range(hours)]
-    for each in held:
+    for each in everything:
         if each.queue in index and each.hour >= warm:
             amounts[each.hour - warm][index[each.queue]] += each.gpu_us
     had = [sum(column) / job_traces.US_PER_GPU_HOUR for column in zip(*amounts, strict=True)]
@@ -216,8 +278,9 @@ def history_from_ledger(
     if workload.left_out:
         notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
     return ReplayHistory(
-        workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_from_ledger(amounts), tuple(notes)
-    )
+        workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_from_ledger(amounts), tuple(notes), by_model,
+        waits,
+    )  # fmt: skip
 
 
 def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
@@ -232,7 +295,7 @@ def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
             " leaf queues have the names of the trace's teams"
         )
     end_s = max(86_400, -(-(workload.submit_s[-1] + 1) // 86_400) * 86_400)
-    notes = [job_traces.ASSUMED[-1]]
+    notes = list(job_traces.ASSUMED[-2:])
     if workload.left_out:
         notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
     return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(notes))
@@ -260,6 +323,12 @@ def assumptions(past: ReplayHistory, now: Policy, then: Policy) -> tuple[str, ..
     too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
     if too_large:
         notes.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
+    if now.gpu_models or then.gpu_models:
+        notes.append(
+            "a job could run only on the GPU model on which it ran"
+            if past.by_model
+            else "a trace names no GPU models: quotas by model are added up"
+        )
     missing = sorted(set(leaf_names(now)) ^ set(leaf_names(then)))
     if missing:
         notes.append(f"only one of the policies has {', '.join(missing)}; under the other they have no GPUs")
@@ -277,7 +346,9 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
     return workload_of_rows(leaves, rows, len(workload.queue) - len(rows))
 
 
-def rows(names: Sequence[str], past: ReplayHistory, before: Record, after: Record) -> list[ComparedQueue]:
+def rows(
+    names: Sequence[str], past: ReplayHistory, before: Sequence[Record], after: Sequence[Record]
+) -> list[ComparedQueue]:
     """Return the comparison of each queue.
 
     names: the leaf queues of the other policy.
@@ -314,9 +385,9 @@ def compare(
     progress: called with the finished part, 0..1, and the current step."""
     first_step, second_step = "replaying the policy in force", "replaying the draft"
     progress(0.0, first_step)
-    before = replay_under(now, past.workload, past.gpus, past.end_s, lambda part: progress(part / 2, first_step))
+    before = replay_past(now, past, lambda part: progress(part / 2, first_step))
     progress(0.5, second_step)
-    after = replay_under(then, past.workload, past.gpus, past.end_s, lambda part: progress(0.5 + part / 2, second_step))
+    after = replay_past(then, past, lambda part: progress(0.5 + part / 2, second_step))
     names = leaf_names(then)
     days: dict[str, tuple[list[str], Days]] = {
         "now": (leaf_names(now), daily(before, past.from_s)),

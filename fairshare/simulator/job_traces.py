@@ -293,7 +293,8 @@ ASSUMED = (
     "a job was submitted before it first held a GPU, by the median wait of its queue",
     "a job that holds GPUs again within a day after it stopped is the same job; after a longer gap it is a new job",
     "the ledger has no jobs that never got a GPU, so demand is underestimated where queues waited for long",
-    "the cluster is one pool of equal GPUs of the median capacity; each leaf queue has its part of its parents' weight",
+    "the cluster, or each model by which the policy has quotas, is one pool of equal GPUs of the median capacity",
+    "each leaf queue has its part of its parents' weight",
 )
 
 

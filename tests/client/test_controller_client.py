@@ -13,8 +13,9 @@ import pytest
 from accountant.composition import Service
 from accountant.core.settings import Limits, Settings
 from accountant.ledger.protocols import Down, Facts, NodeFacts
-from accountant.wire.policy_models import Decision, IdleReclaimPolicy, Policy, WindowSpec
+from accountant.wire.policy_models import Decision, IdleReclaimPolicy, ModelQuota, Policy, WindowSpec
 from agent.wire import Batch
+from fairshare.core.gpu_models import OTHERS
 from fairshare.core.queues_and_weights import Pod
 from fairshare.explain.what_if_simulation import WhatIfError, history_from_ledger
 from fairshare.preemption.idle_reclaim import is_idle
@@ -96,6 +97,10 @@ def test_the_books_become_the_jobs_that_ran(client: AccountantApi) -> None:
     found = zip(jobs.queue, jobs.gpus, jobs.duration_s, jobs.submit_s, strict=True)
     begin = past.from_s - 600  # the wait of ten minutes in which they stood in their queues
     assert sorted(found) == [(0, 2, HOURS * 3600, begin), (1, 1, 2 * 3600, begin)]
+    queues = tuple(queue.model_copy(update={"gpu_models": {"H100": ModelQuota()}}) for queue in POLICY.queues)
+    by_model = POLICY.model_copy(update={"queues": queues})
+    assert past.of_part(by_model, "H100") == (jobs, GPUS)
+    assert past.of_part(by_model, OTHERS)[1] == 0
     assert not any("begin" in text and "hours into" in text for text in past.assumptions)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from accountant.wire.policy_models import Policy
-from fairshare.explain.what_if_simulation import ReplayHistory, assumptions, leaves_only, replay_under, replayed_queue
+from fairshare.explain.what_if_simulation import (
+    ModelHistory,
+    ReplayHistory,
+    assumptions,
+    compare,
+    leaves_only,
+    replay_under,
+    replayed_queue,
+)
 from fairshare.simulator.job_traces import (
     DEFAULT_UTILISATION_PERMILLE,
     US_PER_GPU_HOUR,
@@ -150,7 +158,7 @@ def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said()
     assert limits == {"p1": 4, "p2": 2, "c1": 0, "c2": 0, "alone": 3, "free": -1}
     leaves = tuple(limits)
     work = jobs([HeldHour("c1", "j", 0, 4 * H), HeldHour("free", "k", 0, 16 * H)], leaves, {}, {})
-    assert [each.gpu_hours for each in replayed_queue(replay_under(policy, work, 8, 24 * 3600), 0)] == [0.0] * 6
+    assert [each.gpu_hours for each in replayed_queue([replay_under(policy, work, 8, 24 * 3600)], 0)] == [0.0] * 6
     told = assumptions(ReplayHistory(work, 8, 0, 24 * 3600, None, None, ("as ever",)), policy, policy)
     assert told == (
         "as ever",
@@ -163,5 +171,20 @@ def test_what_each_got_is_of_the_span_alone() -> None:
     policy = Policy.model_validate({"queues": [{"name": "q"}, {"name": "r"}]})
     work = jobs([HeldHour("q", "j", hour, 4 * H) for hour in range(48)], ("q", "r"), {}, {})
     record = replay_under(policy, work, 8, 48 * 3600)
-    assert [each.gpu_hours for each in replayed_queue(record, 24 * 3600)] == [96.0, 0.0]
-    assert [each.jobs for each in replayed_queue(record, 0)] == [1, 0]
+    assert [each.gpu_hours for each in replayed_queue([record], 24 * 3600)] == [96.0, 0.0]
+    assert [each.jobs for each in replayed_queue([record], 0)] == [1, 0]
+
+
+def test_a_policy_with_quotas_by_model_is_replayed_for_each_model() -> None:
+    """Two jobs fill the A10, and the H100 are free: only a policy without quotas by model lets one run on them."""
+    held = [HeldHour("q", name, hour, 8 * H) for name in ("j", "k") for hour in range(12)]
+    by_model = {"NVIDIA A10": ModelHistory(held, {}, 8), "NVIDIA H100 80GB HBM3": ModelHistory([], {}, 8)}
+    past = ReplayHistory(jobs(held, ("q",), {}, {}), 16, 0, 48 * 3600, None, None, (), by_model)
+    any_model = Policy.model_validate({"queues": [{"name": "q", "deserved": 16}]})
+    quotas = {"H100": {"deserved": 8}, "A10": {"deserved": 8}}
+    by_its_model = Policy.model_validate({"queues": [{"name": "q", "gpu_models": quotas}]})
+    (row,) = compare(any_model, by_its_model, past, 0, lambda _part, _step: None).rows
+    assert (row.now.gpu_hours, row.then.gpu_hours) == (192.0, 192.0)
+    assert (row.now.jobs, row.then.jobs) == (2, 2)
+    assert row.now.mean_wait_h < 1
+    assert row.then.mean_wait_h == pytest.approx(6, abs=0.5)
