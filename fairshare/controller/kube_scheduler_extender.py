@@ -106,34 +106,83 @@ _NODES_BETWEEN_CHECKS = 64
 """Nodes that are scored between two looks at the clock."""
 
 
-def scores(
-    pod: Pod, nodes: Sequence[str], view: ExtenderView, deadline_passed: Callable[[], bool] = lambda: False
-) -> dict[str, int]:
-    """Return a score of 0..10 for each of `nodes`; 0 without room, or if the deadline passes before it is scored."""
-    result = dict.fromkeys(nodes, 0)
-    capacity = [view.gpus.get(node, 0.0) for node in nodes]
-    largest = max(capacity, default=0.0)
-    if pod.gpus <= 0 or largest <= 0:
-        return result
+def _borrows(pod: Pod, view: ExtenderView) -> bool | None:
+    """Return whether the pod's queue would be above its share with the pod; None if queue or share are unknown."""
     share = view.share_of(pod)
-    borrows = share.exceeded(pod.gpus) if share is not None else None
-    known = view.pods.get(pod.uid)
-    own_node = known.node if known is not None else ""
-    sides, assumed, on_node = view.sides, view.assumed, view.pods.on_node
-    for number, (node, listed) in enumerate(zip(nodes, capacity, strict=True)):
-        if number % _NODES_BETWEEN_CHECKS == 0 and deadline_passed():
-            break
-        neighbors = assumed.get(node) or on_node(node)
-        if node == own_node:
-            neighbors = neighbors.without(pod.uid)
-        _, taken, over, within = neighbors.occupancy(sides)
-        left = listed - taken - (view.pods.placed(pod, node).gpus if pod.resources else pod.gpus)
-        if left >= -_SLACK:
-            # which part of the neighbors is of similar queues: like the pod's, above their share or within it
-            similar = None if borrows is None else over if borrows else within
-            fit = _FIT * (1 - max(0.0, left) / largest)
-            result[node] = round(fit + _COMPANY * (0.5 if similar is None else similar))
-    return result
+    return share.exceeded(pod.gpus) if share is not None else None
+
+
+MOST_KEPT = 64
+"""Kinds of pods whose scores are kept for the next pod of the same kind."""
+
+
+class NodeScores:
+    """Scores nodes, and keeps the scores of earlier requests by kind of pod: its GPUs, and its queue's side.
+
+    The scores hold for one list of nodes, one report and one division of the queues into sides. Of a node whose pods have
+    changed, the score is computed again."""
+
+    def __init__(self, nodes: Sequence[str], view: ExtenderView) -> None:
+        self._nodes, self._gpus, self._sides = nodes, view.gpus, view.sides
+        self._largest = max((view.gpus.get(node, 0.0) for node in nodes), default=0.0)
+        self._place = {node: number for number, node in enumerate(nodes)}
+        self._kept: dict[tuple[float, bool | None], tuple[list[NodePods], list[int]]] = {}
+
+    def hold_for(self, nodes: Sequence[str], view: ExtenderView) -> bool:
+        return self._gpus is view.gpus and self._sides is view.sides and self._nodes == nodes
+
+    def of(self, pod: Pod, view: ExtenderView, deadline_passed: Callable[[], bool] = lambda: False) -> Sequence[int]:
+        """Return the score of each node of the list, 0..10; 0 also if the deadline passes before it is scored."""
+        neighbors = view.pods.on_nodes(self._nodes)
+        for node, around in view.assumed.items():
+            if node in self._place:
+                neighbors[self._place[node]] = around
+        if pod.resources or view.pods.get(pod.uid) is not None:  # its score depends on more than its kind
+            return self._scored(pod, self._nodes, neighbors, view, deadline_passed)
+        kind = (pod.gpus, _borrows(pod, view))
+        before, scored = self._kept.get(kind, ([], []))
+        if before:
+            changed = [n for n, (one, other) in enumerate(zip(before, neighbors, strict=True)) if one is not other]
+        else:
+            scored, changed = [0] * len(neighbors), list(range(len(neighbors)))
+        nodes, around_them = [self._nodes[n] for n in changed], [neighbors[n] for n in changed]
+        scored = scored.copy()
+        for n, score in zip(changed, self._scored(pod, nodes, around_them, view, deadline_passed), strict=True):
+            scored[n] = score
+        if not deadline_passed():
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[kind] = neighbors, scored
+        return scored
+
+    def _scored(
+        self,
+        pod: Pod,
+        nodes: Sequence[str],
+        neighbors: Sequence[NodePods],
+        view: ExtenderView,
+        deadline_passed: Callable[[], bool],
+    ) -> list[int]:
+        """neighbors: the pods of each node, those that are assumed there included."""
+        result = [0] * len(nodes)
+        if pod.gpus <= 0 or self._largest <= 0:
+            return result
+        borrows = _borrows(pod, view)
+        known = view.pods.get(pod.uid)
+        own_node = known.node if known is not None else ""
+        for number, (node, around) in enumerate(zip(nodes, neighbors, strict=True)):
+            if number % _NODES_BETWEEN_CHECKS == 0 and deadline_passed():
+                break
+            others = around.without(pod.uid) if node == own_node else around
+            _, taken, over, within = others.occupancy(view.sides)
+            needed = view.pods.placed(pod, node).gpus if pod.resources else pod.gpus
+            left = view.gpus.get(node, 0.0) - taken - needed
+            if left >= -_SLACK:
+                # which part of the neighbors is of similar queues: like the pod's, above their share or within it
+                similar = None if borrows is None else over if borrows else within
+                fit = _FIT * (1 - max(0.0, left) / self._largest)
+                result[number] = round(fit + _COMPANY * (0.5 if similar is None else similar))
+        return result
 
 
 def sides_of(shares: Mapping[str, QueueShare], queues: Mapping[str, str]) -> Sides:
@@ -237,6 +286,7 @@ class Extender:
         self._lock = threading.Lock()
         self._assumed: dict[str, tuple[Pod, int]] = {}
         self._on_nodes: dict[str, tuple[NodePods, list[Pod], NodePods]] = {}
+        self._kept: NodeScores | None = None
         self._asked = False
 
     def acts(self) -> Condition:
@@ -260,17 +310,22 @@ class Extender:
         pod = view.pods.placed(pod, pod.node)
         with self._lock:
             view = self._with_assumed(view, pod.uid, capacity)
-            result = scores(pod, nodes, view, lambda: self._clock.monotonic_ms() > deadline_ms)
-            top = max(result.values(), default=0)
+            if self._kept is None or not self._kept.hold_for(nodes, view):
+                self._kept = NodeScores(nodes, view)
+            result = list(self._kept.of(pod, view, lambda: self._clock.monotonic_ms() > deadline_ms))
+            top = max(result, default=0)
             if top > 0:
                 # Only one node may have the top score: the scheduler breaks ties at random, and the extender would not
                 # know the result.
-                equal = [node for node, score in result.items() if score == top]
-                best = max(equal)
-                result.update(dict.fromkeys(equal, top - 1) | {best: top})
-                self._assumed[pod.uid] = (view.pods.placed(pod, best), self._clock.monotonic_ms() + ASSUME_MS)
+                equal = [number for number, score in enumerate(result) if score == top]
+                best = max(equal, key=nodes.__getitem__)
+                for number in equal:
+                    result[number] = top - 1
+                result[best] = top
+                placed = view.pods.placed(pod, nodes[best])
+                self._assumed[pod.uid] = (placed, self._clock.monotonic_ms() + ASSUME_MS)
         late = self._clock.monotonic_ms() > deadline_ms
-        return Answer([HostPriority(node, result[node]) for node in nodes], late)
+        return Answer(list(map(HostPriority, nodes, result)), late)
 
     def preempt(self, content: bytes) -> Answer:
         """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
@@ -367,7 +422,7 @@ def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
         except (TypeError, KeyError, AttributeError) as error:
             raise _malformed("Nodes", error) from error
         names = list(capacity)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or set(map(type, names)) - {str}:
         raise BadRequest("the request has neither Nodes nor a list of strings NodeNames")
     if len(names) > MOST_NODES:
         raise BadRequest(_TOO_MANY_NODES)

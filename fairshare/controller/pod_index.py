@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import repeat
 from math import fsum
 from operator import attrgetter
 from typing import NamedTuple
@@ -135,6 +136,9 @@ class PodIndex:
 
     def on_node(self, node: str) -> NodePods:
         return self._nodes.get(node, EMPTY_NODE)
+
+    def on_nodes(self, nodes: Sequence[str]) -> list[NodePods]:
+        return list(map(self._nodes.get, nodes, repeat(EMPTY_NODE)))
 
     def held_by_gang(self, gang: str) -> float | None:
         """Return the GPUs that the gang holds; None if it has no pod."""

@@ -32,9 +32,9 @@ from fairshare.controller.kube_scheduler_extender import (
     Extender,
     ExtenderView,
     ExtenderViews,
+    NodeScores,
     QueueShare,
     fair_nodes,
-    scores,
     sides_of,
 )
 from fairshare.controller.pod_index import PodIndex, Sides
@@ -47,6 +47,7 @@ from gputally.kubernetes.objects import GPU, POD
 from gputally.server.https_server import BadCertificate, Identity, Tls
 from tests.fairshare.builders import cluster_with, node_object, pod_object, policy_of
 from tests.fairshare.conftest import Make
+from tests.fairshare.observations import scores
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 
@@ -139,7 +140,13 @@ CHANGES = st.lists(
 @given(CHANGES)
 def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[str, Pod | None]]) -> None:
     index, now = PodIndex(), dict[str, Pod]()
+    shares = {"a": QueueShare(2, 1), "b": QueueShare(1, 2)}
+    queues = {"policy:a": "a", "policy:b": "b", "kai:a": "a"}
+    view = ExtenderView(NODES, index, shares, queues, sides_of(shares, queues))
+    kept, asking = NodeScores(list(NODES), view), [Pod(uid, "ns", uid, 1.0, ref="policy:a") for uid in ("p", "u", "x")]
     for uid, pod in changes:
+        for new in asking:
+            kept.of(new, view)  # the scores that it keeps are those of before the change
         index.pods()  # a reader between the changes keeps nothing old
         index.on_node("n1").occupancy(Sides())
         if pod is None:
@@ -165,13 +172,9 @@ def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[
         assert index.held_by_ref([ref]) == [fsum(pod.gpus for pod in now.values() if pod.held and pod.ref == ref)]
     demanding = {uid for uid, pod in now.items() if pod.gpus and pod.ref.startswith("policy:") and not pod.leaving}
     assert index.demanding_besides(frozenset("p")).keys() == demanding - {"p"}
-    for uid in "pu":
-        new = Pod(uid, "ns", uid, 1.0, ref="policy:a")
-        shares = {"a": QueueShare(2, 1), "b": QueueShare(1, 2)}
-        queues = {"policy:a": "a", "policy:b": "b", "kai:a": "a"}
-        view = ExtenderView(NODES, index, shares, queues, sides_of(shares, queues))
-        anew = replace(view, pods=_indexed(now.values()))
-        assert scores(new, list(NODES), view) == scores(new, list(NODES), anew)
+    anew = replace(view, pods=_indexed(now.values()))
+    for new in asking:
+        assert kept.of(new, view) == NodeScores(list(NODES), anew).of(new, anew)
 
 
 def test_only_who_is_above_his_share_is_a_victim_of_others() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.controller.kube_scheduler_extender import ExtenderViews, scores
+from fairshare.controller.kube_scheduler_extender import ExtenderViews
 from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
@@ -29,6 +29,7 @@ from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
+from tests.fairshare.observations import scores
 from tests.fairshare.scheduler_kinds import KINDS
 
 NVL, PRO_6000, PRO_5000 = (
