@@ -119,8 +119,8 @@ MOST_KEPT = 64
 class NodeScores:
     """Scores nodes, and keeps the scores of earlier requests by kind of pod: its GPUs, and its queue's side.
 
-    The scores hold for one list of nodes, one report and one division of the queues into sides. Of a node whose pods have
-    changed, the score is computed again."""
+    The scores hold for one list of nodes, one report and one division of the queues into sides. Of a node whose pods
+    have changed, the score is computed again."""
 
     def __init__(self, nodes: Sequence[str], view: ExtenderView) -> None:
         self._nodes, self._gpus, self._sides = nodes, view.gpus, view.sides

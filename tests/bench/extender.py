@@ -37,7 +37,7 @@ CHANGES_PER_S = 50
 PAUSE_S = 1.0
 """Between two cycles; thirty times as often as in service."""
 GOAL_MS = 50.0
-CPU_GOAL_MS = 5.0
+CPU_GOAL_MS = 2.0
 
 
 def pods() -> list[Pod]:

@@ -111,6 +111,7 @@ ALONE = cluster_queue(**SHOWN)
 del ALONE["spec"]["cohortName"]
 BESIDE = {**cluster_queue(), "metadata": {"name": "b"}}
 USAGE = {"mode": "usage", "endpoint": "http://usage:9091"}
+RARELY = {**DATABASE, "usageParams": {"fetchInterval": "2h"}}
 BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
 HOLDING = {"state": "Open", "allocated": {"nvidia.com/gpu": "4"}}
 IDLE: dict[str, Any] = {"state": "Open"}
@@ -153,6 +154,8 @@ CASES = [
     _kai("Unknown", "NoShards", None, WELL),
     _kai("True", "UsageOnly", shard_object(kValue=1, usageDBConfig=DATABASE), shard_object(kValue=1), **USAGE),
     _kai("False", "UsageNotRead", shard_object(kValue=1), shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
+    _kai("False", "UsageTooOld", shard_object(kValue=1, usageDBConfig=RARELY),
+         shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
     _kai("Unknown", "AddressUnknown", shard_object(kValue=1, usageDBConfig=BY_ENVIRONMENT),
          shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
     _kueue("True", "FairSharing", FAIR, [cluster_queue(), configured(V1BETA2)]),

@@ -33,6 +33,7 @@ from tests.fairshare.builders import (
     policy_of,
 )
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.shared_files import shared
@@ -78,32 +79,6 @@ def test_a_pod_that_stays_carries_no_annotation() -> None:
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
     stop_victim(cluster, _victim("p"), "d1", NOW_MS)
     assert {REASON, PREEMPTION}.isdisjoint(cluster.get(POD, "p", "ns")["metadata"].get("annotations") or {})
-
-
-class FaultAt(MemoryCluster):
-    """A cluster in which one write fails: the first before 0, the second before 1, …, carried out or not."""
-
-    error: Exception = Unavailable("timeout")
-    at: int | None = None
-    carried_out = False
-    writes = 0
-
-    def _write(self, act: Callable[[], Any]) -> Any:
-        self.writes += 1
-        if self.at != self.writes - 1:
-            return act()
-        if self.carried_out:
-            act()
-        raise self.error
-
-    def patch(self, *args: Any, **named: Any) -> Object:
-        return self._write(lambda: super(FaultAt, self).patch(*args, **named))  # type: ignore[no-any-return]
-
-    def create(self, *args: Any, **named: Any) -> Object:
-        return self._write(lambda: super(FaultAt, self).create(*args, **named))  # type: ignore[no-any-return]
-
-    def evict(self, *args: Any, **named: Any) -> None:
-        self._write(lambda: super(FaultAt, self).evict(*args, **named))
 
 
 RUNNING = {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}}

@@ -809,9 +809,15 @@ def test_shares_in_mode_usage_follow_the_shards_own_k_and_window(accountant: Any
     assert [each.gpus for each in target.entitlements] == [8, 8]
 
 
-def test_usage_that_is_stale_before_it_is_fetched_again_is_named() -> None:
-    params = {"fetchInterval": "10m", "stalenessPeriod": "5m"}
+@pytest.mark.parametrize(("params", "wanted"), [
+    ({"fetchInterval": "10m"}, ("False", "UsageTooOld")),
+    ({"fetchInterval": "5m", "stalenessPeriod": "1s"}, ("True", "UsageOnly")),  # KAI goes on with what it has
+    ({}, ("True", "UsageOnly")),
+])  # fmt: skip
+def test_usage_that_is_too_old_before_it_is_fetched_again_is_named(
+    params: dict[str, str], wanted: tuple[str, str]
+) -> None:
     database = {"clientType": "prometheus", "connectionString": "http://usage", "usageParams": params}
-    found = usage_read([shard_object(usageDBConfig=database)], "http://usage")
-    assert (found.status, found.reason) == ("False", "UsageNotRead")
-    assert "stalenessPeriod" in found.remedy
+    found = usage_read([shard_object(usageDBConfig=database)], "http://usage", max_staleness_s=300)
+    assert (found.status, found.reason) == wanted
+    assert ("fetchInterval" in found.remedy) == (wanted[0] == "False")

@@ -239,7 +239,8 @@ def _books(hours: int, now_h: int) -> dict[str, Answer]:
             if now_h - hours + hour < start:
                 continue
             for gpu in range(gpus):
-                key = {"queue": queue, "job": job, "hour": at.strftime("%Y-%m-%dT%H"), "gpu": f"GPU-{gpu}"}
+                place = {"hour": at.strftime("%Y-%m-%dT%H"), "gpu": f"GPU-{gpu}", "gpu_model": "H100"}
+                key = {"queue": queue, "job": job, **place}
                 found[name] = found.get(name := tuple(key[d] for d in by), 0) + HOUR_US
         return {
             "start_ms": int(query["start"]), "end_ms": int(query["end"]), "by": by, "coverage": 1.0,

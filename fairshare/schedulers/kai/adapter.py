@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import fsum, isfinite
+from math import fsum, inf, isfinite
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
@@ -80,6 +80,8 @@ POOL_LABEL = "kai.scheduler/node-pool"
 _NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
 """The kValue that KAI uses if none is set."""
+_FETCH_S = 60.0
+"""The seconds between two fetches of usage if no `fetchInterval` is set."""
 PREFIX = "kai"
 _HIERARCHY = "full-hierarchy-fairness"
 """The scheduler's argument with which it ignores the queues above the lowest ones."""
@@ -137,7 +139,9 @@ class KaiAdapter(Adapter):
                 differing += _differences(queue, found.found[queue.name], owner)
         shards = seen.get(SHARD, ())
         endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
-        history = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
+        history = (
+            effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config, policy.max_staleness)
+        )
         pods = _with_gpu_parts(pods, seen.get(NODE, ()))
         standings = _with_pods_counted(policy, owner, observation.standings, pods)
         label = str(value_at(config or {}, ("spec", "global", "nodePoolLabelKey")) or POOL_LABEL)
@@ -268,13 +272,22 @@ def _window_s(text: object) -> float | None:
     return None if rest is None else (years * 365 + weeks * 7 + whole) * 86_400.0 + rest
 
 
-def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Object | None = None) -> Condition:
-    """Return the condition `Effective` of mode `usage`: True if KAI reads usage from the accountant.
+def usage_read(
+    shards: Sequence[Object],
+    endpoint: str | None = None,
+    config: Object | None = None,
+    max_staleness_s: float = inf,
+) -> Condition:
+    """Return the condition `Effective` of mode `usage`: True if KAI reads usage from the accountant, and often enough.
+
+    KAI divides by the usage that it fetched last, whatever its `stalenessPeriod` is: it only writes a warning then.
 
     endpoint: the accountant's address in the policy; without it the condition is Unknown.
-    config: KAI's Config, from which KAI's operator takes a missing address; None if it cannot be read."""
+    config: KAI's Config, from which KAI's operator takes a missing address; None if it cannot be read.
+    max_staleness_s: the age of usage beyond which the policy wants no division by it."""
     faults: list[str] = []
     doubts: list[str] = []
+    rare: dict[str, str] = {}
     remedies: list[str] = []
     if undivided := _undivided(shards):
         return undivided
@@ -300,16 +313,10 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
         if params.get("windowType", "sliding") != "sliding":
             faults.append(f"windowType of {name} is {params['windowType']}: only sliding works")
             remedies.append(_patch_command(shard, {"usageDBConfig": {"usageParams": {"windowType": "sliding"}}}))
-        fetch_s, stale_s = (
-            parsed if (parsed := duration_s(params.get(key))) is not None else default
-            for key, default in (("fetchInterval", 60.0), ("stalenessPeriod", 300.0))
-        )
-        if stale_s < fetch_s:
-            faults.append(
-                f"{name} fetches usage every {fetch_s:g} s and counts it as stale after {stale_s:g} s: it has none in"
-                " between"
-            )
-            remedies.append(_patch_command(shard, {"usageDBConfig": {"usageParams": {"stalenessPeriod": None}}}))
+        fetch_s = duration_s(params.get("fetchInterval")) or _FETCH_S
+        if fetch_s > max_staleness_s:
+            text = f"{name} divides by usage that is up to {fetch_s:g} s old (fetchInterval)"
+            rare[text] = _patch_command(shard, {"usageDBConfig": {"usageParams": {"fetchInterval": None}}})
         address, note = _usage_address(database, config)
         if address is None:
             doubts.append(f"{name}: {note}")
@@ -333,6 +340,9 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
     if not shards:
         text = "no SchedulingShard can be read: make sure that KAI reads usage from the accountant"
         return Condition("Effective", "Unknown", "NoShards", text)
+    if rare:
+        text = f"{'; '.join(rare)}, and the policy wants none older than {max_staleness_s:g} s (max_staleness)"
+        return Condition("Effective", "False", "UsageTooOld", text, "; ".join(rare.values()))
     if doubts:
         return Condition("Effective", "Unknown", "AddressUnknown", "; ".join(doubts), remedy)
     return Condition("Effective", "True", "UsageOnly", "KAI reads usage from the accountant; its weights stay as set")

@@ -1,0 +1,193 @@
+"""A fault at any write of a cycle, for every target: the next cycles end where they would have ended without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from accountant.wire.policy_models import Policy
+from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
+from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.adapter import COMMAND, JOB
+from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
+from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.status_config_map import StatusObject
+from gputally.base.errors import Conflict, Refused, Unavailable
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, POD, Object, value_at
+from tests.fairshare.builders import (
+    node_object,
+    object_of,
+    pod_group,
+    pod_object,
+    policy_of,
+    queue_object,
+    shard_object,
+)
+from tests.fairshare.conftest import Make
+from tests.fairshare.failing_writes import FaultAt
+from tests.fairshare.observations import pods_of
+from tests.fairshare.scheduler_kinds import KINDS
+from tests.fairshare.scheduler_objects import volcano
+
+HERE = StatusObject("gputally", "gputally-fairshare")
+BEFORE = "2026-09-30T00:00:00Z"
+MOST_WRITES = 16
+RULES = {"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A cluster in which queue a holds 16 GPUs in four gangs of 4, and b waits for 4 of them.
+
+    weights: reads what the controller writes."""
+
+    policy: Policy
+    objects: Sequence[Object]
+    weights: Callable[[MemoryCluster], Mapping[str, Any]]
+
+
+def _weights(kind: Any, path: Sequence[str], cluster: MemoryCluster) -> Mapping[str, Any]:
+    return {obj["metadata"]["name"]: value_at(obj, path) for obj in cluster.list(kind)}
+
+
+def _policy(ref: str, target: str, **settings: Any) -> Policy:
+    queues = [{"name": name, "deserved": 4, "refs": [f"{ref}:{name}"]} for name in "ab"]
+    return policy_of(queues, targets={target: settings}, preemption=RULES)
+
+
+def _plain() -> Scene:
+    waits = pod_object("w", "b", node="")
+    objects = [node_object("n0", 16), waits, *(pod_object(f"p{i}") for i in range(4))]
+    return Scene(_policy("policy", "kube_scheduler", mode="extender"), objects, lambda cluster: {})
+
+
+def _kai() -> Scene:
+    def pod(name: str, queue: str, node: str) -> Object:
+        obj = pod_object(
+            name, node=node, labels={"kai.scheduler/queue": queue}, annotations={"pod-group-name": f"g-{name}"}
+        )
+        obj["spec"]["schedulerName"] = "kai-scheduler"
+        return obj
+
+    queues = [queue_object("a", requested="16", allocated="16", quota=4)]
+    queues.append(queue_object("b", requested="4", allocated="0", quota=4))
+    names = [f"p{i}" for i in range(4)]
+    groups = [pod_group(f"g-{name}", requested=4, allocated=4, creationTimestamp=BEFORE) for name in names]
+    groups.append(pod_group("g-w", "b", requested=4, allocated=0, creationTimestamp=BEFORE))
+    pods = [*(pod(name, "a", "n0") for name in names), pod("w", "b", "")]
+    objects = [*queues, *groups, *pods, node_object("n0", 16), shard_object(kValue=0)]
+    weights = partial(_weights, KAI_QUEUE, ("spec", "resources", "gpu", "overQuotaWeight"))
+    return Scene(_policy("kai", "kai", mode="weight", apply="enforce"), objects, weights)
+
+
+def _kueue() -> Scene:
+    quota = [{"name": GPU, "nominalQuota": "8"}]
+    groups = [{"coveredResources": [GPU], "flavors": [{"name": "f", "resources": quota}]}]
+
+    def workload(name: str, queue: str) -> Object:
+        template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {GPU: "4"}}}]}}
+        sets = [{"name": "main", "count": 1, "template": template}]
+        usage = {"name": "main", "flavors": {GPU: "f"}, "resourceUsage": {GPU: "4"}}
+        reserved = [
+            {"type": kind, "status": "True", "lastTransitionTime": BEFORE} for kind in ("QuotaReserved", "Admitted")
+        ]
+        status = {"admission": {"clusterQueue": queue, "podSetAssignments": [usage]}, "conditions": reserved}
+        return object_of(
+            WORKLOADS[0], name, {"queueName": queue, "podSets": sets, "active": True}, status if queue == "a" else {},
+            uid=f"uid-{name}", creationTimestamp=BEFORE,
+        )  # fmt: skip
+
+    objects = [
+        *(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m", "resourceGroups": groups}) for name in "ab"),
+        *(object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"),
+        *(workload(f"p{i}", "a") for i in range(4)), workload("w", "b"), node_object("n0", 16),
+    ]  # fmt: skip
+    weights = partial(_weights, CLUSTER_QUEUES[0], ("spec", "fairSharing", "weight"))
+    return Scene(_policy("kueue", "kueue", apply="enforce"), objects, weights)
+
+
+def _volcano() -> Scene:
+    def job(name: str, queue: str, phase: str) -> list[Object]:
+        limits = {"limits": {GPU: "4"}}
+        template = {"spec": {"containers": [{"name": "c", "resources": limits}]}}
+        tasks = [{"name": "t", "replicas": 1, "template": template}]
+        status = {"state": {"phase": phase, "lastTransitionTime": BEFORE}}
+        of_job = {"apiVersion": JOB.api_version, "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+        group = {"queue": queue, "minMember": 1, "minResources": {GPU: "4"}}
+        owned = {"ownerReferences": [of_job], "creationTimestamp": BEFORE}
+        found = [
+            object_of(JOB, name, {"queue": queue, "minAvailable": 1, "tasks": tasks}, status, uid=f"uid-{name}"),
+            object_of(
+                VOLCANO_GROUP, f"{name}-1", group, {"phase": "Running" if phase == "Running" else "Pending"}, **owned
+            ),
+        ]
+        if phase == "Running":
+            notes = {"scheduling.k8s.io/group-name": f"{name}-1", "scheduling.volcano.sh/queue-name": queue}
+            pod = pod_object(f"{name}-t-0", annotations=notes, **owned)
+            pod["spec"]["schedulerName"] = "volcano"
+            found.append(pod)
+        return found
+
+    objects = [
+        object_of(VOLCANO_QUEUE, "a", {"weight": 1}, {"allocated": {GPU: "16"}}),
+        object_of(VOLCANO_QUEUE, "b", {"weight": 1}, {}),
+        *(each for i in range(4) for each in job(f"p{i}", "a", "Running")),
+        *job("w", "b", "Pending"), volcano("proportion"), node_object("n0", 16),
+    ]  # fmt: skip
+    weights = partial(_weights, VOLCANO_QUEUE, ("spec", "weight"))
+    return Scene(_policy("volcano", "volcano", mode="weight", apply="enforce"), objects, weights)
+
+
+SCENES = {"kube-scheduler": _plain, "kai": _kai, "kueue": _kueue, "volcano": _volcano}
+
+
+def _stopped(cluster: MemoryCluster) -> list[str]:
+    """Return the gangs that were told to stop."""
+    off = [obj["metadata"]["name"] for obj in cluster.list(WORKLOADS[0]) if obj["spec"].get("active") is False]
+    told = [obj["target"]["name"] for obj in cluster.list(COMMAND)]
+    pods = {obj["metadata"]["name"] for obj in cluster.list(POD)}
+    own = any(obj["spec"].get("schedulerName") != "volcano" for obj in cluster.list(POD))
+    return off + told + ([name for name in (f"p{i}" for i in range(4)) if name not in pods] if own else [])
+
+
+def _end(scene: Scene, cluster: FaultAt, controller_of: Make) -> tuple[Mapping[str, Any], int]:
+    """Run a cycle, with its fault, and the next ones; return the weights and the number of gangs that were stopped."""
+    controller = controller_of(scene.policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
+    controller.cycle()
+    cluster.at = None
+    for _ in range(3):
+        controller.later()
+    return scene.weights(cluster), len(_stopped(cluster))
+
+
+FAULTS = [
+    (Unavailable("timeout"), True),
+    (Unavailable("503"), False),
+    (Refused("403"), False),
+    (Conflict("409"), False),
+]
+
+
+@pytest.mark.parametrize("target", SCENES)
+def test_a_fault_at_any_write_of_a_cycle_changes_nothing_in_the_end(
+    target: str, controller_of: Make, accountant: Any
+) -> None:
+    """One gang may be stopped in an hour, so that a victim that was not counted, or counted twice, would show."""
+    scene = SCENES[target]()
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+    wanted = _end(scene, FaultAt(KINDS, scene.objects), controller_of)
+    assert wanted[1] == 1
+    first = FaultAt(KINDS, scene.objects)
+    controller_of(scene.policy, first, status_object=HERE, pods=lambda: pods_of(first)).cycle()
+    assert 0 < first.writes <= MOST_WRITES
+    for at in range(first.writes):
+        for error, carried_out in FAULTS:
+            cluster = FaultAt(KINDS, scene.objects)
+            cluster.at, cluster.error, cluster.carried_out = at, error, carried_out
+            assert _end(scene, cluster, controller_of) == wanted, (at, error, carried_out)
