@@ -237,11 +237,13 @@ class Protection:
     path: the scheduler's queues from the root to the workload's own queue.
     reclaim_s: seconds of protection from a workload of another queue, by the position in `path` of the first queue that
         the other one's path does not share; of the last position if it shares all.
-    preempt_s: seconds of protection from a workload of the same queue."""
+    preempt_s: seconds of protection from a workload of the same queue.
+    surplus: whether it also protects what the workload has above its minimum."""
 
     path: tuple[str, ...]
     reclaim_s: tuple[float, ...]
     preempt_s: float
+    surplus: bool = False
 
     def seconds(self, claimant: tuple[str, ...]) -> float:
         """Return the seconds of protection from a workload whose queues, from the root, are `claimant`."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import fsum
+from math import fsum, inf
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.admission_quota_tree import QuotaTree
@@ -230,15 +230,16 @@ class Search:
     def _scheduler_protects(self, bundle: Bundle) -> bool:
         """Return whether the scheduler itself protects the part from this claim, and keep the reason."""
         protection = bundle.gang.protection
-        if protection is None or not bundle.whole:
+        if protection is None or not (bundle.whole or protection.surplus):
             return False
         started_ms = bundle.gang.started_ms if bundle.gang.started_ms is not None else self._now_ms
         least_s, ran_s = protection.seconds(self._claim.path), (self._now_ms - started_ms) / MS_PER_SECOND
         if ran_s >= least_s:
             return False
-        text = (
-            f"its scheduler protects it for {least_s / 60:g} min after its start, and it has run for {ran_s / 60:.0f}"
-        )
+        text = "its scheduler takes nothing of its queue for other queues"
+        if least_s < inf:
+            text = f"its scheduler protects it for {least_s / 60:g} min after its start, and it has run for"
+            text = f"{text} {ran_s / 60:.0f}"
         self._reasons[bundle.key] = bundle.gang.queue, text
         return True
 

@@ -17,6 +17,7 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kai.adapter import QUEUE
 from fairshare.schedulers.kueue.adapter import WORKLOADS
 from fairshare.schedulers.runai.adapter import effective as runai_effective
+from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -115,6 +116,7 @@ RARELY = {**DATABASE, "usageParams": {"fetchInterval": "2h"}}
 BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
 HOLDING = {"state": "Open", "allocated": {"nvidia.com/gpu": "4"}}
 IDLE: dict[str, Any] = {"state": "Open"}
+WAITING_GROUP = object_of(VOLCANO_GROUP, "g", {"queue": "a", "minMember": 1, "minResources": {"nvidia.com/gpu": "4"}})
 STRANGER = {**VOLCANO_QUEUE, "metadata": {"name": "stranger"}, "status": HOLDING}
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
 POD_SETS = [{"name": "main", "count": 2, "template": {"spec": {"containers": [CONTAINER]}}}]
@@ -203,6 +205,8 @@ CASES = [
     Case(("Volcano", "InSync", "False", "PolicyDiffers"), "volcano:a",
          [{**VOLCANO_QUEUE, "spec": {"guarantee": {"resource": {"nvidia.com/gpu": "16"}}}}], [VOLCANO_QUEUE],
          queue=EIGHT),
+    Case(("Volcano", "InSync", "False", "QueuesStopped"), "volcano:a",
+         [{**VOLCANO_QUEUE, "status": {"state": "Closed"}}, WAITING_GROUP], [VOLCANO_QUEUE, WAITING_GROUP]),
     Case(("", "Mapped", "True", "AllFound"), "kai:a", [KAI_QUEUE, WELL], [WELL]),
     Case(("", "Mapped", "False", "QueuesLeftOut"), "kai:a", [WELL], [KAI_QUEUE, WELL]),
     Case(("", "Mapped", "False", "WeightsLeftBehind"), "kai:a", [KAI_QUEUE, LEFT_BEHIND, WELL],

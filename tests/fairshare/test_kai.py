@@ -821,3 +821,29 @@ def test_usage_that_is_too_old_before_it_is_fetched_again_is_named(
     found = usage_read([shard_object(usageDBConfig=database)], "http://usage", max_staleness_s=300)
     assert (found.status, found.reason) == wanted
     assert ("fetchInterval" in found.remedy) == (wanted[0] == "False")
+
+
+def _tried(pool: str = "default", number: str = "1") -> dict[str, Any]:
+    return {"type": "UnschedulableOnNodePool", "nodePool": pool, "transitionID": number, "status": "True"}
+
+
+@pytest.mark.parametrize(("spec", "conditions", "waits_in_vain"), [
+    ({}, [_tried()], False),
+    ({"schedulingBackoff": -1}, [_tried()], False),
+    ({"schedulingBackoff": 1}, [], False),
+    ({"schedulingBackoff": 1}, [_tried()], True),
+    ({"schedulingBackoff": 1}, [_tried("gold")], False),
+    ({"schedulingBackoff": 1}, [_tried(number="2"), _tried("gold", "10")], False),
+    ({"schedulingBackoff": 1}, [_tried("gold", "2"), _tried(number="10")], True),
+    ({"schedulingBackoff": 1}, [_tried("gold", "x"), _tried(number="0")], True),
+    ({"queue": "org"}, [], True),  # it has queues below it
+])  # fmt: skip
+def test_what_kai_does_not_start_claims_nothing(
+    spec: dict[str, Any], conditions: list[dict[str, Any]], waits_in_vain: bool
+) -> None:
+    policy = policy_of([{"name": "org", "refs": ["kai:org"]}, {"name": "a", "parent": "org", "refs": ["kai:a"]}])
+    group = pod_group("g", requested=1, spec={"minMember": 1, "queue": "a", **spec})
+    group["status"]["schedulingConditions"] = conditions
+    seen = {QUEUE: [queue_object("a", parent="org"), queue_object("org")], POD_GROUP: [group]}
+    (gang,) = KaiAdapter().observe(policy, seen).gangs
+    assert bool(gang.held_back) == waits_in_vain

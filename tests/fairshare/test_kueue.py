@@ -959,7 +959,10 @@ def test_a_strict_queue_makes_room_for_nobody_behind_its_first(first: dict[str, 
 
 @pytest.mark.parametrize("held", [
     {"annotations": {"kueue.x-k8s.io/admission-gated-by": "example.com/quota"}},
-    {"conditions": [{**ACTIVE, "type": "QuotaReserved", "status": "False", "reason": "OnHold"}]},
+    *(
+        {"conditions": [{**ACTIVE, "type": "QuotaReserved", "status": "False", "reason": reason}]}
+        for reason in ("OnHold", "Misconfigured")
+    ),
     {"conditions": [{**ACTIVE, "type": "Requeued", "status": "False", "reason": "PodsReadyTimeout"}]},
 ])  # fmt: skip
 def test_nothing_stops_for_a_workload_that_kueue_does_not_consider(held: dict[str, Any]) -> None:
@@ -967,4 +970,12 @@ def test_nothing_stops_for_a_workload_that_kueue_does_not_consider(held: dict[st
     first["metadata"]["annotations"] = held.get("annotations", {})
     first["status"] = {"conditions": held.get("conditions", [])}
     assert _claimed(first, second, **FIFO) == ["second"]
+    assert _claimed(first, second) == ["second"]
+
+
+@pytest.mark.parametrize("reason", ["NoMatchingFlavor", "ExceedsMaxQuota"])
+def test_nothing_stops_for_a_workload_that_never_fits_and_a_strict_queue_stands_behind_it(reason: str) -> None:
+    first, second = _waiting("first"), _waiting("second", created=LATER)
+    first["status"] = {"conditions": [{**ACTIVE, "type": "QuotaReserved", "status": "False", "reason": reason}]}
+    assert _claimed(first, second, **FIFO) == []
     assert _claimed(first, second) == ["second"]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from math import inf
 from pkgutil import walk_packages
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
 from fairshare.schedulers.volcano.adapter import (
     COMMAND,
+    COOLDOWN,
     HIERARCHY,
     HIERARCHY_WEIGHTS,
     JOB,
@@ -529,3 +531,56 @@ def test_a_reserved_part_is_the_queues_own_even_if_it_requests_nothing() -> None
     claims = (Claim("a", 0.0), Claim("b", 32.0), Claim("c", 32.0))
     shares = divide_above(DivisionProblem("", 32, 0.0, claims), {"a": 20.0})
     assert shares == {"a": 20.0, "b": 6.0, "c": 6.0}
+
+
+@pytest.mark.parametrize(("plugins", "queue", "note", "stopped"), [
+    (["proportion"], {}, {}, 1),
+    (["proportion"], {"reclaimable": True}, {}, 1),
+    (["proportion"], {"reclaimable": False}, {}, 0),
+    (["proportion", "cdp"], {}, {"annotations": {COOLDOWN: "10h"}}, 0),
+    (["proportion", "cdp"], {}, {"labels": {COOLDOWN: "10h"}}, 0),
+    (["proportion", "cdp"], {}, {"labels": {COOLDOWN: "10m"}}, 1),  # its time is over
+    (["proportion", "cdp"], {}, {"labels": {COOLDOWN: "for ever"}}, 1),
+    (["proportion"], {}, {"labels": {COOLDOWN: "10h"}}, 1),  # no plugin reads it
+])  # fmt: skip
+def test_what_volcano_protects_is_no_victim(
+    accountant: Any, plugins: list[str], queue: dict[str, Any], note: dict[str, Any], stopped: int
+) -> None:
+    """sci's job has held 16 GPUs for two hours, of which eng waits for 4."""
+    clock, accountant.nodes = VirtualClock(LATER_MS), {"n"}
+    holds, waits = _job("holds", "sci", 1, 16, "Running"), _job("waits", "eng", 1, 4, "Pending")
+    groups = [_group_of(holds, "sci", 16), _group_of(waits, "eng", 4)]
+    groups[0]["metadata"] |= note
+    queues = [_queue("eng"), _queue("sci", allocated="16", **queue)]
+    cluster = MemoryCluster(KINDS, [*queues, holds, waits, *groups, volcano(*plugins), node_object("n", 16)])
+    running = _pod_of("holds", "sci", 0, 16)
+    running["status"]["startTime"] = "2029-12-31T22:00:00Z"
+    policy = _policy("weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
+    controller = Controller(policy, accountant, cluster, clock, pods=lambda: (read_pod(running),))
+    controller.cycle()
+    assert len(cluster.list(COMMAND)) == stopped
+
+
+def test_a_queue_keeps_nothing_from_its_own_work(accountant: Any) -> None:
+    protection = look_at(
+        VolcanoAdapter(),
+        _policy("weight"),
+        MemoryCluster(KINDS, [_queue("sci", reclaimable=False), _group("g", "sci", least=4)]),
+    ).gangs[0].protection  # fmt: skip
+    assert (protection.seconds(("sci",)), protection.seconds(()), protection.seconds(("eng",))) == (0.0, inf, inf)
+
+
+@pytest.mark.parametrize("state", ["Open", "Closing", "Closed", "Unknown", None])
+def test_what_waits_in_a_closed_queue_asks_for_nothing(state: str | None) -> None:
+    queue = _queue("sci", allocated="4")
+    if state is not None:
+        queue["status"]["state"] = state
+    runs, waits = _group("runs", "sci", least=4), _group("waits", "sci", least=8)
+    runs["status"] = {"phase": "Running"}
+    pod = read_pod(_pod_of("runs", "sci", 0, 4))
+    cluster = MemoryCluster(KINDS, [_queue("eng"), queue, runs, waits, volcano("proportion")])
+    found = look_at(VolcanoAdapter(), _policy("weight"), cluster, [replace(pod, gang="PodGroup/ns/runs")])
+    is_open = state in ("Open", None)
+    assert found.standings["sci"].requested == (12 if is_open else 4)
+    assert [gang.name for gang in found.gangs] == (["runs", "waits"] if is_open else ["runs"])
+    assert (condition(found, "InSync").reason == "QueuesStopped") == (not is_open)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from math import fsum, inf, isfinite
 from typing import Any
@@ -82,6 +82,10 @@ DEFAULT_K = 1.0
 """The kValue that KAI uses if none is set."""
 _FETCH_S = 60.0
 """The seconds between two fetches of usage if no `fetchInterval` is set."""
+_NO_BACKOFF = -1
+"""The `schedulingBackoff` of a PodGroup that KAI tries in every cycle."""
+_DEFAULT_POOL = "default"
+"""The name of the node pool without a label, in conditions of PodGroups."""
 PREFIX = "kai"
 _HIERARCHY = "full-hierarchy-fairness"
 """The scheduler's argument with which it ignores the queues above the lowest ones."""
@@ -152,7 +156,11 @@ class KaiAdapter(Adapter):
             pods = _bound_to_pools(pods, label, owner, pool_of_queue)
         dropped = _dropped(policy, seen.get(QUEUE, ()), found.found, label)
         protections = _protections(seen.get(QUEUE, ()), shards, label)
-        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections, parts)
+        inner = frozenset(str(value_at(obj, ("spec", "parentQueue")) or "") for obj in seen.get(QUEUE, ()))
+        gangs, unreadable = _gangs(
+            owner, seen.get(POD_GROUP, ()), pods, seen.get(PRIORITY_CLASS), protections, parts,
+            lambda obj: _held_back(obj, inner, label),
+        )  # fmt: skip
         gangs = tuple(gang for gang in gangs if gang.queue not in dropped)
         issues = (*observation.issues, *unscheduled, *(Issue(name, text) for name, text in sorted(dropped.items())))
         conditions = (history, in_sync(differing))
@@ -771,9 +779,10 @@ def _gangs(
     classes: Sequence[Object] | None,
     protections: Mapping[str, Protection],
     parts: MigParts,
+    held_back: Callable[[Object], str],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, and those that cannot be read. A group with an empty status
-    has the size of its pods."""
+    has the size of its pods. held_back: returns why KAI does not start a PodGroup."""
     gpu_pods, companions = pods_by_gang(pods), companions_by_gang(pods)
 
     def read(obj: Object) -> Gang | None:
@@ -807,6 +816,7 @@ def _gangs(
             protection=protections.get(str(spec.get("queue"))),
             may_claim_ms=_delay_end_ms(metadata, spec),
             in_quota=_in_quota(spec, priority, classes),
+            held_back=held_back(obj),
         )
         least_members = max(1, int(spec.get("minMember") or 1))
         if own_pods:
@@ -820,6 +830,27 @@ def _gangs(
 
     gangs, unreadable = read_each(groups, read)
     return sorted_gangs(gangs), unreadable
+
+
+def _held_back(group: Object, inner: Set[str], label: str) -> str:
+    """Return why KAI does not start a PodGroup, however much room there is; "" if it does.
+
+    inner: the queues that have queues below them. label: the key of the label with a PodGroup's node pool.
+
+    Source: KAI pkg/scheduler/actions/utils, input_jobs.go; pkg/scheduler/cache/cluster_info, cluster_info.go."""
+    spec, conditions = group.get("spec") or {}, value_at(group, ("status", "schedulingConditions")) or ()
+    if str(spec.get("queue")) in inner:
+        return f"Queue {spec.get('queue')} has queues below it, and KAI starts work only in queues without"
+    if spec.get("schedulingBackoff") in (None, _NO_BACKOFF) or not conditions:
+        return ""
+    last = max(conditions, key=lambda each: _whole_number(each.get("transitionID")))
+    if last.get("nodePool") != (_label_of(group, label) or _DEFAULT_POOL):
+        return ""
+    return f"KAI has tried it once (schedulingBackoff {spec['schedulingBackoff']}) and does not try it again"
+
+
+def _whole_number(text: object) -> int:
+    return int(text) if isinstance(text, str) and re.fullmatch(r"\d{1,18}", text, re.ASCII) else -1
 
 
 def _delay_end_ms(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int | None:

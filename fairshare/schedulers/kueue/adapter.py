@@ -484,6 +484,10 @@ def _live(obj: Object, slices_of: SlicesOf, parts: MigParts, *, by_creation: boo
     )
 
 
+_NOT_QUEUED = frozenset({"OnHold", "Misconfigured"})
+_NEVER_FITS = frozenset({"NoMatchingFlavor", "ExceedsMaxQuota"})
+"""Reasons for which Kueue admits a Workload only after it, its queue or a flavor has changed. One that never fits stays
+in its queue all the same: in a StrictFIFO queue nothing behind it is admitted."""
 GATED_BY = "kueue.x-k8s.io/admission-gated-by"
 """The annotation that keeps a Workload from being considered."""
 
@@ -504,6 +508,10 @@ def _since_ms(workload: Object, *, by_creation: bool) -> int | None:
     return millis(workload["metadata"].get("creationTimestamp"))
 
 
+def _cannot_admit(reserved: Mapping[str, Any]) -> str:
+    return f"Kueue cannot admit it ({reserved['reason']}: {reserved.get('message')})"
+
+
 def _not_queued(workload: Object) -> str:
     """Return why Kueue does not consider a Workload, although its queue admits; "" if it does.
 
@@ -511,8 +519,8 @@ def _not_queued(workload: Object) -> str:
     if value_at(workload, ("metadata", "annotations", GATED_BY)):
         return f"its annotation {GATED_BY} keeps Kueue from admitting it"
     reserved = condition_of(workload, "QuotaReserved")
-    if reserved.get("status") == "False" and reserved.get("reason") == "OnHold":
-        return "its job keeps Kueue from admitting it (OnHold)"
+    if reserved.get("status") == "False" and reserved.get("reason") in _NOT_QUEUED:
+        return _cannot_admit(reserved)
     if condition_of(workload, "WaitingForReplacementPods").get("status") == "True":
         return "Kueue waits for replacements of its pods (WaitingForReplacementPods)"
     until = value_at(workload, ("status", "requeueState", "requeueAt"))
@@ -659,10 +667,12 @@ def _gangs(
             minimum = min(gang.minimum, requested)
             return replace(gang, requested=requested, allocated=allocated, minimum=minimum)
         ahead = first.get(_line(obj, queues.get(cluster_queue), cluster_queue))
-        held_back = live[key].not_queued
+        held_back, reserved = live[key].not_queued, condition_of(obj, "QuotaReserved")
         if ahead is not None and not held_back and _full_name(ahead.obj) != key:
             title = _title(queues[cluster_queue])
             held_back = f"{title} is a StrictFIFO queue, and Workload {_full_name(ahead.obj)} is before it"
+        elif not held_back and reserved.get("status") == "False" and reserved.get("reason") in _NEVER_FITS:
+            held_back = _cannot_admit(reserved)
         return replace(gang, held_back=held_back)
 
     gangs, unreadable = read_each((each.obj for each in workloads), read)

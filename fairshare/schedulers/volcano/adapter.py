@@ -42,6 +42,7 @@ from fairshare.core.queues_and_weights import (
     Issue,
     Observation,
     Pod,
+    Protection,
     Standing,
     TargetQueue,
     Value,
@@ -63,7 +64,17 @@ from fairshare.laws.division import divide_above
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, Object, fixed_point, gpus, quantity, value_at
+from gputally.kubernetes.objects import (
+    CONFIG_MAP,
+    GPU,
+    Kind,
+    Object,
+    duration_s,
+    fixed_point,
+    gpus,
+    quantity,
+    value_at,
+)
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
@@ -88,6 +99,8 @@ _UNITS_PER_GPU = 1000.0
 _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
 _UNFINISHED = frozenset({"Pending", "Inqueue", "Running", "Unknown", ""})
 """Phases of PodGroups that count."""
+_OPEN = "Open"
+"""The state of a queue in which Volcano starts work; also of one whose status has none yet."""
 
 
 class VolcanoAdapter(Adapter):
@@ -112,7 +125,11 @@ class VolcanoAdapter(Adapter):
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         by_name = {obj["metadata"]["name"]: obj for obj in objects}
         parents = {name: value_at(obj, ("spec", "parent")) for name, obj in by_name.items()}
-        gangs, unreadable = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods, parts)
+        configuration = seen.get(CONFIG_MAP, ())
+        cools_down = _cools_down(configuration)
+        gangs, stopped, unreadable = _gangs(
+            owner, by_name, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods, parts, cools_down=cools_down
+        )
         overcount = overcount_by_queue(policy, (pod for pod in pods if pod.held and pod.ref in owner))
         demand_of = standings_of(policy, gangs)
 
@@ -132,8 +149,8 @@ class VolcanoAdapter(Adapter):
         observation = read_queues(found, read)
         config = policy.targets.volcano.config
         conditions = (
-            _effective(mode, config, seen.get(CONFIG_MAP, ()), found),
-            _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}, parts),
+            _effective(mode, config, configuration, found),
+            _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}, parts, stopped),
         )
         return replace(observation, conditions=conditions, gangs=gangs, unreadable=unreadable)
 
@@ -225,10 +242,15 @@ def _bounds(
 
 
 def _in_sync(
-    policy: Policy, owner: Mapping[str, QueuePolicy], objects: Mapping[str, Object], parts: MigParts
+    policy: Policy,
+    owner: Mapping[str, QueuePolicy],
+    objects: Mapping[str, Object],
+    parts: MigParts,
+    stopped: Sequence[str],
 ) -> Condition:
     """Return the condition `InSync`: whether limits, reserved GPUs and parents of Volcano match the policy.
 
+    stopped: a sentence for each queue that starts nothing, although work waits in it.
     objects: the Queue of each queue of the policy. A reserved part of a queue's quota is no difference, because the
     weights give the rest of it."""
     differing: list[str] = []
@@ -247,7 +269,7 @@ def _in_sync(
             ("parent", parent.name if parent else None if above == ROOT else above, queue.parent),
         ]
         differing += differences(obj["metadata"]["name"], pairs)
-    return in_sync(differing, what="capability, guarantee and parent")
+    return in_sync(differing, stopped, what="capability, guarantee and parent")
 
 
 def _full_demand_shares(
@@ -298,23 +320,53 @@ def _path_weights(queue: TargetQueue, name: str, weights: Mapping[str, float], o
     return "/".join(numbers)
 
 
+COOLDOWN = "volcano.sh/cooldown-time"
+"""The label or annotation of a Job or PodGroup with the time for which Volcano's plugin cdp protects its pods."""
+
+
+def _cools_down(configuration: Sequence[Object]) -> bool:
+    """Return whether Volcano protects pods for a time after their start, by its plugin cdp."""
+    tiers = _tiers(configuration)
+    return not isinstance(tiers, str) and any(plugin.get("name") == "cdp" for tier in tiers for plugin in tier)
+
+
+def _protection(name: str, queue: Object, group: Object, *, cools_down: bool) -> Protection | None:
+    """Return what Volcano protects a workload from; None if from nothing. A queue with `reclaimable: false` gives
+    nothing to other queues.
+
+    Source: Volcano pkg/scheduler/actions/reclaim/reclaim.go; pkg/scheduler/plugins/cdp/cdp.go."""
+    metadata = group["metadata"]
+    stated = (value_at(metadata, (kind, COOLDOWN)) for kind in ("labels", "annotations"))
+    cooldown_s = (duration_s(next((text for text in stated if text is not None), None)) or 0.0) if cools_down else 0.0
+    kept = value_at(queue, ("spec", "reclaimable")) is False
+    return Protection((name,), (inf if kept else cooldown_s,), cooldown_s, True) if kept or cooldown_s else None
+
+
 def _gangs(
     owner: Mapping[str, QueuePolicy],
+    queues: Mapping[str, Object],
     groups: Sequence[Object],
     jobs: Sequence[Object],
     pods: Sequence[Pod],
     parts: MigParts,
-) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
-    """Return the PodGroups of the policy's queues as gangs, and those that cannot be read.
+    *,
+    cools_down: bool,
+) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the PodGroups of the policy's queues as gangs, sentences on stopped queues, and the PodGroups that cannot
+    be read.
+
+    queues: Volcano's, by name. What waits in one that is not open is left out; the sentence states how many GPUs wait.
+    cools_down: as `_cools_down` returns it.
 
     The request of a group without pods is the larger of its Job's request and its `minResources`."""
     gpu_pods, companions = pods_by_gang(pods), companions_by_gang(pods)
     jobs_by_name = {(job["metadata"].get("namespace", ""), job["metadata"]["name"]): job for job in jobs}
+    waiting_gpus: dict[str, float] = {}
 
     def read(obj: Object) -> Gang | None:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
-        namespace = metadata.get("namespace", "")
-        queue = owner.get(f"{PREFIX}:{spec.get('queue') or 'default'}")
+        namespace, name = metadata.get("namespace", ""), str(spec.get("queue") or "default")
+        queue = owner.get(f"{PREFIX}:{name}")
         if queue is None or (value_at(obj, ("status", "phase")) or "") not in _UNFINISHED:
             return None
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
@@ -353,6 +405,7 @@ def _gangs(
             millis(metadata.get("creationTimestamp")),
             None,
             millis(annotations.get(CHECKPOINT)),
+            protection=_protection(name, queues.get(name, {}), obj, cools_down=cools_down),
         )
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
@@ -364,10 +417,16 @@ def _gangs(
             own_pods,
             others,
         )
+        state = value_at(queues.get(name, {}), ("status", "state")) or _OPEN
+        if state != _OPEN and gang.requested > gang.allocated:
+            halt = f"Queue {name} starts nothing (state {state})"
+            waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested - gang.allocated
+            gang = replace(gang, requested=gang.allocated, minimum=min(gang.minimum, gang.allocated))
         return gang if gang.requested > 0 else None
 
     gangs, unreadable = read_each(groups, read)
-    return sorted_gangs(gangs), unreadable
+    stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
+    return sorted_gangs(gangs), tuple(sorted(stopped)), unreadable
 
 
 @dataclass(frozen=True, slots=True)
