@@ -230,6 +230,10 @@ class PoolChoice:
     selector: tuple[tuple[str, str], ...] = ()
 
 
+ALWAYS_S = 2.0**33
+"""Seconds of a protection without end: 272 years. Decisions record numbers, and infinity is none in JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class Protection:
     """How long the scheduler itself protects a running workload after its start.

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import fsum, inf
+from math import fsum
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.admission_quota_tree import QuotaTree
 from fairshare.core.gpu_models import OTHERS, policy_of_part, units
-from fairshare.core.queues_and_weights import UNLIMITED
+from fairshare.core.queues_and_weights import ALWAYS_S, UNLIMITED
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.claims_and_placement import (
     GPU,
@@ -237,7 +237,7 @@ class Search:
         if ran_s >= least_s:
             return False
         text = "its scheduler takes nothing of its queue for other queues"
-        if least_s < inf:
+        if least_s < ALWAYS_S:
             text = f"its scheduler protects it for {least_s / 60:g} min after its start, and it has run for"
             text = f"{text} {ran_s / 60:.0f}"
         self._reasons[bundle.key] = bundle.gang.queue, text

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from math import inf
 from pkgutil import walk_packages
 from typing import Any
 
@@ -18,7 +17,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_member, read_pod
-from fairshare.core.queues_and_weights import Claim, DivisionProblem, TargetQueue
+from fairshare.core.queues_and_weights import ALWAYS_S, Claim, DivisionProblem, TargetQueue
 from fairshare.laws.division import divide_above
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
@@ -557,8 +556,9 @@ def test_what_volcano_protects_is_no_victim(
     running["status"]["startTime"] = "2029-12-31T22:00:00Z"
     policy = _policy("weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
     controller = Controller(policy, accountant, cluster, clock, pods=lambda: (read_pod(running),))
-    controller.cycle()
+    (target,) = controller.cycle().targets
     assert len(cluster.list(COMMAND)) == stopped
+    assert [verdict.outcome for verdict in target.preemption.verdicts] == ["preempts" if stopped else "denied"]
 
 
 def test_a_queue_keeps_nothing_from_its_own_work(accountant: Any) -> None:
@@ -567,7 +567,11 @@ def test_a_queue_keeps_nothing_from_its_own_work(accountant: Any) -> None:
         _policy("weight"),
         MemoryCluster(KINDS, [_queue("sci", reclaimable=False), _group("g", "sci", least=4)]),
     ).gangs[0].protection  # fmt: skip
-    assert (protection.seconds(("sci",)), protection.seconds(()), protection.seconds(("eng",))) == (0.0, inf, inf)
+    assert (protection.seconds(("sci",)), protection.seconds(()), protection.seconds(("eng",))) == (
+        0.0,
+        ALWAYS_S,
+        ALWAYS_S,
+    )
 
 
 @pytest.mark.parametrize("state", ["Open", "Closing", "Closed", "Unknown", None])

@@ -59,6 +59,17 @@ def test_a_checkpoint_speaks_of_its_own_gang_and_the_newest_counts() -> None:
     assert (found["g"].checkpoint_ms, found["other"].checkpoint_ms) == (NOW_MS, None)
 
 
+def test_a_group_that_claims_to_have_just_started_is_as_old_as_its_pods() -> None:
+    later = "2099-01-01T00:00:00Z"
+    noted = {"kai.scheduler/last-start-timestamp": later, "kai.scheduler/last-eviction-timestamp": later}
+    held = replace(_pod("kai-scheduler"), gang="PodGroup/ns/g", ref="kai:a", node="n0", held=True, started_ms=NOW_MS)
+    groups = [pod_group("g", requested=4, allocated=4, annotations=noted), pod_group("other", requested=4, allocated=4)]
+    seen = {KAI_QUEUE: [queue_object("a")], POD_GROUP: groups}
+    found = {gang.name: gang for gang in KaiAdapter().observe(policy_of(), seen, [held]).gangs}
+    assert (found["g"].started_ms, found["other"].started_ms) == (NOW_MS, None)
+    assert found["other"].may_claim_ms is None
+
+
 def _workload(name: str, namespace: str = "ns", *, owner: str = "", **annotations: str) -> dict[str, Any]:
     containers = [{"name": "c", "resources": {"limits": {GPU: "4"}}}]
     sets = [{"name": "main", "count": 1, "template": {"spec": {"containers": containers}}}]

@@ -34,6 +34,7 @@ from fairshare.core.gpu_demand import (
     with_pods,
 )
 from fairshare.core.queues_and_weights import (
+    ALWAYS_S,
     UNLIMITED,
     Claim,
     Condition,
@@ -339,7 +340,7 @@ def _protection(name: str, queue: Object, group: Object, *, cools_down: bool) ->
     stated = (value_at(metadata, (kind, COOLDOWN)) for kind in ("labels", "annotations"))
     cooldown_s = (duration_s(next((text for text in stated if text is not None), None)) or 0.0) if cools_down else 0.0
     kept = value_at(queue, ("spec", "reclaimable")) is False
-    return Protection((name,), (inf if kept else cooldown_s,), cooldown_s, True) if kept or cooldown_s else None
+    return Protection((name,), (ALWAYS_S if kept else cooldown_s,), cooldown_s, True) if kept or cooldown_s else None
 
 
 def _gangs(
