@@ -108,7 +108,9 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         gpus=amount,
         node=node,
         ref=_ref(scheduler, namespace, labels, annotations),
-        gang=_gang(scheduler, namespace, labels, annotations, owner),
+        gang=_gang(
+            scheduler, namespace, labels, annotations, owner, value_at(spec, ("schedulingGroup", "podGroupName"))
+        ),
         owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
@@ -279,14 +281,17 @@ def _gang(
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     owner: Mapping[str, Any] | None,
+    scheduling_group: object,
 ) -> str:
     """Return the pod's gang; "" for a single pod.
+
+    scheduling_group: the name of the PodGroup of `scheduling.k8s.io` with which the kube-scheduler 1.36 starts it.
 
     A scheduler's group label counts only on pods that it places. Otherwise a pod could join another owner's gang."""
     for kind, name in (
         ("PodGroup", annotations.get(_GROUP_OF.get(placed_by(scheduler), ""))),
         ("Workload", annotations.get("kueue.x-k8s.io/workload")),
-        ("Gang", labels.get(GANG_LABEL)),
+        ("Gang", labels.get(GANG_LABEL) or (scheduling_group if not placed_by(scheduler) else "")),
     ):
         if name:
             return f"{kind}/{namespace}/{name}"

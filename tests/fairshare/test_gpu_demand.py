@@ -226,6 +226,22 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() 
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
+def test_pods_of_a_group_of_the_kube_scheduler_start_together() -> None:
+    """Other schedulers do not read the group."""
+
+    def read(name: str, scheduler: str) -> Pod:
+        obj = _pod(name, "2", labels={QUEUE_LABEL: "a"})
+        obj["spec"] |= {"schedulerName": scheduler, "schedulingGroup": {"podGroupName": "train"}}
+        found = read_pod(obj)
+        assert found is not None
+        return found
+
+    pods = [read(f"p{i}", "default-scheduler") for i in range(2)]
+    (gang,) = gangs_by_label(policy_of([{"name": "a"}]), pods)
+    assert (gang.name, gang.requested, gang.minimum) == ("train", 4, 4)
+    assert {read("q", scheduler).gang for scheduler in ("kai-scheduler", "volcano")} == {""}
+
+
 def test_a_terminating_pod_asks_for_nothing() -> None:
     """Otherwise a restarted gang would request twice, and a deleted job would cause preemptions."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
