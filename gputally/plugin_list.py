@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SEAMS = {
     "accountant.channels.protocol": "ChannelPlugin",
+    "accountant.exports.protocol": "ExportPlugin",
     "accountant.history_import.protocol": "HistoryPlugin",
     "agent.gpu_readers.protocol": "GpuReaderPlugin",
     "fairshare.targets.protocol": "SchedulerPlugin",

@@ -50,10 +50,12 @@ from accountant.bookkeeping.month_closing import CannotClose, ClosedMonths, Obje
 from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
 from accountant.core import periods
 from accountant.core.periods import Month
+from accountant.exports import rendering_process
+from accountant.exports.format_field import FormatField
+from accountant.exports.protocol import exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
-from accountant.reports import rendering_process, report_builder
-from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.reports import report_builder
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import Model, validate
@@ -76,7 +78,7 @@ class StatementParams(SpanParams):
 
 
 class ReportParams(StatementParams):
-    format: Form = Field(default="html", description="The file format.")
+    format: FormatField = Field(default="html", description="The file format.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def month_statement(
     "/v1/report",
     summary="The report of a month or any span",
     response_class=Response,
-    responses=answers("The report", *(rendering.media_type.partition(";")[0] for rendering in RENDERINGS.values()))
+    responses=answers("The report", *(export.media_type.partition(";")[0] for export in exports().values()))
     | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
 def month_report(
@@ -144,19 +146,19 @@ def month_report(
 ) -> Response:
     """Returns the report as one self-contained page, or the same figures for printing, spreadsheets and programs. Equal
     records, prices and policies give equal bytes; the ETag is their SHA-256."""
-    rendering = RENDERINGS[params.format]
+    export = exports()[params.format]
     span = statement_span(params, deps)
-    if rendering.charges and span.month is None:
+    if export.charges and span.month is None:
         raise invalid(
             "format", f"{params.format} is only for a calendar month in {deps.settings.timezone}: give a month"
         )
     team = known_team_for(deps, principal, params.team)
     report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-        issuer=deps.settings.issuer if rendering.charges else None,
+        issuer=deps.settings.issuer if export.charges else None,
     )  # fmt: skip
-    name = "" if rendering.inline else file_name(rendering.extension, params.month, team)
-    return tagged(request, rendering_process.render(params.format, report), rendering.media_type, name)
+    name = "" if export.inline else file_name(export.suffix, params.month, team)
+    return tagged(request, rendering_process.render(params.format, report), export.media_type, name)
 
 
 period_router = APIRouter(tags=["periods"])

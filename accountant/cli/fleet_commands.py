@@ -14,7 +14,8 @@ import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
-from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.exports.format_names import Format
+from accountant.exports.protocol import exports, file_name
 from gputally.base import instants
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
@@ -200,7 +201,7 @@ def report(
     rates: RatesFile = None,
     output: Printed = "table",
     to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
-    format: Annotated[Form, Option(help="With --to: file format of these reports.")] = "html",
+    format: Annotated[Format, Option(help="With --to: file format of these reports.")] = "html",
     *,
     engine: Engine,
 ) -> None:
@@ -218,6 +219,7 @@ def report(
             to.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CannotStart(f"{to}: the folder of --to cannot be made: {error.strerror}") from error
+    from accountant.exports import rendering_process
     from accountant.fleet.fleet_ledgers import refuse_left_out, statement_lines
 
     with engine.opened(lake, rates) as fleet:
@@ -230,10 +232,12 @@ def report(
         for member in members if to is not None else ():
             if member.name in summary.left_out:
                 continue
-            rendering = RENDERINGS[format]
-            body = rendering.render(member.report(calendar_month, team, Issuer() if rendering.charges else None))
+            export = exports()[format]
+            body = rendering_process.render(
+                format, member.report(calendar_month, team, Issuer() if export.charges else None)
+            )
             assert to is not None
-            file = to / file_name(rendering.extension, month, member.name, team)
+            file = to / file_name(export.suffix, month, member.name, team)
             write_file(file, body)
             written.append(f"{file}  {len(body):,} bytes")
     show(output, lambda: month_table(summary), summary.model_dump(mode="json"), statement_lines(stated))

@@ -31,6 +31,10 @@ from accountant.core import periods
 from accountant.core.errors import UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
+from accountant.exports import rendering_process
+from accountant.exports.format_field import FormatField
+from accountant.exports.protocol import exports, file_name
+from accountant.exports.zip_archive import pack
 from accountant.fleet.fleet_ledgers import (
     Fleet,
     FleetMonth,
@@ -42,9 +46,7 @@ from accountant.fleet.fleet_ledgers import (
     refuse_left_out,
     statement_lines,
 )
-from accountant.reports import html_and_pdf, rendering_process
-from accountant.reports.focus_export import pack
-from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.reports import html_page
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams
 from accountant.web.page_rows import paged
@@ -57,6 +59,8 @@ from gputally.base.units import MS_PER_SECOND
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
+_OWN_FORMATS: Final = ("json", "csv")
+"""The formats that a month of all ledgers has itself."""
 _NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
 A = TypeVar("A", UsageAnswer, CostAnswer)
@@ -147,7 +151,7 @@ class MonthParams(Params):
 
 
 class FleetReport(MonthParams):
-    format: Form = Field(
+    format: FormatField = Field(
         default="json",
         description="json: the summary; csv: the lines of all statements; any other: a ZIP archive with each ledger's "
         "own report in that format.",
@@ -250,7 +254,7 @@ async def report(
     """The statements of all ledgers for a month of their own time zones: a summary by ledger and team, every line,
     or each ledger's own report."""
     require_all_teams(principal)
-    if asked.format not in ("json", "csv"):
+    if asked.format not in _OWN_FORMATS:
         return await to_thread.run_sync(_reports, request, deps, asked)
     month = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
@@ -267,12 +271,12 @@ async def report(
 
 def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
     """A ZIP archive with each ledger's own report, as its accountant renders it. Raises CannotRender."""
-    state, rendering = _state(request), RENDERINGS[asked.format]
-    month, issuer = _month(state, asked.month), deps.settings.issuer if rendering.charges else None
+    state, export = _state(request), exports()[asked.format]
+    month, issuer = _month(state, asked.month), deps.settings.issuer if export.charges else None
     files = {}
     for member in state.chosen(asked.ledger):
         content = rendering_process.render(asked.format, member.report(month, None, issuer))
-        files[file_name(rendering.extension, str(month), member.name)] = content
+        files[file_name(export.suffix, str(month), member.name)] = content
     return tagged(request, pack(files), "application/zip", f"gputally-{month}-fleet-{asked.format}.zip")
 
 
@@ -323,9 +327,10 @@ async def overview(
         shares = page_rows.account_rows(whole)
         return _page(
             request, deps, "fleet.html", found.as_of_ms,
+            exports=[export for export in exports().values() if export.name not in _OWN_FORMATS],
             summary=summary, ledgers=sorted(summary.ledgers, key=lambda one: (-(one.due or 0), one.ledger)),
             teams=_teams(summary.teams), shares=shares, whole_us=whole.total,
-            bar=html_and_pdf.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",
+            bar=html_page.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",
             months=_neighbours(state, summary.month), chosen=asked.ledger, names=[one.name for one in state.members],
             until=_until_text, utilisation=page_rows.utilisation,
         )  # fmt: skip

@@ -25,12 +25,12 @@ from accountant.channels.protocol import Channel, DeliveryUncertain, Message, Re
 from accountant.core.errors import LedgerFailed
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
+from accountant.exports.protocol import exports
 from accountant.ledger import journal
 from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
-from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import Report, ReportQuestions
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
@@ -279,7 +279,7 @@ class Dispatcher:
         self._log.warning("delivery_refused", key=attempt.key, reason=reason, given_up=outcome == "given-up")
 
     def _report(self, due: ReportDue) -> Report:
-        charges = any(RENDERINGS[form].charges for form in due.forms)
+        charges = any(exports()[form].charges for form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
             team=due.team, issuer=self._issuer if charges else None,

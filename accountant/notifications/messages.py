@@ -9,9 +9,10 @@ from urllib.parse import quote
 from accountant.bookkeeping.month_closing import MIN_COVERAGE
 from accountant.channels.protocol import Attachment, Message
 from accountant.core.periods import utc
+from accountant.exports import rendering_process
+from accountant.exports.protocol import exports, file_name
 from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage, ReportDue
-from accountant.reports import figure_formatting, rendering_process
-from accountant.reports.output_formats import RENDERINGS, file_name
+from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -63,8 +64,8 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         ]
     attachments = tuple(
         Attachment(
-            file_name(RENDERINGS[form].extension, due.period.name, due.team),
-            RENDERINGS[form].media_type,
+            file_name(exports()[form].suffix, due.period.name, due.team),
+            exports()[form].media_type,
             rendering_process.render(form, report),
         )
         for form in (due.forms if files else ())

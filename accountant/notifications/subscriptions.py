@@ -12,7 +12,7 @@ destinations:
   vision:  {slack: {url_file: /etc/gputally/chat/vision}}
   board:   {msteams: {url_file: /etc/gputally/chat/board}}
 reports:
-  - {of: month, forms: [pdf, xlsx], to: [finance, archive]}      # the cluster's, once the month is closed
+  - {of: month, forms: [pdf, csv], to: [finance, archive]}       # the cluster's, once the month is closed
   - {of: month, each_team: true, forms: [pdf], to: [archive]}    # one for every team
   - {of: week, team: vision, to: [vision]}                       # a chat gets the headline and a link
 notices:
@@ -33,8 +33,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
 
 from accountant.channels.protocol import SEAM, Channel, ChannelPlugin
+from accountant.exports.format_field import FormatField
+from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, NewAct
-from accountant.reports.output_formats import RENDERINGS, Form
 from gputally.base.plugins import NoPlugin, named, usable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.config_loading import Model
@@ -84,14 +85,14 @@ class ReportOrder(Model):
     """None: the report of the whole cluster."""
     each_team: bool = False
     """One report for every team with a billed amount, or with a correction, a credit or a charge, in the span."""
-    forms: tuple[Form, ...] = Field(default=("pdf",), min_length=1)
+    forms: tuple[FormatField, ...] = Field(default=("pdf",), min_length=1)
     to: tuple[Name, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _one_scope(self) -> ReportOrder:
         if self.each_team and self.team is not None:
             raise ValueError("give team or each_team, not both")
-        of_months = [form for form in self.forms if RENDERINGS[form].charges]
+        of_months = [form for form in self.forms if exports()[form].charges]
         if of_months and self.of != "month":
             raise ValueError(f"{of_months[0]} is only for a month, and this report covers a {self.of}: write of: month")
         return self

@@ -24,7 +24,6 @@ from zoneinfo import ZoneInfo
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.core.periods import Month, local_date
 from accountant.notifications.subscriptions import DeliveriesFile, ReportOrder
-from accountant.reports.output_formats import Form
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.instants import midnight_ms
 from gputally.base.money import plain
@@ -131,7 +130,7 @@ class ReportDue:
     destination: str
     period: EndedPeriod
     team: str | None
-    forms: tuple[Form, ...]
+    forms: tuple[str, ...]
 
     @property
     def key(self) -> str:

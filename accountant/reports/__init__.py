@@ -1,1 +1,2 @@
-"""Builds monthly reports: tables, charts, HTML, PDF, workbook and FOCUS export."""
+"""Builds reports of months and other spans: their data, tables, charts and page. accountant.exports writes them as
+files."""

@@ -9,22 +9,22 @@ is not added to its parts. Costs of lines are exact: unit price × hours."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from operator import attrgetter
-from typing import Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 from accountant.billing.queue_waits import WaitRow
 from accountant.billing.statements import StatementLine
 from accountant.bookkeeping.month_closing import statement_hash
+from accountant.prices.price_book import MAX_DECIMALS
 from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import JobRow, TimeAndCost
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
-from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.money import HOUR_PLACES, exact_sum, gpu_hours
 from gputally.base.units import MS_PER_SECOND
 
 RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment", "due"]
@@ -51,6 +51,12 @@ class Record:
     cost: Decimal | None = None
     about: str = ""
     reason: str = ""
+
+
+TEXTS: Final = ("record", "team", "account", "detail", "gpu_model", "capacity_type", "price_row", "about", "reason")
+"""The columns of a record with text."""
+DECIMALS: Final = {"unit_price": MAX_DECIMALS, "gpu_hours": HOUR_PLACES, "cost": MAX_DECIMALS + HOUR_PLACES}
+"""The columns of a record with numbers, each with the decimals that an exact one may have."""
 
 
 def records(report: Report) -> Iterator[Record]:
@@ -309,6 +315,12 @@ def _money(report: Report) -> Iterator[Table]:
     yield _by_team("due", "Due by team", all_records)
 
 
+def sum_of(some_records: Iterable[Record], column: str) -> Decimal:
+    """The sum of a column, without what is unknown."""
+    values = (getattr(record, column) for record in some_records)
+    return exact_sum(value for value in values if value is not None)
+
+
 def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
     """The cost of the statement's priced lines; None if no billed time has a price, or no time is metered."""
     if not report.statement.metered:
@@ -373,24 +385,3 @@ def _use(figures: TimeAndCost) -> tuple[Cell, ...]:
 def _known(cost: Decimal, unpriced_us: int) -> Decimal | None:
     """The cost; None if nothing has a price."""
     return None if unpriced_us and not cost else cost
-
-
-SCHEMA = 1
-
-
-def render(report: Report) -> str:
-    """`{schema, tables: {name: [{column: value}]}}`; instants are RFC 3339 in UTC, unknown values null."""
-    rows_by_table = {
-        table.name: [
-            {name: _plain(cell) for (name, _), cell in zip(table.columns, row, strict=True)} for row in table.rows
-        ]
-        for table in tables(report)
-    }
-    document = {"schema": SCHEMA, "summary": rows_by_table.pop("summary")[0], "tables": rows_by_table}
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-
-
-def _plain(cell: Cell) -> str | int | float | None:
-    if isinstance(cell, Decimal):
-        return plain(cell)
-    return cell.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(cell, datetime) else cell

@@ -28,8 +28,9 @@ from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
+from accountant.exports.protocol import exports
 from accountant.ledger.protocols import JobKey, Ledger
-from accountant.reports import figure_formatting, html_and_pdf, report_builder
+from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
 from accountant.web import page_queries, page_rows
 from accountant.web.page_queries import records
@@ -93,7 +94,7 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         any_records=deps.newest_ms() > 0,
         proposals=len(deps.books.waiting),
         failing=sorted(deps.tasks.faults()) if deps.tasks is not None else (),
-        bar=html_and_pdf.accounts(use.accounts, title),
+        bar=html_page.accounts(use.accounts, title),
         so_far=so_far,
         as_of_ms=answer.as_of_ms,
         lines=to_lines(so_far.month, None),
@@ -203,6 +204,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
         following=calendar_month.next if calendar_month.next.span(periods.zone(timezone))[0] < at else None,
         path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
         query=f"month={calendar_month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+        downloads=[export for export in exports().values() if not export.inline],
         style=page_layout.sheet("site.css"),
         person=person_of(request),
         as_of_ms=report.as_of_ms,
@@ -216,7 +218,7 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
 
     def rendered() -> str:
         report = report_builder.report_of(deps.ledger, deps.books, readings.value.readings, month, team)
-        return html_and_pdf.render_html(report, _links(deps, month, team))
+        return html_page.render_html(report, _links(deps, month, team))
 
     # Pages depend only on this key: what was rendered from the same readings is reused.
     key = ("report", month, team, deps.books.status(month), page_queries.books(deps), readings.value.found_ms)
@@ -237,7 +239,7 @@ def prepare_pages(deps: Deps) -> None:
         report_of(deps, month, None)
 
 
-def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
+def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
     """The targets of the links in a month's report. On the page of a team, they are pages of this team."""
     booked = correcting(deps.ledger)
 
@@ -247,7 +249,7 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_and_pdf.Links:
     def of_month(name: str) -> str:
         return f"/month/{name}" if team is None else f"/team/{quote(team, safe='')}?month={name}"
 
-    return html_and_pdf.Links(
+    return html_page.Links(
         lines=to_lines(month, team),
         job=lambda row: f"/job/{quote(JobKey(row.cluster, row.namespace, row.job).id)}",
         team=lambda name: f"/team/{quote(name, safe='')}?month={month}",

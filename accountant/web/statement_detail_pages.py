@@ -42,12 +42,12 @@ from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, Reconcile
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
 from accountant.core.periods import Month
+from accountant.exports.protocol import file_name
 from accountant.ledger.journal import ActKind
 from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import Capacity
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
-from accountant.reports.output_formats import file_name
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_queries import Bills, books
 from accountant.web.page_rows import booked, of_lines

@@ -21,8 +21,8 @@ class WrongEnding(AccountantError, FairshareError):
 def format_of_file(file: Path, endings: Mapping[F, str], asked: F | None, default: F) -> F:
     """Return the format of a file to write. `q3.pdf` is a PDF.
 
-    endings: the ending of each format, without the dot. It may have several parts: `focus-1.2.csv` is FOCUS 1.2, and
-        `csv` is both CSV, if the user asks for nothing, and FOCUS 1.2, if the user asks for it.
+    endings: the ending of each format, without the dot. It may have several parts: where there are `csv` and
+        `lines.csv`, a name that ends in `csv` alone is of the second format if the user asks for it.
     asked: the format that the user asked for; None: the name decides alone.
     default: for a name without any ending. A name with an ending that no format has needs `asked`.
 

@@ -21,10 +21,9 @@ import structlog
 from accountant.billing.usage_pricing import cost
 from accountant.composition import Service
 from accountant.core.settings import Settings
+from accountant.exports import rendering_process
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.usage import coverage
-from accountant.reports import csv_and_parquet as csv_report
-from accountant.reports import html_and_pdf as html_report
 from accountant.reports.report_builder import build
 from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
 from gputally.base.clock import VirtualClock
@@ -232,8 +231,8 @@ class DemoAccountant:
         ledger = self._service.ledger
         with ledger.moment(start_ms, end_ms) as moment:
             report = build(moment, self._service.book(), start_ms, end_ms)
-        (folder / "report.html").write_text(html_report.render_html(report), encoding="utf-8")
-        (folder / "statement.csv").write_text(csv_report.render_csv(report), encoding="utf-8", newline="")
+        for name, file in (("html", "report.html"), ("csv", "statement.csv")):
+            (folder / file).write_bytes(rendering_process.render(name, report))
         ledger.checkpoint()  # no rows arrive any more, so the file then has the whole ledger
         shutil.copyfile(self._service.settings.ledger_file, folder / "ledger.duckdb")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from accountant.reports.output_formats import RENDERINGS
+from accountant.exports.protocol import exports
 from gputally.base.file_formats import WrongEnding, format_of_file
 
-ENDINGS = {form: rendering.extension for form, rendering in RENDERINGS.items()}
+ENDINGS = {name: export.suffix for name, export in exports().items()}
 
 
 @pytest.mark.parametrize(

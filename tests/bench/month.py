@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.cli.serving import take_turns
-from accountant.reports import html_and_pdf
+from accountant.reports import html_page
 from accountant.reports.report_builder import build
 from accountant.storage.duckdb_engine import Database
 from accountant.storage.duckdb_ledger import open_ledger
@@ -69,7 +69,7 @@ def main(path: str, nodes: int, minutes: int, queues: int) -> None:
 
     def page() -> None:
         with ledger.moment() as moment:
-            text = html_and_pdf.render_html(build(moment, book, bulk.BEGIN_MS, fleet.end_ms, "UTC"))
+            text = html_page.render_html(build(moment, book, bulk.BEGIN_MS, fleet.end_ms, "UTC"))
         assert "team-0" in text
 
     first = timed(page)

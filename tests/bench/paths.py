@@ -49,7 +49,7 @@ def _cycle() -> Iterator[Figure]:
 
 def _ledger() -> Iterator[Figure]:
     """A month's beginning in a small cluster: every hour all nodes deliver rows and facts, and the controller asks."""
-    from accountant.reports import html_and_pdf
+    from accountant.reports import html_page
     from accountant.reports.report_builder import build
     from accountant.storage.duckdb_ledger import open_ledger
     from accountant.wire.policy_models import WindowSpec
@@ -88,7 +88,7 @@ def _ledger() -> Iterator[Figure]:
 
         def page() -> None:
             with ledger.moment() as moment:
-                html_and_pdf.render_html(build(moment, book, load.BEGIN_MS, clock.wall_ms(), "UTC"))
+                html_page.render_html(build(moment, book, load.BEGIN_MS, clock.wall_ms(), "UTC"))
 
         first_page, page_again = _cpu(page), statistics.median(_cpu(page) for _ in range(3))
         ledger.close()

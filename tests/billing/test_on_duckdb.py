@@ -22,7 +22,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.gpu_time_accounts import split
 from accountant.core.periods import Month, days, zone
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.reports import html_and_pdf
+from accountant.reports import html_page
 from accountant.reports.report_builder import build
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE
@@ -148,7 +148,7 @@ def test_the_report_is_drawn_from_it(duck, book):
     assert report.headline.jobs == 4
     assert sum(row.gpu_us for row in report.accounts) == 4 * DAYS * 86_400_000_000
     assert report.statement.payable[IDLE] == report.headline.unallocated_cost
-    text = html_and_pdf.render_html(report)
+    text = html_page.render_html(report)
     assert "1–2 October 2026" in text
     assert "Job/train-1" in text
 

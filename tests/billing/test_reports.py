@@ -15,8 +15,9 @@ import pytest
 
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
+from accountant.exports.csv.lines import render_csv
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import csv_and_parquet, html_and_pdf, report_tables
+from accountant.reports import html_page, report_tables
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
@@ -82,7 +83,7 @@ def report(ledger):
 
 def text_of(report):
     """Return the page's text without spaces."""
-    return "".join(Page(html_and_pdf.render_html(report)).text.split())
+    return "".join(Page(html_page.render_html(report)).text.split())
 
 
 def part_of(row, numerator, denominator):
@@ -188,7 +189,7 @@ def test_a_month_so_far_compares_with_the_same_stretch():
     ledger = ledger_of(held("2026-09-01", "2026-11-01"))
     found = build(ledger, AT_ONE_USD, at("2026-10-01"), at("2026-10-08"))
     assert (found.statement.month, found.headline.cost, found.before.cost) == (None, 168, 168)
-    assert "1–7 October 2026" in html_and_pdf.render_html(found)
+    assert "1–7 October 2026" in html_page.render_html(found)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_hints_give_their_evidence():
     assert (hints["Job/small"].kind, hints["Job/small"].needed) == ("slice", 3)
     assert hints["StatefulSet/notebook"].kind == "idle"
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
-    text = html_and_pdf.render_html(found)
+    text = html_page.render_html(found)
     assert (
         "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have been enough." in text
     )
@@ -306,7 +307,7 @@ def test_it_is_said_by_what_an_instance_counts(basis, words):
     found = build_month(ledger, book.model_copy(update={"mig_basis": basis}), OCTOBER)
     part = 3 / 7 if basis == "compute" else 1 / 2
     assert found.headline.figures.accounts.allocated == pytest.approx(7 * 24 * HOUR * part, abs=3)
-    assert words in html_and_pdf.render_html(found)
+    assert words in html_page.render_html(found)
 
 
 def test_one_busy_hour_is_enough_to_need_the_gpus():
@@ -320,7 +321,7 @@ def test_one_busy_hour_is_enough_to_need_the_gpus():
 def test_unpriced_is_listed_and_in_no_amount(report):
     (row,) = report.unpriced
     assert (row.gpu_model, row.gpu_us) == ("Tesla T4", 72 * HOUR)
-    text = html_and_pdf.render_html(report)
+    text = html_page.render_html(report)
     assert "Without a price" in text
     assert "+ unpriced" in text
 
@@ -332,7 +333,7 @@ def test_a_price_row_that_nearly_matches_is_named():
     assert [(row.gpu_model, row.near_row, row.near_model) for row in found.unpriced] == [
         ("NVIDIA L40S", "small", "L40"), ("Tesla T4", "", ""),
     ]  # fmt: skip
-    assert "row small is for L40" in html_and_pdf.render_html(found)
+    assert "row small is for L40" in html_page.render_html(found)
 
 
 def test_what_has_no_price_is_no_zero():
@@ -380,27 +381,27 @@ def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same():
 
 def test_without_a_price_book(ledger):
     found = build_month(ledger, None, OCTOBER)
-    page = Page(html_and_pdf.render_html(found))
+    page = Page(html_page.render_html(found))
     assert "no price book" in page.text
     assert "None" not in page.text
-    assert "payable" not in csv_and_parquet.render_csv(found)
+    assert "payable" not in render_csv(found)
 
 
 def test_an_empty_ledger():
     found = build_month(ListLedger(), price_book(SAMPLE_PRICES), OCTOBER)
-    page = Page(html_and_pdf.render_html(found))
+    page = Page(html_page.render_html(found))
     assert "October 2026" in page.text
     assert found.accounts[0].share is None
     assert "No records of this time" in page.text
     assert "100.0 % metered" not in page.text
-    assert csv_and_parquet.render_csv(found).count("\r\n") == 2
+    assert render_csv(found).count("\r\n") == 2
 
 
 def test_any_span(ledger):
     found = build(ledger, None, at("2026-10-05T06:00"), at("2026-10-07T18:30"), "Asia/Kolkata")
     assert found.statement.month is None
     assert found.before_ms == (at("2026-10-02T17:30"), at("2026-10-05T06:00"))
-    assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html_and_pdf.render_html(found)
+    assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html_page.render_html(found)
     with pytest.raises(ValueError, match="empty"):
         build(ledger, None, 5, 5)
 
@@ -419,7 +420,7 @@ def test_guarantees_do_not_carry_over():
     ]  # fmt: skip
     assert (rows["nlp"].guaranteed_us, rows["nlp"].within_us) == (8 * HOUR, 0)
     assert (rows["ops"].guaranteed_us, rows["ops"].unused_us) == (None, None)
-    text = html_and_pdf.render_html(found)
+    text = html_page.render_html(found)
     assert "Guaranteed and borrowed" in text
     assert "unlimited" in text
     own = build(ledger, None, at("2026-10-01T00:00"), at("2026-10-01T04:00"), team="vision")
@@ -438,7 +439,7 @@ HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
 
 
 def test_the_page_stands_alone(report):
-    text = html_and_pdf.render_html(report)
+    text = html_page.render_html(report)
     page = Page(text)
     names = [tag for tag, _ in page.tags]
     assert not {"script", "link", "img", "iframe", "object", "form"} & set(names)
@@ -452,15 +453,15 @@ def test_the_page_stands_alone(report):
 
 def test_the_same_ledger_gives_the_same_bytes(report):
     again = build_month(busy_ledger(reversed(busy_month())), price_book(SAMPLE_PRICES), OCTOBER)
-    assert html_and_pdf.render_html(again) == html_and_pdf.render_html(report)
-    assert csv_and_parquet.render_csv(again) == csv_and_parquet.render_csv(report)
+    assert html_page.render_html(again) == html_page.render_html(report)
+    assert render_csv(again) == render_csv(report)
 
 
 def test_hostile_names_stay_text():
     names = {"team": HOSTILE, "namespace": HOSTILE, "job": HOSTILE, "gpu_model": HOSTILE, "pool": HOSTILE}
     ledger = ledger_of(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
     for team in (None, HOSTILE):
-        text = html_and_pdf.render_html(build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER, team=team))
+        text = html_page.render_html(build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER, team=team))
         page = Page(text)
         assert "script" not in [tag for tag, _ in page.tags]
         assert "<script" not in text
@@ -471,14 +472,14 @@ def test_hostile_names_stay_text():
 def test_formulas_stay_text(name):
     ledger = ledger_of(held("2026-10-01", "2026-10-02", team=name))
     found = build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)
-    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv_and_parquet.render_csv(found), newline=""))]
+    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(render_csv(found), newline=""))]
     shown = f"\\x{ord(name[0]):02x}{name[1:]}" if name[0] < " " else f"'{name}"
     assert shown in cells
     assert not any(cell.startswith(name) for cell in cells)
 
 
 def test_csv_lines_add_up(report):
-    text = csv_and_parquet.render_csv(report)
+    text = render_csv(report)
     assert text.endswith("\r\n")
     assert text.count("\n") == text.count("\r\n")
     rows = list(csvfile.DictReader(io.StringIO(text, newline="")))
@@ -499,23 +500,23 @@ def test_csv_lines_add_up(report):
 def test_more_teams_than_colours():
     rows = [held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
     found = build_month(ListLedger(rows), None, OCTOBER)
-    shown = html_and_pdf.series(found.daily)
-    assert len(shown) == html_and_pdf.SERIES
+    shown = html_page.series(found.daily)
+    assert len(shown) == html_page.SERIES
     assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
     assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
 
 
 def test_charts_are_drawn_to_scale(report):
-    svg = ET.fromstring(html_and_pdf.accounts(report.accounts, "Accounts"))
+    svg = ET.fromstring(html_page.accounts(report.accounts, "Accounts"))
     widths = [float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
     shares = [row.share for row in report.accounts if row.gpu_us]
     assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
-    chart = ET.fromstring(html_and_pdf.daily(report.daily, "Days"))
+    chart = ET.fromstring(html_page.daily(report.daily, "Days"))
     heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
     held = sum(sum(day.allocated_us.values()) for day in report.daily)
     per_hour = sum(heights) / (held / HOUR)
-    assert 'class="capacity"' in html_and_pdf.daily(report.daily, "Days")
-    assert 'class="capacity"' not in html_and_pdf.daily(report.daily, "Days", capacity=False)
+    assert 'class="capacity"' in html_page.daily(report.daily, "Days")
+    assert 'class="capacity"' not in html_page.daily(report.daily, "Days", capacity=False)
     assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
 
 
@@ -526,6 +527,6 @@ def test_charts_are_drawn_to_scale(report):
 def test_ticks_say_what_they_stand_for(gpus, ticks):
     day = "2026-10-01", "2026-10-02"
     found = build(ledger_of(held(*day, gpus=gpus)), None, *map(at, day))
-    chart = ET.fromstring(html_and_pdf.daily(found.daily, "Days"))
+    chart = ET.fromstring(html_page.daily(found.daily, "Days"))
     texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
     assert texts == ticks.split()

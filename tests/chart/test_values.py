@@ -64,7 +64,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an archive by FTP", {"accountant": {"archive": {"enabled": True, "to": "ftp://books"}}}, "archive/to"),
     ("no backups at all", {"accountant": {"backups": {"keep": 0}}}, "keep"),
     ("a schedule of three fields", {"backup": {"schedule": "0 3 *"}}, "schedule"),
-    ("a form of report", {"report": {"formats": ["docx"]}}, "formats"),
+    ("a form of report", {"report": {"formats": ["Word document"]}}, "formats"),
     ("a report in no form", {"report": {"formats": []}}, "formats"),
     ("a name for an address range", {"networkPolicy": {"issuerCidrs": ["login.example"]}}, "issuerCidrs"),
     ("a secret of the login in the values", {"fairshare": {"pages": {"signIn": {"secret": "x"}}}}, "secret"),

@@ -25,10 +25,10 @@ from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
 from accountant.core.periods import utc
 from accountant.core.settings import Settings
+from accountant.exports.zip_archive import unpack
 from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake.query_engines import DuckDbEngine
-from accountant.reports.focus_export import unpack
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import Metrics
 from agent.wire import Holder

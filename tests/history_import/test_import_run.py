@@ -22,7 +22,7 @@ from accountant.history_import.import_run import (
     without,
 )
 from accountant.ledger.journal import Act
-from accountant.reports import html_and_pdf, report_tables
+from accountant.reports import html_page, report_tables
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
 from tests.reports import sample_month
@@ -112,7 +112,7 @@ def test_a_chunk_that_was_noted_twice_is_one():
 def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     said = import_rows([noted(0)], sample_month.START_MS, sample_month.END_MS)
     report = replace(sample_month.report(), imports=said)
-    page = html_and_pdf.render_html(report)
+    page = html_page.render_html(report)
     assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(
         page.split()
     )
@@ -122,5 +122,5 @@ def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     assert (row["source"], row["gpu_hours"], row["coverage"]) == ("prometheus", "144.000000000", 0.75)
     of_team = replace(sample_month.report("vision"), imports=said)
     assert json.loads(report_tables.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
-    assert "144.0 GPU-hours" not in html_and_pdf.render_html(of_team)
-    assert "Imported" not in html_and_pdf.render_html(sample_month.report("vision"))
+    assert "144.0 GPU-hours" not in html_page.render_html(of_team)
+    assert "Imported" not in html_page.render_html(sample_month.report("vision"))

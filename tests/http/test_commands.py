@@ -19,7 +19,7 @@ import typer
 
 from accountant.__main__ import app
 from accountant.cli.job_tables import jobs_named
-from accountant.cli.usage_commands import before
+from accountant.cli.report_command import before
 from accountant.composition import Service
 from accountant.wire.usage_cost_and_job_models import Job
 from tests.http.conftest import TOKENS, pod_minutes, settings_in, token_list

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from accountant.api.answer_cache import FRESH_MS, STALEST_MS
 from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.statement_breakdown import DIMENSIONS
+from accountant.exports.protocol import exports
 from accountant.ledger.protocols import Quarantined
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -152,8 +153,10 @@ def test_month_pages_link_to_the_months_beside_them_and_to_their_data(full):
     assert "/month/2026-12" not in full.client.get("/month/2026-11").text
     team = full.client.get("/team/vision?month=2026-10").text
     assert 'href="/team/vision?month=2026-09"' in team
-    *_, data = re.findall(r'href="(/v1/report[^"]*)"', team)
-    assert full.client.get(data.replace("&amp;", "&")).headers["content-type"] == "text/csv; charset=utf-8"
+    links = {link.rpartition("=")[2]: link for link in re.findall(r'href="(/v1/report[^"]*)"', team)}
+    assert links.keys() == {name for name, export in exports().items() if not export.inline}
+    csv = full.client.get(links["csv"].replace("&amp;", "&"))
+    assert csv.headers["content-type"] == "text/csv; charset=utf-8"
 
 
 @pytest.mark.parametrize("path", ["/month/2026-13", "/month/2027-01", "/team/vision?month=x", "/nowhere"])

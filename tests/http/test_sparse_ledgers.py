@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from openpyxl import load_workbook
@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from accountant.__main__ import main as accountant
 from accountant.composition import Service
-from accountant.reports.output_formats import Form
+from accountant.exports.protocol import exports
 from agent.wire import Batch
 from gputally import connect
 from gputally.advise.__main__ import main as advise
@@ -176,7 +176,7 @@ def test_exports_of_what_was_not_metered_have_no_zeros(sparse: SparseLedger) -> 
     head, *values = book["Summary"].iter_rows(values_only=True)
     shown = dict(zip(head, values[0], strict=True))
     assert (shown["cost EUR"] is None) == (not metered or sparse.name == UNPRICED), shown
-    for form in set(get_args(Form)) - ({"pdf"} if sparse.name != MINUTE else set()):  # the page again, for seconds
+    for form in set(exports()) - ({"pdf"} if sparse.name != MINUTE else set()):  # the page again, for seconds
         assert sparse.client.get(month + form).status_code in ((200,) if sparse.name == MINUTE else (200, 501)), form
     with zipfile.ZipFile(io.BytesIO(sparse.client.get(month + "focus").content)) as bundle:
         charges = [name for name in bundle.namelist() if name.endswith(".csv")]

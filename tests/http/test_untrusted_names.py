@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
@@ -29,11 +28,11 @@ from accountant.channels.mail import Mail, Smtp
 from accountant.channels.protocol import Message, one_line
 from accountant.composition import Service
 from accountant.core.periods import Month
+from accountant.exports.protocol import exports
 from accountant.ledger.protocols import JobKey
 from accountant.notifications.messages import compose
 from accountant.notifications.triggers import EndedPeriod, ReportDue
 from accountant.reports import report_builder
-from accountant.reports.output_formats import Form
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.untrusted_text import for_page
@@ -302,7 +301,7 @@ def everywhere(node: str) -> list[str]:
         "/", "/month/2026-11", "/jobs?month=2026-11", "/nodes", f"/node/prod/{quote(node, safe='')}?days=1", "/metrics",
         "/decisions", "/coverage", "/prices", "/proposals", "/v1/gpus", "/v1/jobs?month=2026-11",
         *(f"/month/2026-11/lines?by={by}" for by in cuts), *(f"/month/2026-11/lines.csv?by={by}" for by in cuts),
-        *(f"/v1/report?month=2026-11&format={form}" for form in get_args(Form)),
+        *(f"/v1/report?month=2026-11&format={form}" for form in exports()),
     ]  # fmt: skip
 
 

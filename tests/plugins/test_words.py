@@ -19,7 +19,7 @@ SLURM = {
     "lake/lake_ledger.py": _DECAY,
     "lake/tables.py": _HOLDER,
     "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
-    "reports/focus_export.py": _HOLDER,
+    "exports/focus/charge_tables.py": _HOLDER,
     "reports/savings_hints.py": _HOLDER,
     "reports/templates/report.html": _HOLDER,
     "storage/query/window_query.py": _DECAY,

@@ -19,9 +19,9 @@ import yaml
 
 from accountant.core.periods import Month
 from accountant.core.settings import LakeCatalog
+from accountant.exports.rendering_process import written
 from accountant.lake.query_engines import CATALOG_VARIABLE
 from accountant.reports import report_builder
-from accountant.reports.output_formats import RENDERINGS
 from gputally.base.money import exact_sum, plain
 from tests.fleet.conftest import OTHER_ROWS
 from tests.lake.comparison_queries import ROWS, PublishedLedger, published
@@ -107,4 +107,4 @@ def test_the_month_of_two_clusters_is_the_sum_of_their_own_reports(
             one.ledger, one.books, start_ms, min(end_ms, one.clock.wall_ms()), one.settings.timezone, month=OCTOBER
         )
         (file,) = reports.glob(f"*-{one.publisher.name}.csv")
-        assert file.read_bytes() == RENDERINGS["csv"].render(report)
+        assert file.read_bytes() == written("csv", report)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.reports.focus_export import unpack
-from accountant.reports.output_formats import RENDERINGS
+from accountant.exports.rendering_process import written
+from accountant.exports.zip_archive import unpack
 from accountant.reports.report_builder import Report
 from tests.real.programs import built
 from tests.reports import sample_month
@@ -44,7 +44,7 @@ def checked(*command: str | Path) -> str:
 
 @pytest.mark.parametrize("team", [None, "genomics"])
 def test_the_bundle_passes_and_the_check_would_catch_faults(python: Path, tmp_path: Path, team: str | None) -> None:
-    for name, content in unpack(RENDERINGS["focus"].render(replace(sample_month.charged(), team=team))).items():
+    for name, content in unpack(written("focus", replace(sample_month.charged(), team=team))).items():
         (tmp_path / name).write_bytes(content)
     said = checked(python, shared("tools/focus_bundle_check.py"), tmp_path, "--self-test")
     assert "0 finding(s)" in said
@@ -56,7 +56,7 @@ def test_the_toolkits_own_program_passes_the_files_of_the_bundle(
     python: Path, tmp_path: Path, team: str | None
 ) -> None:
     """With explicit files it also compares each row with its invoice line (FDT-CROSS-015)."""
-    files = unpack(RENDERINGS["focus"].render(replace(sample_month.charged(), team=team)))
+    files = unpack(written("focus", replace(sample_month.charged(), team=team)))
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     datasets = ("cost_and_usage", "billing_period", "invoice_detail")
@@ -73,7 +73,7 @@ def test_the_projection_passes_with_one_row_of_every_kind(python: Path, tmp_path
     """The validator accepts a column if any row has a legal value, so a file of few rows needs one row of each kind."""
     whole, few = tmp_path / "whole.csv", tmp_path / "few.csv"
     report: Report = sample_month.charged()
-    content = RENDERINGS["focus-1.2"].render(report)
+    content = written("focus-1.2", report)
     whole.write_bytes(content)
     rows = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
     kinds = {tuple(row[name] for name in KIND): row for row in rows}

@@ -19,10 +19,11 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
+from accountant.exports.focus.charge_tables import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
+from accountant.exports.focus.charge_tables import COLUMNS as COLUMNS_1_2
+from accountant.exports.rendering_process import written
+from accountant.exports.zip_archive import unpack
 from accountant.prices.price_book import PriceBook
-from accountant.reports.focus_export import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL, unpack
-from accountant.reports.focus_export import COLUMNS as COLUMNS_1_2
-from accountant.reports.output_formats import RENDERINGS
 from accountant.reports.report_builder import MonthBooks, Report, build
 from gputally.base.money import exact_sum
 from tests.billing.usage_rows import HOUR_MS, held, price_book, unheld
@@ -41,18 +42,18 @@ CLOSED_LISTS = {
 
 
 def read(report: Report, name: str = "cost_and_usage.csv") -> Rows:
-    text = unpack(RENDERINGS["focus"].render(report))[name].decode()
+    text = unpack(written("focus", report))[name].decode()
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
 def notes(report: Report) -> dict[str, object]:
-    found = json.loads(unpack(RENDERINGS["focus"].render(report))["notes.json"])
+    found = json.loads(unpack(written("focus", report))["notes.json"])
     assert isinstance(found, dict)
     return found
 
 
 def projected(report: Report) -> Rows:
-    text = RENDERINGS["focus-1.2"].render(report).decode()
+    text = written("focus-1.2", report).decode()
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
@@ -209,7 +210,7 @@ def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
 def test_a_second_export_is_the_same_to_the_byte() -> None:
     again = sample_month.charged.__wrapped__()
     for form in ("focus", "focus-1.2"):
-        assert RENDERINGS[form].render(sample_month.charged()) == RENDERINGS[form].render(again)
+        assert written(form, sample_month.charged()) == written(form, again)
 
 
 def test_columns_stand_in_order_with_our_own_last() -> None:
@@ -250,7 +251,7 @@ def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | 
     report = build(ListLedger(), book, *span, issuer=Issuer())
     for form in ("focus", "focus-1.2"):
         with pytest.raises(CannotRender, match=words):
-            RENDERINGS[form].render(report)
+            written(form, report)
 
 
 def test_an_empty_month_has_its_headings() -> None:

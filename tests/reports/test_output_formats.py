@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from accountant.bookkeeping.month_closing import statement_hash
-from accountant.reports import csv_and_parquet, html_and_pdf, report_tables
-from accountant.reports.csv_and_parquet import SCHEMA
-from accountant.reports.output_formats import RENDERINGS, Form, file_name
+from accountant.exports.csv.lines import render_csv
+from accountant.exports.parquet.table_file import SCHEMA
+from accountant.exports.protocol import file_name
+from accountant.exports.rendering_process import written
+from accountant.reports import html_page, report_tables
 from accountant.reports.report_builder import Report, build
 from gputally.base.money import exact_sum
 from gputally.base.untrusted_text import FORMULA, escaped
@@ -26,7 +28,7 @@ from tests.billing.usage_rows import held, price_book
 from tests.fakes.list_ledger import ListLedger
 from tests.reports import sample_month
 
-PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")
+PLAIN: tuple[str, ...] = ("html", "csv", "xlsx", "parquet", "json")
 """Forms that need no library of the system."""
 NAMESPACE = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
@@ -36,8 +38,8 @@ def report() -> Report:
     return sample_month.report()
 
 
-def rendered(form: Form, report: Report) -> bytes:
-    return RENDERINGS[form].render(report)
+def rendered(form: str, report: Report) -> bytes:
+    return written(form, report)
 
 
 def line_total(report: Report) -> tuple[Decimal, Decimal]:
@@ -58,7 +60,7 @@ def sheet_cells(content: bytes, title: str) -> list[dict[str, str | None]]:
 
 
 def test_csv_has_what_is_due(report: Report) -> None:
-    rows = list(csvfile.DictReader(io.StringIO(csv_and_parquet.render_csv(report), newline="")))
+    rows = list(csvfile.DictReader(io.StringIO(render_csv(report), newline="")))
     hours, cost = line_total(report)
     lines = [row for row in rows if row["record"] == "line"]
     assert exact_sum(Decimal(row["gpu_hours"]) for row in lines) == hours
@@ -158,14 +160,14 @@ def test_a_second_report_is_the_same_in_every_form(report: Report) -> None:
 def test_names_stay_text_in_every_form(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "user", "gpu_model", "pool"), name)
     report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
-    page = html_and_pdf.render_html(report)
+    page = html_page.render_html(report)
     assert "<script" not in page
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
     shown = escaped(name)
     cells = [cell for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None]
     assert all(cell.data_type != "f" for cell in cells)
     assert any(str(cell.value).strip() == shown.strip() and cell.quotePrefix for cell in cells)
-    rows = list(csvfile.reader(io.StringIO(csv_and_parquet.render_csv(report), newline="")))
+    rows = list(csvfile.reader(io.StringIO(render_csv(report), newline="")))
     assert not any(cell.startswith(FORMULA) for row in rows for cell in row if not re.fullmatch(r"-?[\d.]+", cell))
     found = pq.read_table(io.BytesIO(rendered("parquet", report))).to_pylist()
     assert {row["team"] for row in found} == {name}
@@ -173,7 +175,7 @@ def test_names_stay_text_in_every_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", PLAIN)
-def test_an_empty_month_has_every_form(form: Form) -> None:
+def test_an_empty_month_has_every_form(form: str) -> None:
     for book in (None, sample_month.book()):
         assert rendered(form, build(ListLedger(), book, sample_month.START_MS, sample_month.END_MS))
 

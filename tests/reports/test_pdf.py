@@ -7,7 +7,8 @@ import re
 import pytest
 import weasyprint
 
-from accountant.reports import html_and_pdf
+from accountant.exports.pdf import document
+from accountant.reports import html_page
 from tests.billing.usage_rows import held
 from tests.reports import sample_month
 
@@ -17,26 +18,26 @@ pytestmark = pytest.mark.real
 def test_a_pdf_is_the_same_every_time_and_carries_no_script() -> None:
     names = dict.fromkeys(("team", "namespace", "job"), "<script>alert(1)</script>")
     report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names))
-    first, second = (html_and_pdf.render_pdf(report) for _ in range(2))
+    first, second = (document.render_pdf(report) for _ in range(2))
     assert first == second
     assert first.startswith(b"%PDF-")
     assert not any(mark in first for mark in (b"/JavaScript", b"/Launch", b"/URI", b"/CreationDate"))
 
 
 def test_charts_have_their_colours_on_paper() -> None:
-    style = html_and_pdf._chart_style()
+    style = document._chart_style()
     assert ".a-busy { fill: #0072b2;" in style
     assert "var(" not in style
 
 
 def test_nothing_is_fetched() -> None:
     with pytest.raises(ValueError, match="must not load external content"):
-        html_and_pdf._refuse("file:///etc/passwd")
+        document._refuse("file:///etc/passwd")
 
 
 def test_captions_for_screen_readers_are_not_printed() -> None:
     """On the page they are hidden; WeasyPrint would draw clipped text as specks beside the tables."""
-    page = html_and_pdf.render_html(sample_month.charged())
+    page = html_page.render_html(sample_month.charged())
     hidden = re.findall(r'<caption class="quiet">([^<]+)</caption>', page)
     assert len(hidden) > 5
     captions = [
@@ -55,7 +56,7 @@ def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
     names = dict.fromkeys(("team", "queue", "namespace", "job", "user"), name)
     named = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
     report = sample_month.october(named, held("2026-10-01", "2026-10-03", busy=0.3))
-    for page in weasyprint.HTML(string=html_and_pdf.render_html(report)).render().pages:
+    for page in weasyprint.HTML(string=html_page.render_html(report)).render().pages:
         (box,) = page._page_box.children[0].children[:1] or [page._page_box]
         inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]
         assert [part.text for part in inside if part.position_x + part.width > page.width] == []

@@ -14,8 +14,9 @@ import pytest
 from anyio import to_thread
 
 from accountant.core.errors import CannotRender
-from accountant.reports import html_and_pdf, rendering_process
-from accountant.reports.output_formats import RENDERINGS
+from accountant.exports import rendering_process
+from accountant.exports.pdf import document
+from accountant.exports.rendering_process import written
 from accountant.reports.report_builder import Report
 from gputally.base import called_off
 from gputally.base.called_off import CalledOff, Work
@@ -26,7 +27,7 @@ from tests.reports import sample_month
 
 def test_a_spreadsheet_of_another_process_has_the_same_bytes() -> None:
     report = sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, busy=0.01))
-    assert rendering_process.render("xlsx", report) == RENDERINGS["xlsx"].render(report)
+    assert rendering_process.render("xlsx", report) == written("xlsx", report)
 
 
 def test_the_server_keeps_its_process_for_the_next_document() -> None:
@@ -113,12 +114,12 @@ def test_a_thread_of_the_server_uses_the_servers_processes() -> None:
     async def scenario() -> bytes:
         return await to_thread.run_sync(rendering_process.render, "xlsx", report)
 
-    assert anyio.run(scenario) == RENDERINGS["xlsx"].render(report)
+    assert anyio.run(scenario) == written("xlsx", report)
 
 
 def processor_s(report: Report) -> float:
     began = time.process_time()
-    html_and_pdf.render_pdf(report)
+    document.render_pdf(report)
     return time.process_time() - began
 
 

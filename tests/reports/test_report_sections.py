@@ -17,7 +17,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import figure_formatting, html_and_pdf, report_builder, report_tables
+from accountant.reports import figure_formatting, html_page, report_builder, report_tables
 from accountant.reports.report_breakdowns import Difference
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
@@ -54,7 +54,7 @@ def test_users_share_what_was_held() -> None:
         ("", 1, 24),
         ("bob", 1, 24),
     ]
-    assert "not stated" in html_and_pdf.render_html(found)
+    assert "not stated" in html_page.render_html(found)
 
 
 def cells(page: str, caption: str) -> dict[str, list[str]]:
@@ -70,7 +70,7 @@ def test_start_up_that_the_cluster_pays_is_in_no_sum_of_the_teams() -> None:
     book = price_book(ONE)
     billing = Billing(idle=IdlePolicy(starting="cluster"))
     found = build(ledger, book.model_copy(update={"billing": billing}), at("2026-10-01"), at("2026-11-01"))
-    rows = cells(html_and_pdf.render_html(found), "Teams, the largest first")
+    rows = cells(html_page.render_html(found), "Teams, the largest first")
     assert rows["vision"][:4] == rows["Teams"][:4] == ["86.0", "48.0", "38.0", "55.8 %"]
     assert rows["vision"][5:] == rows["Teams"][5:] == ["38.00", "86.00"]
     assert rows["Start-up, with the platform"] == ["10.0", "", "10.0", "", "", "10.00", "10.00"]
@@ -84,7 +84,7 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
         held("2026-10-02", "2026-10-03", 4, 0.5, user="bob", gpu_model="Tesla T4"),
         unheld("2026-10-02", "2026-10-03", "down", 8, gpu_model="NVIDIA A100-SXM4-40GB"),
     ]
-    page = html_and_pdf.render_html(of_rows(*rows))
+    page = html_page.render_html(of_rows(*rows))
     users, kinds = cells(page, "Who ran the jobs"), cells(page, "Models of GPU")
     assert (users["ann"][-2:], users["bob"][-2:]) == (["48.00", "96.00"], ["unpriced", "unpriced"])
     assert (kinds["NVIDIA A100-SXM4-40GB"][-2], kinds["Tesla T4"][-2]) == ("not billed", "unpriced")
@@ -93,11 +93,11 @@ def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpric
 def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
     found = of_rows(held("2026-10-01", "2026-10-02"))
     assert found.users == ()
-    assert "no job states its user" in html_and_pdf.render_html(found)
+    assert "no job states its user" in html_page.render_html(found)
 
 
 def test_names_in_charts_do_not_turn_the_reading_direction() -> None:
-    page = html_and_pdf.render_html(of_rows(held("2026-10-01", "2026-10-02", team="vision\u202etxt.exe")))
+    page = html_page.render_html(of_rows(held("2026-10-01", "2026-10-02", team="vision\u202etxt.exe")))
     assert "<title>" in page
     assert "\u202e" not in page
 
@@ -197,7 +197,7 @@ def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
     assert found.outlook.straight_line == pytest.approx(11.5 * 24)
     assert found.outlook.forecast is not None
     assert found.outlook.forecast.expected == 11.5 * 24
-    assert "The ledger has records of 6.5 of them" in html_and_pdf.render_html(found)
+    assert "The ledger has records of 6.5 of them" in html_page.render_html(found)
 
 
 def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
@@ -208,10 +208,10 @@ def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
     rows = [(job.cluster, job.figures.accounts.allocated // HOUR_US) for job in found.jobs_by_cost]
     assert rows == [("east", 48), ("west", 48)]
     assert [(hint.job.cluster, hint.peak_busy) for hint in found.hints] == [("east", 0.2), ("west", 1.0)]
-    page = html_and_pdf.render_html(found)
+    page = html_page.render_html(found)
     assert "east/vision" in page
     assert "west/vision" in page
-    assert "/vision<" not in html_and_pdf.render_html(of_rows(one)), "one cluster needs no name"
+    assert "/vision<" not in html_page.render_html(of_rows(one)), "one cluster needs no name"
 
 
 def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
@@ -229,10 +229,10 @@ def test_budgets_of_a_team_are_its_own_and_its_queues() -> None:
 def test_what_is_booked_beside_is_shown_with_what_is_due() -> None:
     found = sample_month.report("vision")
     assert found.due == {"vision": found.statement.payable["vision"] - Decimal("284.40")}
-    page = html_and_pdf.render_html(found)
+    page = html_page.render_html(found)
     assert "Corrections and credits" in page
     assert "node-7 lost a night" in page
-    assert "Corrections and credits" not in html_and_pdf.render_html(sample_month.report("language"))
+    assert "Corrections and credits" not in html_page.render_html(sample_month.report("language"))
 
 
 def test_a_closed_month_says_when_later_records_differ() -> None:
@@ -243,7 +243,7 @@ def test_a_closed_month_says_when_later_records_differ() -> None:
     ledger.add(held("2026-10-03", "2026-10-04"))
     later = october(ledger, booked=MonthBooks(closed))
     assert (later.late, later.headline.cost) == (True, same.headline.cost)
-    assert "records that came later" in html_and_pdf.render_html(later)
+    assert "records that came later" in html_page.render_html(later)
 
 
 def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
@@ -281,14 +281,14 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
         return report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
 
     assert of(None).restated == {}
-    assert "Corrections of this month that were booked later" not in html_and_pdf.render_html(of(None))
+    assert "Corrections of this month that were booked later" not in html_page.render_html(of(None))
     ledger.add(held("2026-10-03", "2026-10-04"))
     keeper.correct("ann")
     credit = {"month": "2026-10", "team": "nlp", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
     keeper.credits.adjust(NewAdjustment.model_validate(credit), "ann")
     assert of(None).restated == {"2026-11": (2, Decimal(43))}
     assert of("vision").restated == {"2026-11": (1, Decimal(48))}
-    page = " ".join(html_and_pdf.render_html(of("nlp")).split())
+    page = " ".join(html_page.render_html(of("nlp")).split())
     assert "due in the month of booking: USD \N{MINUS SIGN}5.00 in 2026-11 (1 line)" in page
     summary = report_tables.tables(of(None))[0]
     assert dict(zip([name for name, _ in summary.columns], summary.rows[0], strict=True))["booked_since"] == 43
@@ -304,7 +304,7 @@ def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
     span = Month(2026, 10).span(zone("UTC"))
     report = report_builder.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
     assert (report.currency, report.restated) == (None, {"2026-11": (1, Decimal(31 * 24 * 2))})
-    page = " ".join(html_and_pdf.render_html(report).split())
+    page = " ".join(html_page.render_html(report).split())
     assert "due in the month of booking: 1488.00 in 2026-11 (1 line)" in page
 
 
@@ -321,7 +321,7 @@ def test_what_is_due_is_made_of_what_is_shown() -> None:
     with_one = replace(found, statement=stated)
     kinds = [record.record for record in records(with_one)]
     assert kinds.count("commitment") == 1
-    assert "commitment not used" in html_and_pdf.render_html(with_one)
+    assert "commitment not used" in html_page.render_html(with_one)
     amounts = {
         kind: sum(r.cost or 0 for r in records(found) if r.record == kind)
         for kind in ("payable", "correction", "adjustment", "due")
@@ -345,16 +345,16 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     """Every figure of a budget and of the forecast links to lines; a job's link names its cluster."""
     jobs: list[tuple[str, str, str]] = []
 
-    def job(row: html_and_pdf.JobNamed) -> str:
+    def job(row: html_page.JobNamed) -> str:
         jobs.append((row.cluster, row.namespace, row.job))
         return "/job/one"
 
-    links = html_and_pdf.Links(
+    links = html_page.Links(
         lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
         month=lambda name: f"/month/{name}", act=lambda _: "/act/1", jobs="/jobs",
     )  # fmt: skip
     found = sample_month.report(team)
-    page = html_and_pdf.render_html(found, links)
+    page = html_page.render_html(found, links)
     table = page[page.index("Budgets and how much is spent") :].split("</table>")[0]
     rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", table)
     assert len(rows) == 1 + len(found.budgets) > 1
@@ -396,7 +396,7 @@ def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None
         accounts = row.figures.accounts
         hours = Fraction(accounts.allocated + accounts.unallocated, 3_600_000_000)
         assert abs(hours * Fraction(row.unit_prices[0]) - Fraction(row.figures.cost)) < Fraction(1, 20)
-    page = html_and_pdf.render_html(report)
+    page = html_page.render_html(report)
     table = page[page.index("By GPU and kind of capacity") :].partition("</table>")[0]
     assert "Unallocated<small>GPU-h</small>" in table
     for row in priced:

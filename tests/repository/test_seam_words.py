@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("agent", "accountant", "fairshare", "gputally")
 HISTORY = "accountant/histories/prometheus/"
+_CHARGES = "the lake's table of charges has the columns of the export"
+_INVOICE = "an invoice that is read, not a report that is written"
 NAMED_ELSEWHERE = {
     "nvml": {
         "agent/core/settings.py": "the default of gpu_readers",
@@ -33,8 +35,28 @@ NAMED_ELSEWHERE = {
         "agent/metering/reading_deltas.py": "a method of the wire format",
         "agent/wire.py": "a method of the wire format",
     },
+    "xlsx": {},
+    "pdf": {
+        "accountant/notifications/subscriptions.py": "the default of a report order",
+        "gputally/base/file_formats.py": "an example",
+        "gputally/testing/channels.py": "an example of a message's key",
+    },
+    "focus": {
+        "accountant/cli/bookkeeping_commands.py": _INVOICE,
+        "accountant/core/settings.py": "the issuer of the charges",
+        "accountant/lake/publisher.py": _CHARGES,
+        "accountant/lake/table_rows.py": _CHARGES,
+        "accountant/lake/tables.py": _CHARGES,
+        "accountant/prices/price_book.py": "the source of a rule of commitments",
+        "accountant/reports/statement_line_charges.py": "the charges that reports for it have",
+        "accountant/storage/invoice_file.py": _INVOICE,
+    },
 }
-FOLDERS = {"nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY)}
+EXPORTS = ("accountant/exports/",)
+FOLDERS = {
+    "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
+    "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("word", NAMED_ELSEWHERE)

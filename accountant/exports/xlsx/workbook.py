@@ -16,7 +16,8 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
-from accountant.reports import focus_export, report_tables
+from accountant.exports.zip_archive import pack, unpack
+from accountant.reports import report_tables
 from accountant.reports.report_builder import Report
 from gputally.base.money import minor_places
 from gputally.base.untrusted_text import escaped
@@ -40,10 +41,10 @@ def render_xlsx(report: Report) -> bytes:
             _sheet(book, table, report.currency)
     content = io.BytesIO()
     book.save(content)
-    members = focus_export.unpack(content.getvalue())
+    members = unpack(content.getvalue())
     created = report_tables.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
     members[_CORE] = _INSTANT.sub(rb"\g<1>" + created + rb"\g<2>", members[_CORE])
-    return focus_export.pack(members)
+    return pack(members)
 
 
 def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> None:

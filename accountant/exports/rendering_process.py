@@ -2,15 +2,18 @@
 the serving process's time nor its memory.
 
 A process stays for the next document. It is killed when a document takes too long, and when the caller's work is called
-off (`gputally.base.called_off`). The bytes are those of `Rendering.render`."""
+off (`gputally.base.called_off`). What another package writes is always made there, so that it cannot hang, end or fill
+the serving process, and its failure is named. The bytes are those that the export writes."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import resource
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio
@@ -18,10 +21,11 @@ import structlog
 from anyio import CancelScope, CapacityLimiter, from_thread, move_on_after, to_process, to_thread
 
 from accountant.core.errors import CannotRender
-from accountant.reports.output_formats import BINARY, RENDERINGS, Form
+from accountant.exports.protocol import SEAM, ExportPlugin, package_of
 from accountant.reports.report_builder import Report
 from gputally.base import called_off
 from gputally.base.called_off import CalledOff
+from gputally.base.plugins import named
 
 T = TypeVar("T")
 
@@ -29,26 +33,36 @@ MOST_S: Final = 60.0
 MOST_MIB: Final = 1_024
 _NICE: Final = 5
 _SMALLER: Final = "ask for one team, for a shorter span, or for the format csv"
-_log = structlog.get_logger("accountant.reports.rendering_process")
+_MOST_REASON: Final = 500
+_log = structlog.get_logger("accountant.exports.rendering_process")
 
 
-def render(form: Form, report: Report) -> bytes:
-    """The report in this format. Text formats are rendered here, binary ones in another process.
+def render(name: str, report: Report, most_s: float = MOST_S) -> bytes:
+    """The report in the format of this name. gputally's own text formats are rendered here, others in another process.
+    An export of another package has a process of its own, which ends with the document.
 
     Call it in a thread: one that the server started uses the server's processes, any other one starts a process of its
-    own. Raises CannotRender, also for a document that takes too much time or memory, and CalledOff."""
-    if form not in BINARY:
-        return RENDERINGS[form].render(report)
+    own. Raises CannotRender, also for a document that takes too much time or memory, CalledOff and NoPlugin."""
+    binary, package = named(SEAM, ExportPlugin, name).binary, package_of(name)
+    if package is not None:
+        try:
+            return anyio.run(partial(apart, _rendered, name, report, most_s=most_s, here=False))
+        except CannotRender as error:
+            reason = " ".join(str(error).split())[:_MOST_REASON]
+            raise CannotRender(f"the format {name} of the package {package} failed: {reason}") from error
+    if not binary:
+        return written(name, report)
+    made = partial(apart, written, name, report, most_s=most_s)
     try:
         from_thread.check_cancelled()
     except RuntimeError:  # not a thread of an event loop
-        return anyio.run(apart, _rendered, form, report)
-    return from_thread.run(apart, _rendered, form, report)
+        return anyio.run(made)
+    return from_thread.run(made)
 
 
-async def apart(function: Callable[..., T], *arguments: object, most_s: float = MOST_S) -> T:
+async def apart(function: Callable[..., T], *arguments: object, most_s: float = MOST_S, here: bool = True) -> T:
     """The result of a function of a module, called in another process. Raises CannotRender if it takes too much time or
-    memory, and CalledOff."""
+    memory, and CalledOff. here: whether it may be called in this process if no other one can be started."""
     loop, work = asyncio.get_running_loop(), called_off.current()
     with move_on_after(most_s) as scope:
 
@@ -65,11 +79,15 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
                 return await to_process.run_sync(_limited, function, *arguments, cancellable=True, limiter=one)
             except (anyio.BrokenWorkerProcess, MemoryError) as error:
                 if isinstance(error, anyio.BrokenWorkerProcess) and error.args:
+                    if not here:
+                        raise CannotRender(f"no other process can be started: {error.__cause__}") from error
                     # The process cannot load this program's main module, a script of the operator's. The document is
                     # then made here, as a small one would be.
                     _log.warning("document_made_in_this_process", reason=str(error.__cause__))
                     return await to_thread.run_sync(lambda: function(*arguments), abandon_on_cancel=True)
-                raise CannotRender(f"the document needs more than {MOST_MIB} MiB: {_SMALLER}") from error
+                raise CannotRender(
+                    f"the document needs more than {MOST_MIB} MiB, or ended its process: {_SMALLER}"
+                ) from error
     if work is not None and work.over:
         raise CalledOff
     raise CannotRender(f"the document takes longer than {most_s:g} s: {_SMALLER}")
@@ -86,5 +104,22 @@ def _limited(function: Callable[..., T], *arguments: object) -> T:
     return function(*arguments)
 
 
-def _rendered(form: Form, report: Report) -> bytes:
-    return RENDERINGS[form].render(report)
+def _rendered(name: str, report: Report) -> bytes:
+    """As `written`, for code of others: whatever it raises becomes CannotRender, which can leave the process."""
+    try:
+        return written(name, report)
+    except MemoryError:
+        raise
+    except CannotRender as error:
+        reason = str(error)
+    except BaseException as error:  # noqa: BLE001
+        reason = f"{type(error).__name__}: {error}"
+    raise CannotRender(reason)
+
+
+def written(name: str, report: Report) -> bytes:
+    """The report in the format of this name, made here. Raises CannotRender, and what an export with a defect
+    raises."""
+    stream = io.BytesIO()
+    named(SEAM, ExportPlugin, name).write(report, stream)
+    return stream.getvalue()

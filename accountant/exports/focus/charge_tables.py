@@ -22,7 +22,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zipfile
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
@@ -35,6 +34,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
 from accountant.core.settings import Issuer
+from accountant.exports.zip_archive import pack
 from accountant.reports.report_builder import Report
 from accountant.reports.statement_line_charges import Details, FocusCharge, Kind, charge_key, of_lines, rounding
 from accountant.wire.policy_models import IDLE
@@ -341,27 +341,6 @@ def _tags(charge: FocusCharge) -> dict[str, str]:
 
 def _json(content: Mapping[str, object]) -> str:
     return json.dumps(content, sort_keys=True, ensure_ascii=False) if content else ""
-
-
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The earliest instant that the zip format supports."""
-
-
-def pack(members: Mapping[str, bytes]) -> bytes:
-    """A zip archive in the given order, without times, owners or permissions."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
-            entry = zipfile.ZipInfo(name, _EPOCH)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
-    return packed.getvalue()
-
-
-def unpack(packed: bytes) -> dict[str, bytes]:
-    """The members of a zip archive. Raises zipfile.BadZipFile."""
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
 
 
 BUNDLE_VERSION = "1.4"
