@@ -15,6 +15,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Issue, Quota, TargetQueue
 from fairshare.preemption.claims_and_placement import claims, preemption_inputs
 from fairshare.preemption.preemption_controller import NotPossible, by_hand
@@ -37,7 +38,7 @@ from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
-from tests.fairshare.builders import node_object, object_of, policy_of
+from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition, reasons_of
 from tests.fairshare.scheduler_kinds import KINDS
@@ -979,3 +980,22 @@ def test_nothing_stops_for_a_workload_that_never_fits_and_a_strict_queue_stands_
     first["status"] = {"conditions": [{**ACTIVE, "type": "QuotaReserved", "status": "False", "reason": reason}]}
     assert _claimed(first, second, **FIFO) == []
     assert _claimed(first, second) == ["second"]
+
+
+@pytest.mark.parametrize("pods", [True, False])
+def test_nobody_else_stops_while_kueue_evicts_a_workload(pods: bool) -> None:
+    """Its quota is reserved until its pods have gone, which may take as long as they want to end."""
+    held = [_held(f"w{i}", "a", "h100", 4) for i in range(2)]
+    being = {**ACTIVE, "type": "Evicted", "reason": "Preempted", "lastTransitionTime": LATER}
+    held[1]["status"]["conditions"].append(being)
+    queues = [_flavored("a", h100=4), _flavored("c", h100=4)]
+    objects = [*queues, *held, _workload("back", "c", 1, 4), *FLAVOR_OBJECTS, *_locals("a", "c")]
+    of_workload = {"annotations": {"kueue.x-k8s.io/workload": "w1"}}
+    there = [read_pod(pod_object("p", node="h100", gpus=4, **of_workload))] if pods else []
+    found = look_at(KueueAdapter(), FLAVORED, MemoryCluster(KINDS, objects), there)
+    shares = [Entitlement(name, None, 8.0, 8.0, 0.0, 8.0, 0.0, 8.0) for name in "abc"]
+    inputs = preemption_inputs(FLAVORED, "kueue", found.gangs, shares, CARDS, (), NOW_MS, quotas=found.quotas)
+    verdicts = {verdict.claimant: verdict for verdict in decide(FLAVORED, inputs)}
+    assert (verdicts["Workload/ns/back"].outcome, verdicts.keys()) == ("room", {"Workload/ns/back"})
+    standing = found.standings["a"]
+    assert (standing.requested, standing.allocated) == (8, 4)

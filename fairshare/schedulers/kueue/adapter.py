@@ -441,6 +441,8 @@ def _capacity(quotas: QuotaTree, pools: Sequence[Sequence[str]]) -> float | None
 class _Live:
     """An unfinished Workload.
 
+    obj: without the admission if Kueue is evicting it: the quota is free as soon as its pods have ended.
+    evicted: whether Kueue is evicting it.
     cluster_queue: the name of the ClusterQueue that admitted it; "" if none did.
     admitted: the GPUs for which it is admitted.
     uses: these GPUs by flavor and resource; both are "" if the admission names no GPU.
@@ -452,6 +454,7 @@ class _Live:
     not_queued: why Kueue does not consider it for admission, although its queue admits; "" if it does."""
 
     obj: Object
+    evicted: bool
     cluster_queue: str
     admitted: float
     uses: Mapping[tuple[str, str], float]
@@ -466,12 +469,16 @@ class _Live:
 def _live(obj: Object, slices_of: SlicesOf, parts: MigParts, *, by_creation: bool) -> _Live | None:
     if _finished(obj):
         return None
-    metadata = obj["metadata"]
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    evicted = condition_of(obj, "Evicted").get("status") == "True" and status.get("admission") is not None
+    if evicted:
+        obj = {**obj, "status": {key: value for key, value in status.items() if key != "admission"}}
     pods = _gpus_of_pods(obj, slices_of, parts)
     uses = _admitted(obj, pods, slices_of)
     since_ms = _since_ms(obj, by_creation=by_creation)
     return _Live(
         obj,
+        evicted,
         str(value_at(obj, ("status", "admission", "clusterQueue")) or ""),
         fsum(uses.values()),
         uses,
@@ -480,7 +487,7 @@ def _live(obj: Object, slices_of: SlicesOf, parts: MigParts, *, by_creation: boo
         pods,
         since_ms,
         (-_priority(obj), since_ms or 0, metadata.get("uid", "")),  # baseCompareFunc in pkg/cache/queue
-        _not_queued(obj),
+        "Kueue is evicting it" if evicted else _not_queued(obj),
     )
 
 
@@ -661,7 +668,7 @@ def _gangs(
             waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
             return None
         requested, allocated = gang.requested, gang.allocated
-        gang = with_pods(gang, members.get(gang_key(obj), ()))
+        gang = with_pods(gang, () if live[key].evicted else members.get(gang_key(obj), ()))
         if admitted:
             # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
             minimum = min(gang.minimum, requested)
