@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from accountant.wire.policy_models import Policy
+from fairshare.controller.weight_writer import release_weights
+from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, finish_all
 from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
 from fairshare.schedulers.volcano.adapter import COMMAND, JOB
@@ -28,7 +30,7 @@ from tests.fairshare.builders import (
     queue_object,
     shard_object,
 )
-from tests.fairshare.conftest import Make
+from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
@@ -191,3 +193,39 @@ def test_a_fault_at_any_write_of_a_cycle_changes_nothing_in_the_end(
             cluster = FaultAt(KINDS, scene.objects)
             cluster.at, cluster.error, cluster.carried_out = at, error, carried_out
             assert _end(scene, cluster, controller_of) == wanted, (at, error, carried_out)
+
+
+@pytest.mark.parametrize("target", [name for name in SCENES if name != "kube-scheduler"])
+def test_a_fault_at_any_write_of_a_release_leaves_nothing_that_the_next_one_does_not_restore(
+    target: str, controller_of: Make, accountant: Any
+) -> None:
+    scene = SCENES[target]()
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+    before = scene.weights(FaultAt(KINDS, scene.objects))
+    for at in range(2):
+        for error, carried_out in FAULTS:
+            cluster = FaultAt(KINDS, scene.objects)
+            controller_of(scene.policy, cluster, status_object=HERE, pods=lambda c=cluster: pods_of(c)).cycle()
+            assert scene.weights(cluster) != before
+            cluster.at, cluster.error, cluster.carried_out = cluster.writes + at, error, carried_out
+            release_weights(scene.policy, cluster)
+            cluster.at = None
+            assert not any(outcome.result == "contested" for outcome in release_weights(scene.policy, cluster))
+            assert scene.weights(cluster) == before, (at, error, carried_out)
+
+
+@pytest.mark.parametrize(("error", "carried_out"), FAULTS)
+def test_a_fault_while_a_workload_is_switched_on_again_is_made_good(error: Exception, carried_out: bool) -> None:
+    reserved = [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": BEFORE}]
+    off = object_of(
+        WORKLOADS[0], "x", {"active": False, "queueName": "a"}, {"conditions": reserved},
+        annotations={PREEMPTION: PreemptionIntent("d1", NOW_MS - 1).text()},
+    )  # fmt: skip
+    cluster = FaultAt(KINDS, [off])
+    cluster.at, cluster.error, cluster.carried_out = 0, error, carried_out
+    finish_all(cluster, NOW_MS)
+    cluster.at = None
+    finish_all(cluster, NOW_MS)
+    found = cluster.get(WORKLOADS[0], "x", "ns")
+    assert (found["spec"]["active"], PREEMPTION in found["metadata"]["annotations"]) == (True, False)
