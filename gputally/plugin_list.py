@@ -20,7 +20,7 @@ _SEAMS = {
     "accountant.exports.protocol": "ExportPlugin",
     "accountant.history_import.protocol": "HistoryPlugin",
     "agent.gpu_readers.protocol": "GpuReaderPlugin",
-    "fairshare.targets.protocol": "SchedulerPlugin",
+    "gputally.kubernetes.scheduler_plugins": "SchedulerPlugin",
 }
 """The module of each seam, with the type of its manifests."""
 

@@ -8,8 +8,8 @@ the chain is incomplete (a node's agent sees only the nearest owner), labels tha
 pods complete it.
 
 A pod need not have a queue label. KAI and Volcano store the queue in the PodGroup by which they place pods, so for pods
-of the same scheduler the PodGroup takes precedence over labels (see `gputally.base.pod_queue_labels`). Queue objects of
-KAI and Volcano are not watched, because references use their names.
+of the same scheduler the PodGroup takes precedence over labels (see `gputally.kubernetes.pod_queue_labels`). Queue
+objects of KAI and Volcano are not watched, because references use their names.
 
 A LocalQueue of Kueue belongs to a ClusterQueue, and a policy may name either. The ClusterQueue is therefore appended
 after an `@`: `kueue:NAMESPACE/NAME@CLUSTERQUEUE` (see `team_assignment`). The Workload of the pod's owner says which
@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
 import msgspec
 from msgspec import structs
@@ -35,11 +36,11 @@ from accountant.inventory.pod_owners import Chain, Ref, nearest
 from accountant.ledger.protocols import EPOCH_KEY
 from accountant.ledger.team_assignment import USER_KEY
 from agent.wire import Owner, PodFacts
-from gputally.base.pod_queue_labels import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
 from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, Reflector, _Object
 from gputally.kubernetes.objects import Api
+from gputally.kubernetes.pod_queue_labels import queue_annotation_keys, queue_keys, queue_ref
 
 
 class Condition(_Object, frozen=True):
@@ -261,8 +262,19 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
 _EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
-_NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # annotations; Kueue reads its queue from the label
-_QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
+_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@cache
+def _notes() -> frozenset[str]:
+    """Return the keys of annotations that may name a pod's queue."""
+    return queue_annotation_keys().union(GROUP_KEYS)
+
+
+@cache
+def _queue_marks() -> frozenset[str]:
+    """Return the keys of labels and annotations that may name a pod's queue."""
+    return queue_keys().union(GROUP_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +332,8 @@ def pod_sighting(
         ended_ms=max(finished, default=None) if status.phase in _ENDED else None,
         observed_ms=now_ms,
     )
-    kept = {key: value for key, value in annotations.items() if key in _NOTES}
-    kept |= {key: value for key, value in labels.items() if key in JOB_LABELS | QUEUE_KEYS}
+    kept = {key: value for key, value in annotations.items() if key in _notes()}
+    kept |= {key: value for key, value in labels.items() if key in JOB_LABELS or key in queue_keys()}
     owner = nearest(meta.owner_references, meta.namespace)
     epoch = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
     return PodSighting(
@@ -332,14 +344,15 @@ def pod_sighting(
 def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The labels and annotations of a pod that is bound to a node. Those that name its queue stay as they were
     when the scheduler read them; later changes are ignored."""
-    kept = {key: value for key, value in before if key in _QUEUE_MARKS}
-    return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
+    keys = _queue_marks()
+    kept = {key: value for key, value in before if key in keys}
+    return tuple(sorted({**{key: value for key, value in now if key not in keys}, **kept}.items()))
 
 
 def complete(pod: PodSighting, chain: Chain) -> PodFacts:
     """Adds job and queue to the facts. If only an owner of the pod names a queue, that is the pod's queue."""
     marks = dict(pod.marks)
-    wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
+    wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in queue_keys()}}
     return structs.replace(
         pod.facts,
         owners=chain.owners,
@@ -488,8 +501,8 @@ def links(pod: PodSighting) -> set[Link]:
     """The objects that may name the pod's queue, as far as the pod names them."""
     marks, space = dict(pod.marks), pod.facts.namespace
     found: set[Link] = {("group", space, marks[key]) for key in GROUP_KEYS if key in marks}
-    if KUEUE_QUEUE in marks:
-        found.add(("local", space, marks[KUEUE_QUEUE]))
+    if _KUEUE_QUEUE in marks:
+        found.add(("local", space, marks[_KUEUE_QUEUE]))
     if pod.owner is not None:
         found.add(("owner", space, pod.owner.uid))
     return found

@@ -15,10 +15,10 @@ from cachetools import LRUCache
 
 from agent.wire import Owner
 from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
-from gputally.base.pod_queue_labels import QUEUE_KEYS
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedObject, OwnerReference
 from gputally.kubernetes.objects import Api
+from gputally.kubernetes.pod_queue_labels import queue_keys
 
 MANY = 20
 """If there are more unknown owners of one kind than this, the whole kind is listed."""
@@ -184,5 +184,5 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
 
 def owner_facts(metadata: Metadata) -> OwnerFacts:
     """The owner and queue labels in an object's metadata."""
-    labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
+    labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in queue_keys()))
     return OwnerFacts(nearest(metadata.owner_references, metadata.namespace), labels)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import fsum, isclose
 from operator import itemgetter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -97,15 +97,43 @@ class RunaiTarget(Model):
     cluster: str | None = Field(default=None, max_length=100)
 
 
+class SchedulerTarget(Model):
+    """How shares reach a scheduler. The plug-in of a scheduler with further settings derives their model from this one.
+
+    mode: with `weight`, the controller publishes weights."""
+
+    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
+    apply: Apply = "dry-run"
+
+
+class OtherTarget(SchedulerTarget):
+    """How shares reach a scheduler of another package. The controller checks the further keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+
 class Targets(Model):
     """The schedulers to which weights are published. A target without refs in any queue is not changed, whatever its
-    mode."""
+    mode. Further keys are names of schedulers of other packages, which the controller checks."""
 
     kai: KaiTarget = KaiTarget()
     kueue: KueueTarget = KueueTarget()
     volcano: VolcanoTarget = VolcanoTarget()
     kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
     runai: RunaiTarget = RunaiTarget()
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, OtherTarget] = Field(init=False)
+
+    @property
+    def others(self) -> Mapping[str, OtherTarget]:
+        """The sections of schedulers of other packages."""
+        return self.__pydantic_extra__ or {}
+
+    def of(self, section: str) -> Any:
+        """The section of a scheduler; the default one if the policy has none."""
+        return getattr(self, section) if section in type(self).model_fields else self.others.get(section, OtherTarget())
 
 
 class PriorityClassPolicy(Model):
@@ -120,12 +148,26 @@ Mode = Annotated[Literal["off", "dry-run", "enforce"], BeforeValidator(bare_off)
 
 
 class PreemptionModes(Model):
-    """The mode of preemption for each target; None: as `PreemptionPolicy.mode`."""
+    """The mode of preemption for each target; None: as `PreemptionPolicy.mode`. Further keys are names of schedulers of
+    other packages."""
 
     kai: Mode | None = None
     kueue: Mode | None = None
     volcano: Mode | None = None
     kube_scheduler: Mode | None = None
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    __pydantic_extra__: dict[str, Mode | None] = Field(init=False)
+
+    @property
+    def others(self) -> Mapping[str, Mode | None]:
+        """The modes of schedulers of other packages."""
+        return self.__pydantic_extra__ or {}
+
+    def of(self, section: str) -> Mode | None:
+        """The mode of a scheduler."""
+        own: Mode | None = getattr(self, section) if section in type(self).model_fields else None
+        return self.others.get(section, own)
 
 
 class SloPolicy(Model):

@@ -39,8 +39,8 @@ def guarded(name: str, place: str, surroundings: Surroundings) -> ChosenReader:
 
     Raises SettingsError if no reader has this name, or if its place is wrong."""
     try:
-        plugin = within(MOST_LOADING_S, lambda: named(SEAM, GpuReaderPlugin, name))
-    except (BrokenPlugin, TakesTooLong) as error:
+        plugin = named(SEAM, GpuReaderPlugin, name)
+    except BrokenPlugin as error:
         return ChosenReader(name, Guard(name, _raises(error), fills=False))
     except NoPlugin as error:
         raise SettingsError(f"gpu_readers: {error}") from error

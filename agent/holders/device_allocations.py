@@ -53,9 +53,9 @@ from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavaila
 from agent.wire import Holder, SharingMode
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
-from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
 from gputally.base.quantities import MIB, parse_number, parse_quantity
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES
 
 NVIDIA_DRA = "gpu.nvidia.com"
 """Name of NVIDIA's DRA driver for GPUs."""

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from agent.wire import Owner, PodFacts
-from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.base.quantities import container_memory_mib, parse_number
 from gputally.base.untrusted_text import UNDECODABLE
+from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 
 
 class Unreadable(ValueError):

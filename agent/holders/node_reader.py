@@ -47,7 +47,7 @@ from agent.metering.reading_deltas import NO_HOLDER_READING
 from agent.wire import Holder, Method, PodFacts
 from gputally.base.apportionment import apportion
 from gputally.base.clock import Clock
-from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES
+from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES
 
 UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 

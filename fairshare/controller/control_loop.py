@@ -45,6 +45,7 @@ from fairshare.preemption.preemption_controller import Calls, Preemptions, no_ca
 from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import status_config_map
+from fairshare.targets.guard import PluginFault
 from fairshare.targets.installed import adapters
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_first_served, list_if_served, look_at, plan, release
@@ -259,6 +260,8 @@ class Controller:
                     )
                     decisions += preemption_decisions
                     events += target.preemption.events if target.preemption is not None else ()
+            except PluginFault as error:
+                target = _degraded(target, error.reason, str(error))
             except Exception as error:  # noqa: BLE001 - a defect at one target stops no other
                 structlog.get_logger("fairshare").exception("target_failed", target=adapter.name)
                 target = _failed(target, error)

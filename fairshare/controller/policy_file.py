@@ -22,15 +22,17 @@ from accountant.wire.policy_models import Mode, Policy, QueuePolicy
 from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.laws.gang_turns import gang_reach
+from fairshare.targets.installed import adapters, with_workloads
 from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.near_names import nearest, shown
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
-from gputally.server.config_loading import ReloadedFile, validate
+from gputally.server.config_loading import ReloadedFile, faults_of, validate
 
-_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
+_ACCOUNTS = "slurm"
+"""The prefix of refs to accounts of a cluster without a scheduler in Kubernetes."""
 
 
 class PolicyFault(FairshareError):
@@ -86,9 +88,27 @@ def policy_of_document(document: Document) -> Policy:
         for at, queue in enumerate(policy.queues)
         if not queue.name.isprintable() or queue.name != queue.name.strip()
     ]
+    faults += _scheduler_faults(policy, document)
     if faults:  # not checked in the model, because policies stored earlier must stay readable
         raise FileFault(faults)
     return policy
+
+
+def _scheduler_faults(policy: Policy, document: Document) -> Iterator[str]:
+    """Yield the faults in the sections of schedulers of other packages."""
+    sections = {adapter.section: adapter for adapter in adapters()}
+    for name, section in policy.targets.others.items():
+        faults = faults_of(section.model_dump(), sections[name].settings) if name in sections else (((), ""),)
+        for path, reason in faults:
+            place = ("targets", name, *path)
+            unknown = f"no scheduler of this name is installed{nearest(name, sections)}"
+            yield f"{document.place(place)}: {'.'.join(map(str, place))}: {reason or unknown}"
+    stopped = [name for name, adapter in sections.items() if adapter.name in with_workloads()]
+    for name in policy.preemption.targets.others:
+        if name not in stopped:
+            place = ("preemption", "targets", name)
+            reason = f"no scheduler of this name is installed whose workloads can be preempted{nearest(name, stopped)}"
+            yield f"{document.place(place)}: {'.'.join(place)}: {reason}"
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
@@ -191,7 +211,7 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
         yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
     for number, ref in enumerate(queue.refs):
         scheduler, _, name = ref.partition(":")
-        if scheduler not in _SCHEDULERS or not name:
+        if not name or (scheduler != _ACCOUNTS and not any(scheduler in each.prefixes for each in adapters())):
             yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
 
 
@@ -233,11 +253,11 @@ def in_dry_run(policy: Policy) -> Policy:
     targets = policy.targets
     applies = {
         name: target.model_copy(update={"apply": "dry-run"})
-        for name in type(targets).model_fields
-        if hasattr(target := getattr(targets, name), "apply")
+        for name in (*type(targets).model_fields, *targets.others)
+        if hasattr(target := targets.of(name), "apply")
     }
     rules = policy.preemption
-    modes = {name: dry(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
+    modes = {name: dry(rules.targets.of(name)) for name in (*type(rules.targets).model_fields, *rules.targets.others)}
     idle = rules.idle.model_copy(update={"mode": dry(rules.idle.mode)}) if rules.idle is not None else None
     preemption = rules.model_copy(
         update={"mode": dry(rules.mode), "targets": rules.targets.model_copy(update=modes), "idle": idle}

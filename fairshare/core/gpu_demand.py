@@ -1,8 +1,8 @@
 """Reads the GPU demand of a pod: how many GPUs it requests, in which queue, as part of which gang.
 
-The label that a pod's scheduler reads assigns the pod to a queue (`gputally.base.pod_queue_labels`, the same rule for
-bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods are ignored, and
-so are pods that request no GPU, unless they are members of a PodGroup: a gang may need them to start.
+The label that a pod's scheduler reads assigns the pod to a queue (`gputally.kubernetes.pod_queue_labels`, the same rule
+for bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods are ignored,
+and so are pods that request no GPU, unless they are members of a PodGroup: a gang may need them to start.
 
 Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler); Kueue
 `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
@@ -33,10 +33,10 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.device_claims import pod_claims
 from fairshare.core.queues_and_weights import ClaimingPod, Gang, Pod, PolicyTree, Standing
 from gputally.base.clock import Clock
-from gputally.base.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 from gputally.base.quantities import container_memory_mib
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import MIG, POD, Kind, Object, counts_gpus, gpus, quantity, value_at
+from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
 
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"

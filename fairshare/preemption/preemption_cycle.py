@@ -41,6 +41,7 @@ from fairshare.targets.installed import with_workloads
 from gputally.base.errors import Unavailable
 from gputally.base.version import __version__
 from gputally.kubernetes.objects import Cluster, Event
+from gputally.kubernetes.scheduler_plugins import schedulers
 
 RELEASE = __version__
 """Version of the running code. It is looked up once, because the lookup reads the package's metadata."""
@@ -90,8 +91,7 @@ def mode_of(policy: Policy, target: str) -> Mode:
     if target not in with_workloads():
         return "off"
     rules = policy.preemption
-    stated: Mode | None = getattr(rules.targets, target.replace("-", "_"), None)
-    return stated or rules.mode
+    return rules.targets.of(schedulers()[target].section) or rules.mode
 
 
 def idle_mode(policy: Policy, mode: Mode) -> Mode:

@@ -20,8 +20,9 @@ import msgspec
 from fairshare.core.gpu_demand import gang_key, millis
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.schedulers.kueue.adapter import WORKLOADS, condition_of
-from fairshare.schedulers.volcano.adapter import COMMAND, JOB
+from fairshare.schedulers.kueue.adapter import condition_of
+from fairshare.schedulers.kueue.kinds import WORKLOADS
+from fairshare.schedulers.volcano.kinds import COMMAND, JOB
 from fairshare.targets.status_config_map import decoded
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from gputally.base.errors import ClusterError

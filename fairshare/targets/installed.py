@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
 from functools import cache
+
+import structlog
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.published_devices import SLICES
-from fairshare.targets.protocol import SEAM, SchedulerPlugin
+from fairshare.targets.guard import BrokenAdapter, GuardedAdapter
 from fairshare.targets.weight_plan import Adapter
-from gputally.base.plugins import usable
+from gputally.base.background_tasks import error_summary
+from gputally.base.plugins import MOST_LOADING_S, OURS, TakesTooLong, plugins, within
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
-
-
-def schedulers() -> Mapping[str, SchedulerPlugin]:
-    """Return the manifests by name."""
-    return usable(SEAM, SchedulerPlugin)
+from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, schedulers
 
 
 @cache
-def _adapter(plugin: SchedulerPlugin) -> Adapter:
-    return plugin.adapter()
-
-
 def adapters() -> tuple[Adapter, ...]:
-    """Return the adapter of every scheduler."""
-    return tuple(_adapter(plugin) for plugin in schedulers().values())
+    """Return the adapter of every scheduler, loaded once. One that cannot be loaded says why when it is used."""
+    packages = {one.name: one.package for one in plugins(SEAM, SchedulerPlugin) if one.manifest is not None}
+    return tuple(_adapter(plugin, packages.get(name, "")) for name, plugin in schedulers().items())
+
+
+def _adapter(plugin: SchedulerPlugin, package: str) -> Adapter:
+    if package == OURS:
+        return _loaded(plugin)
+    try:
+        return GuardedAdapter(plugin, within(MOST_LOADING_S, lambda: _loaded(plugin)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
+        reason = str(error) if isinstance(error, TakesTooLong) else error_summary(error)
+        fault = f"{plugin.name} of the package {package} cannot be used: {plugin.adapter}: {reason}"
+        structlog.get_logger("fairshare").error("scheduler_left_out", scheduler=plugin.name, fault=fault)
+        return BrokenAdapter(plugin, fault)
+
+
+def _loaded(plugin: SchedulerPlugin) -> Adapter:
+    """Return a new adapter. Raises whatever its module raises, and TypeError if it is not that of the manifest."""
+    module, _, name = plugin.adapter.partition(":")
+    adapter = getattr(importlib.import_module(module), name)()
+    if not isinstance(adapter, Adapter) or (adapter.name, adapter.prefixes) != (plugin.name, plugin.prefixes):
+        raise TypeError(f"it is no Adapter with the name {plugin.name} and the prefixes {', '.join(plugin.prefixes)}")
+    return adapter
 
 
 def with_workloads() -> frozenset[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, Literal
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import Policy, SchedulerTarget
 from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
@@ -51,10 +51,12 @@ class ObjectQuery:
 class Adapter(ABC):
     """Converts the objects of one scheduler to the controller's model and back.
 
-    prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `kueue`."""
+    prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `kueue`.
+    settings: the model of the section of the policy of a scheduler of another package."""
 
     name: str
     prefixes: tuple[str, ...]
+    settings: type[SchedulerTarget] = SchedulerTarget
 
     @abstractmethod
     def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:
@@ -70,9 +72,18 @@ class Adapter(ABC):
 
     def mode(self, policy: Policy) -> Mode:
         """Return whether the policy lets the controller write to this target, and whether only as a dry run."""
-        target = getattr(policy.targets, self.name)
+        target = policy.targets.of(self.section)
         mode: Mode = "off" if target.mode == "off" else target.apply
         return mode
+
+    def settings_of(self, policy: Policy) -> Any:
+        """Return the scheduler's section of the policy, as `settings` models it. For schedulers of other packages."""
+        return self.settings.model_validate(policy.targets.of(self.section).model_dump())
+
+    @property
+    def section(self) -> str:
+        """The name of the scheduler's section of the policy."""
+        return self.name.replace("-", "_")
 
     def publishes(self, _policy: Policy, /) -> bool:
         """Return True if the controller writes this target's weights, False if history reaches the target otherwise."""

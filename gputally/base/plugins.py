@@ -1,8 +1,8 @@
 """Finds plug-ins by their entry points, those of gputally and those of other packages in the same way.
 
 A group of entry points is a seam, such as `gputally.channels`. An entry point's name is the name under which users
-choose the plug-in, and its value is the plug-in's manifest. A package whose plug-in cannot be loaded, or that takes a
-name that is taken, is named with the reason and left out, so it never stops a program.
+choose the plug-in, and its value is the plug-in's manifest. A package whose plug-in cannot be loaded, or not in
+time, or that takes a name that is taken, is named with the reason and left out, so it never stops a program.
 
     [project.entry-points."gputally.channels"]
     ntfy = "ntfy_channel:CHANNEL"
@@ -26,6 +26,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 OURS: Final = "gputally"
 """The package whose plug-ins come first."""
+MOST_LOADING_S: Final = 20.0
+"""How long a plug-in of another package may take to load."""
 _MOST_REASON = 300
 
 
@@ -73,7 +75,7 @@ def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
             fault = f"the package {owner} already has a plug-in of this name"
         else:
             taken[point.name] = package
-            manifest, fault = _loaded(point, kind)
+            manifest, fault = _loaded(point, kind, guarded=package != OURS)
         listed.append(Plugin(point.name, package, point.dist.version if point.dist else "", manifest, fault))
     return tuple(listed)
 
@@ -99,9 +101,9 @@ def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else ""
 
 
-def _loaded(point: EntryPoint, kind: type[T]) -> tuple[T | None, str]:
+def _loaded(point: EntryPoint, kind: type[T], *, guarded: bool) -> tuple[T | None, str]:
     try:
-        manifest: Any = point.load()
+        manifest: Any = within(MOST_LOADING_S, point.load) if guarded else point.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
         return None, f"{point.value}: {type(error).__name__}: {error}"[:_MOST_REASON]
     if not isinstance(manifest, kind):

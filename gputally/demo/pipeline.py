@@ -27,7 +27,7 @@ import httpx2
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.schedulers.kai.adapter import KINDS, QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.simulator.engine_state import QueueState
 from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageBegan, OutageEnded
 from fairshare.usage.accountant_client import AccountantApi
@@ -54,7 +54,7 @@ class ControlPlane:
     """A `MemoryCluster` with the queues, the nodes and KAI's shard."""
 
     def __init__(self, nodes: Sequence[NodeSpec], policy: Policy) -> None:
-        self.cluster = MemoryCluster([*KINDS, NODE, CONFIG_MAP])
+        self.cluster = MemoryCluster([QUEUE, SHARD, POD_GROUP, CONFIG, NODE, CONFIG_MAP])
         self._nodes = {node.name: node for node in nodes}
         self._states: dict[str, QueueState] = {}
         for queue in policy.queues:

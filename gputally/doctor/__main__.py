@@ -174,9 +174,9 @@ def _weights(sources: Sources) -> CheckResult:
 
 def _conflicts(sources: Sources) -> CheckResult:
     from fairshare.core.gpu_demand import read_pod, sized
-    from gputally.base.pod_queue_labels import placed_by
     from gputally.doctor.scheduler_checks import conflicts, own_queues
     from gputally.kubernetes.mig_parts import MigParts
+    from gputally.kubernetes.pod_queue_labels import placed_by
 
     pods, parts = [], MigParts.of(sources.nodes())
     for obj in sources.pods():

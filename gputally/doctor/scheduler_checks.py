@@ -18,8 +18,7 @@ from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue,
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
-from fairshare.targets.installed import adapters, schedulers, with_workloads
-from fairshare.targets.protocol import OwnQueue
+from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.errors import ClusterError, NotFound
@@ -36,6 +35,7 @@ from gputally.kubernetes.objects import (
     node_up,
     value_at,
 )
+from gputally.kubernetes.scheduler_plugins import OwnQueue, schedulers
 
 _REMEDIES = {
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",

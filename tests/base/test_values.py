@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gputally.base.apportionment import apportion, prorate
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import without_password
-from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.yaml_file import FileFault, convert, parse, read
+from gputally.kubernetes.pod_queue_labels import queue_ref
 
 
 @pytest.mark.parametrize(("text", "shown"), [

@@ -17,13 +17,13 @@ from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from fairshare.controller.control_loop import Controller
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE, SHARD
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, NODE, Kind, Object
+from gputally.testing.fake_accountant import usage_window
 from tests.bench.figure import Figure
-from tests.usage_windows import usage_window
 
 QUEUES, PODS, GANG = 1_000, 20_000, 8
 GOAL_S, GOAL_MIB = 0.5, 200.0

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from agent.wire import Batch
-from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal

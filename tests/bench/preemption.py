@@ -19,7 +19,7 @@ from fairshare.preemption.claims_and_placement import preemption_inputs
 from fairshare.preemption.preemption_cycle import preempt
 from fairshare.preemption.preemption_types import PreemptionInputs
 from fairshare.preemption.victim_selection import decide
-from fairshare.schedulers.kai.adapter import POD_GROUP
+from fairshare.schedulers.kai.kinds import POD_GROUP
 from gputally.base.errors import NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Kind, Object

@@ -18,9 +18,9 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.preemption.service_latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.testing.fake_accountant import usage_window
 from scripts import reference_pages
 from tests.dashboards.conftest import PUBLISHED
-from tests.usage_windows import usage_window
 
 NOW_MS = 1_790_000_000_000
 

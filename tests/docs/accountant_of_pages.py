@@ -20,7 +20,7 @@ from accountant.core.settings import Settings
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from agent.wire import PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
-from fairshare.schedulers.kai.adapter import QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -11,7 +11,7 @@ from typing import Any
 
 import trustme
 
-from fairshare.schedulers.kai.adapter import POD_GROUP
+from fairshare.schedulers.kai.kinds import POD_GROUP
 from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import accountant_of_pages

@@ -17,7 +17,7 @@ from accountant.wire.policy_models import Policy
 from accountant.wire.typed_accountant_client import AccountantClient
 from agent.holders.kubelet_grpc_client import KubeletAnswer
 from agent.wire import Batch, Holder
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, CHECKS, main, run_and_print, run_checks

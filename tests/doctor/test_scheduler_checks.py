@@ -10,11 +10,10 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
-from fairshare.schedulers.kai import adapter as kai
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano import adapter as volcano_objects
+from fairshare.schedulers.kai import kinds as kai
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano import kinds as volcano_objects
 from fairshare.targets.installed import schedulers
-from fairshare.targets.protocol import OwnQueue
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
 from gputally.doctor.scheduler_checks import (
@@ -32,6 +31,7 @@ from gputally.doctor.scheduler_checks import (
 )
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import CONFIG_MAP, POD
+from gputally.kubernetes.scheduler_plugins import OwnQueue
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.fairshare.builders import object_of, shard_object
 from tests.fairshare.scheduler_objects import (

@@ -20,13 +20,13 @@ from fairshare.simulator.simulated_controller import Feedback
 from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Outcome, Pool, Workload
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document, FileFault
+from gputally.testing.fake_accountant import usage_window
 from tests.evaluation import fairness_measures, kai_scenarios, policy_comparison, scheduling_policies
 from tests.evaluation.kai_scenarios import whole_gpus
 from tests.evaluation.policy_comparison import parallel_replays
 from tests.evaluation.scheduling_policies import NAMES, Setup
 from tests.hypothesis_examples import examples
 from tests.simulator.conftest import MINUTE, job, work_of
-from tests.usage_windows import usage_window
 
 
 def test_a_job_demands_no_more_than_its_gang_for_the_time_left() -> None:

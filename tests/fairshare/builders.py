@@ -9,7 +9,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.schedulers.kai.adapter import POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE, SHARD
 from gputally.base.errors import Refused, Unavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from gputally.testing.fake_accountant import usage_window
 from gputally.testing.http_server import Handler, listening
-from tests.usage_windows import usage_window
 
 Answer = Callable[[Mapping[str, str]], Any]
 

@@ -9,7 +9,7 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import ExtenderView, NodeScores
 from fairshare.core.gpu_demand import read_member
 from fairshare.core.queues_and_weights import Condition, Pod
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.kubernetes.objects import POD, Cluster
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from fairshare.core.published_devices import SLICES
-from fairshare.schedulers.kai.adapter import CONFIG
-from fairshare.schedulers.volcano.adapter import COMMAND
+from fairshare.schedulers.kai.kinds import CONFIG
+from fairshare.schedulers.volcano.kinds import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, PRIORITY_CLASS, Kind, Object

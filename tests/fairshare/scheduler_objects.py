@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES
 from gputally.kubernetes.objects import CONFIG_MAP
 from tests.fairshare.builders import object_of
 

@@ -20,8 +20,8 @@ from fairshare.usage.accountant_client import MOST_BYTES_PER_POST, MOST_DECISION
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.testing.fake_accountant import usage_window
 from gputally.testing.http_server import Handler, listening
-from tests.usage_windows import usage_window
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = usage_window({"a": 1}, 2, start_ms=0, end_ms=10, half_life_s=3600, watermark_ms=9, policy_version="v")

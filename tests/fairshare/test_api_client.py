@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
 from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster

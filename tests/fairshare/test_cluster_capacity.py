@@ -14,10 +14,10 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import lost_words
-from fairshare.schedulers.kai import adapter as kai
-from fairshare.schedulers.kai.adapter import QUEUE, SHARD
-from fairshare.schedulers.kueue import adapter as kueue
-from fairshare.schedulers.volcano import adapter as volcano
+from fairshare.schedulers.kai import kinds as kai
+from fairshare.schedulers.kai.kinds import QUEUE, SHARD
+from fairshare.schedulers.kueue import kinds as kueue
+from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.usage.cluster_capacity import (
     SETTLED_MS,
     LostGpus,
@@ -31,9 +31,9 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object, gpus_of_nodes
+from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.builders import node_object, object_of, policy_of, queue_object
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
-from tests.usage_windows import usage_window
 
 QUARTER_MS = 900_000
 

@@ -14,8 +14,8 @@ import pytest
 
 from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
-from fairshare.schedulers.kai.adapter import QUEUE
-from fairshare.schedulers.kueue.adapter import WORKLOADS
+from fairshare.schedulers.kai.kinds import QUEUE
+from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.schedulers.runai.adapter import effective as runai_effective
 from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
 from gputally.base.clock import VirtualClock

@@ -22,7 +22,7 @@ from fairshare.controller.event_and_decision_recorder import MOST_CYCLES, CycleL
 from fairshare.controller.weight_writer import adopt
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
-from fairshare.schedulers.kai.adapter import QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable, Conflict, Refused, Unavailable

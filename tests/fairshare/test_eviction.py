@@ -16,8 +16,8 @@ from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.adapter import COMMAND, JOB
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.kinds import COMMAND, JOB
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Conflict, NotFound, Refused, Unavailable

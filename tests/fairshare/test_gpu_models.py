@@ -23,13 +23,14 @@ from fairshare.core.gpu_models import OTHERS, window_of_part
 from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.queue_and_pod_explanation import explain_queue
 from fairshare.laws.weight_calculation import ModelPart, WeightInputs, WeightResult, calculate_weights
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.base.clock import VirtualClock
 from gputally.base.gpu_model_names import most_precise
 from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
+from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.builders import (
     cluster_with,
     node_object,
@@ -43,7 +44,6 @@ from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
-from tests.usage_windows import usage_window
 
 H100, A10 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A10"
 LABEL = "nvidia.com/gpu.product"

@@ -28,7 +28,7 @@ from fairshare.core.queues_and_weights import UNLIMITED, Condition, Entitlement,
 from fairshare.core.settings import SettingsFault, load
 from fairshare.http_server import Health, serve
 from fairshare.preemption.claims_and_placement import unplaceable_gpus
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks

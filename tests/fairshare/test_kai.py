@@ -18,18 +18,8 @@ from fairshare.core.gpu_demand import memory_mib, read_member, read_pod, shared_
 from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
 from fairshare.preemption.claims_and_placement import preemption_inputs, to_start
 from fairshare.preemption.victim_candidates import bundles, make_victim
-from fairshare.schedulers.kai.adapter import (
-    CONFIG,
-    POD_GROUP,
-    POOL_LABEL,
-    QUEUE,
-    SHARD,
-    KaiAdapter,
-    effective,
-    read_queue,
-    shard_advice,
-    usage_read,
-)
+from fairshare.schedulers.kai.adapter import POOL_LABEL, KaiAdapter, effective, read_queue, shard_advice, usage_read
+from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.targets.weight_plan import look_at
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.units import MS_PER_HOUR

@@ -23,17 +23,13 @@ from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.victim_selection import decide
 from fairshare.schedulers.kueue.adapter import (
     ADMISSION_LINES,
-    CLUSTER_QUEUES,
-    COHORTS,
     CONFIGURATION_KEY,
-    FLAVORS,
-    LOCAL_QUEUES,
-    WORKLOADS,
     Configuration,
     KueueAdapter,
     fair_sharing_lines,
     read_configuration,
 )
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster

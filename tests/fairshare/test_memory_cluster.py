@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.errors import Conflict, NotFound, Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Kind, dotted_path, from_fields_v1, leaves, to_fields_v1

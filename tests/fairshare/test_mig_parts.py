@@ -16,11 +16,13 @@ from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.claims_and_placement import free_by_node
-from fairshare.schedulers.kai.adapter import POD_GROUP, KaiAdapter
-from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.schedulers.kai.adapter import KaiAdapter
+from fairshare.schedulers.kai.kinds import POD_GROUP
+from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
+from fairshare.schedulers.kueue.adapter import KueueAdapter
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from fairshare.schedulers.volcano.adapter import VolcanoAdapter
+from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes

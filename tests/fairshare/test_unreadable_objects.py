@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fairshare.core.gpu_demand import BoundPods, read_pod
 from fairshare.core.queues_and_weights import Pod
-from fairshare.schedulers.kai.adapter import POD_GROUP
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.adapter import JOB
-from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
-from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.schedulers.kai.kinds import POD_GROUP
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.kinds import JOB
+from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
+from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.installed import adapters
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock

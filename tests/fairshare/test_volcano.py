@@ -21,16 +21,8 @@ from fairshare.core.queues_and_weights import ALWAYS_S, Claim, DivisionProblem, 
 from fairshare.laws.division import divide_above
 from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
-from fairshare.schedulers.volcano.adapter import (
-    COMMAND,
-    COOLDOWN,
-    HIERARCHY,
-    HIERARCHY_WEIGHTS,
-    JOB,
-    POD_GROUP,
-    QUEUE,
-    VolcanoAdapter,
-)
+from fairshare.schedulers.volcano.adapter import COOLDOWN, HIERARCHY, HIERARCHY_WEIGHTS, VolcanoAdapter
+from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from fairshare.targets.weight_plan import Apply, look_at, write_order
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -31,10 +31,10 @@ from fairshare.laws.feedback_law import LawColumns, LawQueue, LawQueues, history
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, static_parts, usage_ratios
 from gputally.base.clock import VirtualClock
+from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.shared_files import shared_cases
-from tests.usage_windows import usage_window
 
 CAPACITY = 1_000_000
 FREE = {"min_multiplier": 0.01, "max_multiplier": 100, "interval": 0}

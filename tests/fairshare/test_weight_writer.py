@@ -13,9 +13,9 @@ from fairshare.__main__ import main
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.schedulers.kai.adapter import QUEUE
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES
-from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES
+from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant
 

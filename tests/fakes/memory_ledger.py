@@ -31,8 +31,8 @@ from accountant.storage.read_snapshot import Hole, Imbalance
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch
+from gputally.testing.fake_accountant import usage_window
 from tests.fakes.memory_journal import MemoryJournal
-from tests.usage_windows import usage_window
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE_MS = 60_000

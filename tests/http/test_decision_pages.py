@@ -23,6 +23,7 @@ from fairshare.preemption.victim_selection import decide
 from fairshare.targets.weight_plan import Apply
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
+from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
 from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preemption_cases import policy as preempting_policy
@@ -31,7 +32,6 @@ from tests.http.page_parser import EVIL, read
 from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
-from tests.usage_windows import usage_window
 
 TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]
 

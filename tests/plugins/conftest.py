@@ -8,16 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from fairshare.targets import installed
 from gputally.base import plugins as registry
+from gputally.kubernetes import pod_queue_labels, scheduler_plugins
+
+
+def forget() -> None:
+    """Forget what was found, as a new process has."""
+    for found in (registry._listed, scheduler_plugins.schedulers, installed.adapters):
+        found.cache_clear()
+    for name in ("_labels", "queue_keys", "queue_annotation_keys", "placed_by"):
+        getattr(pod_queue_labels, name).cache_clear()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of the path, in which a test installs packages."""
     monkeypatch.syspath_prepend(tmp_path)
-    registry._listed.cache_clear()
+    forget()
     before = set(sys.modules)
     yield tmp_path
-    registry._listed.cache_clear()
+    forget()
     for name in set(sys.modules) - before:
         del sys.modules[name]

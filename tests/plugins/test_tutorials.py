@@ -46,6 +46,9 @@ BUILT = {
         ("-m", "agent", "run", "--standalone", "--once", "--gpu-readers", "jsonl=gpus.jsonl"),
         "Tensor One",
     ),
+    "docs/plugins/scheduler.md": Built(
+        "gputally.schedulers", "lanes", ("-m", "gputally", "fairshare", "check", "policy.yaml"), "2 queues"
+    ),
     "docs/plugins/history.md": Built(
         "gputally.histories", "csv", ("-m", "gputally", "import", "csv", "--help"), "GPUs of each node"
     ),

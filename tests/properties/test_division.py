@@ -19,8 +19,8 @@ from fairshare.laws.weight_calculation import (
     static_parts,
     usage_ratios,
 )
+from gputally.testing.fake_accountant import usage_window
 from tests.hypothesis_examples import examples
-from tests.usage_windows import usage_window
 
 HOUR_US = 3_600_000_000
 POOL = 16.0

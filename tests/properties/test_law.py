@@ -15,8 +15,8 @@ from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.feedback_law import LawColumns, LawQueue, LawQueues, Memory, history_weights
 from fairshare.laws.gang_turns import shares_in_whole_gpus, turn_weights
 from fairshare.laws.weight_calculation import SiblingWeights, WeightInputs, calculate_weights, sibling_weights
+from gputally.testing.fake_accountant import usage_window
 from tests.hypothesis_examples import examples
-from tests.usage_windows import usage_window
 
 HOUR_MS = 3_600_000
 KS = st.sampled_from((0.5, 1.0, 2.0, 5.0))

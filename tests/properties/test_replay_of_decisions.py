@@ -22,7 +22,7 @@ from fairshare.laws.weight_calculation import (
 )
 from fairshare.targets.weight_plan import Apply
 from gputally.base.version import __version__
-from tests.usage_windows import usage_window
+from gputally.testing.fake_accountant import usage_window
 
 HOUR_US = 3_600_000_000
 TREE: list[dict[str, Any]] = [

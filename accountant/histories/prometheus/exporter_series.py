@@ -39,8 +39,8 @@ from accountant.inventory.pod_facts import JOB_LABELS
 from agent.wire import Slice
 from gputally.base.gpu_model_names import gpu_model_of_node, profile_of_product
 from gputally.base.mig_profiles import parse_mig_profile
-from gputally.base.pod_queue_labels import QUEUE_KEYS
 from gputally.base.untrusted_text import as_name
+from gputally.kubernetes.pod_queue_labels import queue_keys
 
 Labels = Mapping[str, str]
 PodName = tuple[str, str]
@@ -61,7 +61,6 @@ _OTHER_WORD = re.compile(
 )
 """A word that says that a resource is no GPU, even if another word says so: a limit, a network device, a channel."""
 _LIMITS: Final = {"gpumem": "memory", "gpumem.percentage": "memory percent", "gpucores": "cores"}
-_KEPT = QUEUE_KEYS | JOB_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +205,7 @@ def limit_of(text: str) -> str:
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
     """The labels that may name a pod's owner, by their names in kube-state-metrics."""
-    return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*_KEPT, *extra})}
+    return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*queue_keys(), *JOB_LABELS, *extra})}
 
 
 @dataclass(frozen=True, slots=True)

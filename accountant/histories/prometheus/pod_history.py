@@ -8,7 +8,8 @@ counts as held. Without dcgm-exporter, a node has as many GPUs as it says it can
 unknown use.
 
 kube-state-metrics replaces punctuation in label names. The names of labels that may identify a pod's owner are known
-and restored (`exporter_series.pod_label_names`). Queue labels follow the rule in `gputally.base.pod_queue_labels`.
+and restored (`exporter_series.pod_label_names`). Queue labels follow the rule in
+`gputally.kubernetes.pod_queue_labels`.
 
 A pod holds its GPUs while kube-state-metrics lists its requests with a node and its phase is neither Succeeded nor
 Failed. The listing is exact only to the scrape interval. If kube-state-metrics reports an instant (start, completion)
@@ -46,8 +47,8 @@ from accountant.inventory import pod_facts
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.gpu_model_names import parse_gpu_model
 from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
-from gputally.base.pod_queue_labels import queue_ref
 from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.pod_queue_labels import queue_ref
 
 _ABOVE = (("ReplicaSet", "replicaset"), ("Job", "job_name"))
 """Kinds whose owners kube-state-metrics reports, and the label that names them."""

@@ -53,6 +53,7 @@ from fairshare.core.scheduler_queue_objects import (
     read_queues,
     target_queue,
 )
+from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -60,7 +61,6 @@ from gputally.kubernetes.objects import (
     GPU,
     NODE,
     PRIORITY_CLASS,
-    Kind,
     Object,
     duration_s,
     gpus,
@@ -69,11 +69,6 @@ from gputally.kubernetes.objects import (
     value_at,
 )
 
-QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
-SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")
-POD_GROUP = Kind("scheduling.run.ai/v2alpha2", "PodGroup", "podgroups", namespaced=True)
-CONFIG = Kind("kai.scheduler/v1", "Config", "configs")
-KINDS = (QUEUE, SHARD, POD_GROUP, CONFIG)
 CONFIG_NAME = "kai-config"
 POOL_LABEL = "kai.scheduler/node-pool"
 """The label that names a node pool, unless `spec.global.nodePoolLabelKey` of KAI's Config names another label."""

@@ -78,6 +78,7 @@ from fairshare.core.scheduler_queue_objects import (
     read_queues,
     target_queue,
 )
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, KINDS, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -214,15 +215,6 @@ def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
     return True, ""
 
 
-_GROUP = "kueue.x-k8s.io"
-CLUSTER_QUEUES = tuple(Kind(f"{_GROUP}/{v}", "ClusterQueue", "clusterqueues") for v in ("v1beta2", "v1beta1"))
-COHORTS = tuple(Kind(f"{_GROUP}/{v}", "Cohort", "cohorts") for v in ("v1beta2", "v1beta1"))
-LOCAL_QUEUES = tuple(
-    Kind(f"{_GROUP}/{v}", "LocalQueue", "localqueues", namespaced=True) for v in ("v1beta2", "v1beta1")
-)
-WORKLOADS = tuple(Kind(f"{_GROUP}/{v}", "Workload", "workloads", namespaced=True) for v in ("v1beta2", "v1beta1"))
-FLAVORS = tuple(Kind(f"{_GROUP}/{v}", "ResourceFlavor", "resourceflavors") for v in ("v1beta2", "v1beta1"))
-KINDS = (*CLUSTER_QUEUES, *COHORTS, *LOCAL_QUEUES, *WORKLOADS, *FLAVORS)
 QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
 LEAST = 1e-6
 """The smallest weight that Kueue distinguishes from zero."""

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from fairshare.schedulers.kueue.adapter import (
-    CLUSTER_QUEUES,
-    COHORTS,
-    FLAVORS,
-    LOCAL_QUEUES,
-    QUEUE_PREFIX,
-    WORKLOADS,
-    KueueAdapter,
-)
-from fairshare.targets.protocol import OwnQueue, SchedulerPlugin, stated_gpus
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
+from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, SchedulerPlugin, stated_gpus
 
 
 def _own_queue(obj: Object, parts: MigParts) -> OwnQueue:
@@ -25,14 +17,16 @@ def _own_queue(obj: Object, parts: MigParts) -> OwnQueue:
         for resource in flavor.get("resources") or ()
     ]
     known = [amount for amount in amounts if amount is not None]
-    return OwnQueue("kueue", name, sum(known) if known else None, refs=(f"{QUEUE_PREFIX}:{name}",))
+    return OwnQueue("kueue", name, sum(known) if known else None, refs=(f"kueue:{name}",))
 
 
 SCHEDULER = SchedulerPlugin(
     name="kueue",
-    adapter=KueueAdapter,
+    prefixes=("kueue", "kueue-cohort"),
+    adapter="fairshare.schedulers.kueue.adapter:KueueAdapter",
     kinds=(CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, FLAVORS),
     reaches="reads queues, Workloads, flavors, Kueue's ConfigMap; writes fair-sharing weights; stops Workloads",
     page="docs/schedulers.md",
+    pods=PodQueueLabels(("kueue.x-k8s.io/queue-name",), scheduler_names=None),
     own_queue=_own_queue,
 )

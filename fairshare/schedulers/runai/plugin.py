@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fairshare.schedulers.runai.adapter import RunaiAdapter
-from fairshare.targets.protocol import SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
 
 SCHEDULER = SchedulerPlugin(
     name="runai",
-    adapter=RunaiAdapter,
+    prefixes=("runai", "runai-department"),
+    adapter="fairshare.schedulers.runai.adapter:RunaiAdapter",
     kinds=(),
     reaches="calls the API of Run:ai's control plane at targets.runai.url; writes over-quota weights there",
     page="docs/schedulers.md",

@@ -62,13 +62,13 @@ from fairshare.core.scheduler_queue_objects import (
     target_queue,
 )
 from fairshare.laws.division import divide_above
+from fairshare.schedulers.volcano.kinds import JOB, POD_GROUP, QUEUE
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import (
     CONFIG_MAP,
     GPU,
-    Kind,
     Object,
     duration_s,
     fixed_point,
@@ -77,12 +77,6 @@ from gputally.kubernetes.objects import (
     value_at,
 )
 
-QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
-POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
-JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
-COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
-"""A command to Volcano's controllers, for example `RestartJob`. The controllers delete it before they act on it."""
-KINDS = (QUEUE, POD_GROUP, JOB, COMMAND)
 PREFIX = "volcano"
 HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-weights"
 MOST_WEIGHT = 65_535
@@ -92,7 +86,7 @@ _CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
 _LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
 _HISTORY = "fairshare"
 """Volcano's plugin that counts past use itself. Of the resources that it may count, only devices have a `/`."""
-ROOT = "root"
+_ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
 """The weight that the CRD fills in for an unset field; the API server then records the Queue's creator as owner."""
 _UNITS_PER_GPU = 1000.0
@@ -226,7 +220,7 @@ def _target_queue(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[T
 def _path(name: str, parents: Mapping[str, Any]) -> str:
     """Return the queue's path, such as `root/eng/team`. Volcano's webhook checks the sums of `deserved` along it."""
     path = path_from_root(name, parents)
-    return "/".join(path if path[0] == ROOT else [ROOT, *path])
+    return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
 def _bounds(
@@ -262,12 +256,12 @@ def _in_sync(
         capability = value_at(obj, ("spec", "capability"))
         capped = isinstance(capability, Mapping) and GPU in capability
         reserved = gpus(value_at(obj, ("spec", "guarantee", "resource")), parts.anywhere)
-        above = value_at(obj, ("spec", "parent")) or ROOT
+        above = value_at(obj, ("spec", "parent")) or _ROOT
         parent = owner.get(f"{PREFIX}:{above}")
         pairs: list[tuple[str, object, object]] = [
             ("capability", gpus(capability, parts.anywhere) if capped else UNLIMITED, queue.limit),
             ("guarantee", reserved, min(reserved, max(0.0, queue.deserved))),
-            ("parent", parent.name if parent else None if above == ROOT else above, queue.parent),
+            ("parent", parent.name if parent else None if above == _ROOT else above, queue.parent),
         ]
         differing += differences(obj["metadata"]["name"], pairs)
     return in_sync(differing, stopped, what="capability, guarantee and parent")
@@ -527,7 +521,7 @@ def _effective(mode: str, name: str, configuration: Sequence[Object], found: Que
     busy = sorted(
         obj["metadata"]["name"]
         for obj in found.strangers
-        if obj["metadata"]["name"] != ROOT and gpus(value_at(obj, ("status", "allocated")), NO_NODES.anywhere) > 0
+        if obj["metadata"]["name"] != _ROOT and gpus(value_at(obj, ("status", "allocated")), NO_NODES.anywhere) > 0
     )
     if busy and mode == "weight":
         text = f"queues outside the policy hold GPUs and dilute its weights: {', '.join(busy)}"

@@ -1,26 +1,28 @@
-"""The manifest of Volcano."""
+"""The manifest of Volcano. Source of the labels: Volcano's API reference."""
 
 from __future__ import annotations
 
-from fairshare.schedulers.volcano.adapter import COMMAND, JOB, POD_GROUP, PREFIX, QUEUE, ROOT, VolcanoAdapter
-from fairshare.targets.protocol import OwnQueue, SchedulerPlugin, stated_gpus
+from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
+from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, SchedulerPlugin, stated_gpus
 
 
 def _own_queue(obj: Object, parts: MigParts) -> OwnQueue | None:
     name = obj["metadata"]["name"]
-    if name == ROOT:
+    if name == "root":  # the parent of all queues
         return None
     quota = stated_gpus(value_at(obj, ("spec", "guarantee", "resource")) or value_at(obj, ("spec", "deserved")), parts)
-    return OwnQueue("volcano", name, quota, refs=(f"{PREFIX}:{name}",))
+    return OwnQueue("volcano", name, quota, refs=(f"volcano:{name}",))
 
 
 SCHEDULER = SchedulerPlugin(
     name="volcano",
-    adapter=VolcanoAdapter,
+    prefixes=("volcano",),
+    adapter="fairshare.schedulers.volcano.adapter:VolcanoAdapter",
     kinds=((QUEUE,), (POD_GROUP,), (JOB,), (COMMAND,)),
     reaches="reads Queues, PodGroups, Jobs and Volcano's ConfigMap; writes weights or quotas of Queues; restarts Jobs",
     page="docs/schedulers.md",
+    pods=PodQueueLabels(("scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"), frozenset({"volcano"})),
     own_queue=_own_queue,
 )

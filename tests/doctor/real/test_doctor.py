@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.schedulers.kai.adapter import QUEUE, SHARD
+from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import Unavailable
 from gputally.doctor.__main__ import run_checks

@@ -9,7 +9,7 @@ from typing import Any
 import helm_python
 import yaml
 
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import Cluster
 from tests.fairshare.builders import queue_object

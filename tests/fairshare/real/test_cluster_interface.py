@@ -11,7 +11,7 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, advice
 from fairshare.core import scheduler_queue_objects
-from fairshare.schedulers.kai.adapter import QUEUE
+from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, VersionGone

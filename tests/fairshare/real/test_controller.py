@@ -26,9 +26,9 @@ from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.preemption_types import Victim
-from fairshare.schedulers.kai.adapter import QUEUE
-from fairshare.schedulers.kueue import adapter as kueue
-from fairshare.schedulers.volcano import adapter as volcano
+from fairshare.schedulers.kai.kinds import QUEUE
+from fairshare.schedulers.kueue import kinds as kueue
+from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock

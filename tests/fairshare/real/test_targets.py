@@ -9,8 +9,8 @@ import pytest
 
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.schedulers.kueue import adapter as kueue
-from fairshare.schedulers.volcano import adapter as volcano
+from fairshare.schedulers.kueue import kinds as kueue
+from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster

@@ -1,0 +1,115 @@
+"""What a scheduler is to gputally: how its pods name their queues, what its queues are, and where the code is that
+reads and writes them. The agent, the accountant and the controller read the same manifest.
+
+The agent and the accountant load the module of the manifest too, so it imports this module and little else. The
+controller alone loads the adapter (`fairshare.targets.weight_plan.Adapter`).
+
+    SCHEDULER = SchedulerPlugin("lanes", ("lanes",), "lanes_adapter:Lanes", ((LANE,),), "writes weights of Lanes", PAGE)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from gputally.base.plugins import plugins, usable
+from gputally.kubernetes.mig_parts import MigParts
+from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
+
+SEAM: Final = "gputally.schedulers"
+_NAME: Final = "[a-z][a-z0-9-]{0,31}"
+_log = logging.getLogger("gputally.schedulers")
+
+
+@dataclass(frozen=True, slots=True)
+class PodQueueLabels:
+    """The labels and annotations with which pods name their queue.
+
+    keys: the keys of the labels and annotations, the newest first.
+    scheduler_names: values of a pod's `schedulerName` with which the scheduler places it. Users write labels, so a
+        label counts only on a pod that the queue's own scheduler places. None: the scheduler places no pods; a label
+        then names a queue of the pod's own namespace, in which an administrator created it."""
+
+    keys: tuple[str, ...]
+    scheduler_names: frozenset[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnQueue:
+    """A queue of a scheduler, as its own object defines it.
+
+    quota: its guaranteed GPUs; None if the object states none.
+    nested: True if it is below another queue.
+    refs: the references by which a policy can name the queue."""
+
+    scheduler: str
+    name: str
+    quota: float | None = None
+    nested: bool = False
+    refs: Sequence[str] = ()
+
+
+def no_own_queue(_obj: Object, _parts: MigParts) -> OwnQueue | None:
+    """For a scheduler whose queues are no objects."""
+    return None
+
+
+def stated_gpus(resources: object, parts: MigParts) -> float | None:
+    """Return the number of GPUs among resources; None if no resource is a GPU."""
+    if not isinstance(resources, Mapping) or not any(str(name).startswith((MIG, GPU)) for name in resources):
+        return None
+    return gpus(resources, parts.anywhere)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerPlugin:
+    """The manifest of a scheduler.
+
+    name: the scheduler's name in reports, metrics, decisions and references to queues of pods, also the name of the
+        entry point. Its section of the policy has the same name, with `_` for `-`.
+    prefixes: what references to its queues begin with in a policy (`kueue:`).
+    adapter: where the adapter's class is, as `module:Class`. It is made without arguments, and connects to nothing.
+    kinds: the kinds that the adapter and preemption read or write, each with the supported versions, the newest first.
+        The first kind is that of the queues: the scheduler is installed if the API server serves it. Empty if the
+        scheduler has no objects in the cluster.
+    reaches: what it reads, writes and connects to, for the operator.
+    page: the page about it.
+    pods: how its pods name their queue; None if they do not.
+    own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
+    workloads: whether the adapter reads workloads, so that victims can be chosen among them."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    adapter: str
+    kinds: tuple[tuple[Kind, ...], ...]
+    reaches: str
+    page: str
+    pods: PodQueueLabels | None = None
+    own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
+    workloads: bool = True
+
+    def __post_init__(self) -> None:
+        for word in (self.name, *self.prefixes):
+            if re.fullmatch(_NAME, word) is None:
+                raise ValueError(f"the name {word!r} is not of the form {_NAME}")
+
+    @property
+    def section(self) -> str:
+        """The name of its section of the policy."""
+        return self.name.replace("-", "_")
+
+
+@cache
+def schedulers() -> Mapping[str, SchedulerPlugin]:
+    """Return the manifests of the installed schedulers by name. What cannot be used is logged once, and left out."""
+    for one in plugins(SEAM, SchedulerPlugin):
+        if one.fault:
+            _log.warning("the scheduler %s of the package %s is left out: %s", one.name, one.package, one.fault)
+    found = usable(SEAM, SchedulerPlugin)
+    if not found:
+        _log.error("no scheduler is known, so pods have no queues: gputally is not installed as a package here")
+    return found

@@ -1,0 +1,208 @@
+"""A scheduler of another package is found, guarded and proved by the suite: that of the tutorial, and spoiled ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.wire.policy_models import Policy
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.cycle_report import TargetReport
+from fairshare.controller.policy_file import policy_of_document
+from fairshare.schedulers.kai.kinds import QUEUE
+from fairshare.targets import guard
+from fairshare.targets.installed import adapters, kinds
+from gputally.base.clock import VirtualClock
+from gputally.base.yaml_file import FileFault, parse
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.mig_parts import NO_NODES
+from gputally.kubernetes.pod_queue_labels import queue_ref
+from gputally.kubernetes.scheduler_plugins import schedulers
+from gputally.testing import schedulers as suite
+from gputally.testing.fake_accountant import Accountant
+from tests.docs.code_blocks import PAGES
+from tests.fairshare.builders import node_object, queue_object, shard_object
+from tests.plugins.installed import install
+
+FILES = {block.words[0]: block.text for block in PAGES["docs/plugins/scheduler.md"] if block.words}
+ADAPTER, MANIFEST = FILES["lanes_adapter.py"], FILES["lanes_scheduler.py"]
+go = threading.Event()
+"""Ends an adapter that hangs."""
+Spoil = tuple[str, str]
+HANGS = (
+    "        lanes = seen.get(LANE, ())",
+    "        from tests.plugins import test_scheduler_plugins as t; t.go.wait()",
+)
+
+
+@pytest.fixture
+def lanes(folder: Path) -> Iterator[Callable[..., None]]:
+    """Returns a function that installs the tutorial's package with a text replaced, in its adapter or its manifest."""
+
+    def make(*changes: Spoil) -> None:
+        texts = {"lanes_adapter": ADAPTER, "lanes_scheduler": MANIFEST}
+        for old, new in changes:
+            assert any(old in text for text in texts.values())
+            texts = {name: text.replace(old, new) for name, text in texts.items()}
+        install(folder, "gputally-lanes", {"gputally.schedulers": {"lanes": "lanes_scheduler:SCHEDULER"}}, **texts)
+
+    go.clear()
+    yield make
+    go.set()
+
+
+def lane(name: str, kind: str = "Lane", **spec: Any) -> dict[str, Any]:
+    status = {"heldGpus": 4, "wantedGpus": 12}
+    head = {"apiVersion": "lanes.example.com/v1", "kind": kind, "metadata": {"name": name}}
+    return {**head, "spec": spec or {"weight": 10}, "status": status}
+
+
+SETUP = lane("default", "LaneSetup", order="weighted")
+
+
+def cycle(cluster: MemoryCluster) -> dict[str, TargetReport]:
+    names = {"blue": "lanes:blue", "red": "lanes:red", "a": "kai:a", "b": "kai:b"}
+    policy = Policy.model_validate(
+        {
+            "queues": [{"name": name, "refs": [ref]} for name, ref in names.items()],
+            "targets": {"lanes": {"apply": "enforce"}, "kai": {"apply": "enforce"}},
+            "bounds": {"interval": 0},
+        }
+    )
+    accountant = Accountant()
+    accountant.spend(blue=0.5, red=0.1, a=0.4)
+    report = Controller(policy, accountant, cluster, VirtualClock(suite.NOW_MS)).cycle()
+    return {target.target: target for target in report.targets}
+
+
+def objects() -> list[Any]:
+    kai = [queue_object("a"), queue_object("b"), shard_object(kValue=0), node_object(gpus=16)]
+    return [lane("blue"), lane("red"), SETUP, *kai]
+
+
+def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lanes: Callable[..., None]) -> None:
+    lanes()
+    cluster = MemoryCluster(kinds(), objects())
+    targets = cycle(cluster)
+    assert {outcome.result for outcome in targets["lanes"].outcomes} == {"applied"}
+    assert queue_ref("ns", "lanes-scheduler", {"lanes.example.com/lane": "blue"}) == "lanes:blue"
+    assert schedulers()["lanes"].own_queue(lane("blue"), NO_NODES) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("import LANE, SETUP", "import LANE, SETUP, NOTHING"), "ImportError"),
+        (("from dataclasses import replace", "raise SystemExit(3)"), "SystemExit"),
+        (('    name = "lanes"', '    name = "lines"'), "lanes"),
+        (("        lanes = seen.get(LANE, ())", "        1 / 0"), "ZeroDivisionError"),
+        (("        lanes = seen.get(LANE, ())", "        raise SystemExit(3)"), "SystemExit"),
+        (("        return replace(observation, conditions=", "        return dict(conditions="), "dict"),
+        (HANGS, "no end"),
+        (('return {"weight": value}', "return value"), "spec"),
+        (("target_queue(lane, LANE,", "target_queue(lane, None,"), "lanes"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_fails_is_named_and_stops_no_other(
+    lanes: Callable[..., None], change: Spoil, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes(change)
+    if says == "no end":
+        monkeypatch.setattr(guard, "MOST_CALL_S", 0.1)
+    cluster = MemoryCluster(kinds(), objects())
+    targets = cycle(cluster)
+    ((reason, text),) = targets["lanes"].degraded.items()
+    assert reason == "PluginFailed"
+    assert "lanes" in text
+    assert says in text
+    assert {outcome.result for outcome in targets["kai"].outcomes} == {"applied"}
+    assert cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"] != 1
+    assert [obj["spec"] for obj in cluster.list(schedulers()["lanes"].kinds[0][0])] == [{"weight": 10}] * 2
+
+
+def test_a_call_that_hangs_is_not_repeated_until_it_has_ended(
+    lanes: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes(
+        (
+            "        lanes = seen.get(LANE, ())",
+            "        from tests.plugins import test_scheduler_plugins as t; t.go.wait()",
+        )
+    )
+    monkeypatch.setattr(guard, "MOST_CALL_S", 0.1)
+    cluster = MemoryCluster(kinds(), objects())
+    for _ in range(3):
+        assert cycle(cluster)["lanes"].degraded.keys() == {"PluginFailed"}
+    assert sum(thread.name == "plugin" for thread in threading.enumerate()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{targets: {lane: {apply: enforce}}, queues: [{name: a}]}", "targets.lane"),
+        ("{targets: {lanes: {setpu: x}}, queues: [{name: a}]}", "targets.lanes.setpu"),
+        ("{targets: {lanes: {mode: loud}}, queues: [{name: a}]}", "targets.lanes.mode"),
+        ("{preemption: {targets: {lane: off}}, queues: [{name: a}]}", "preemption.targets.lane"),
+        ("{preemption: {targets: {runai: off}}, queues: [{name: a}]}", "preemption.targets.runai"),
+    ],
+)
+def test_a_section_of_a_policy_is_checked_by_the_scheduler_that_it_names(
+    lanes: Callable[..., None], text: str, place: str
+) -> None:
+    lanes()
+    with pytest.raises(FileFault, match=f": {place}: "):
+        policy_of_document(parse(text, "policy.yaml"))
+    assert policy_of_document(parse("{targets: {lanes: {setup: x}}, queues: [{name: a}]}", "policy.yaml"))
+
+
+LAWS = suite.SchedulerSuite
+
+
+@pytest.mark.parametrize(
+    ("law", "change"),
+    [
+        ("it_asks_for_no_kind_that_its_manifest_does_not_name", ("y((SETUP,)", 'y((replace(SETUP, kind="X"),)')),
+        ("its_queues_are_found_and_have_demand", ("Standing(max(held, wanted), held,", "Standing(held, wanted,")),
+        ("the_queues_of_its_objects_have_the_references_of_policies", ('refs=(f"lanes:{name}",)', "refs=()")),
+        (
+            "the_queue_that_used_more_gets_the_smaller_weight_and_then_nothing_is_written",
+            ("else float(weight)", "else 10.0"),
+        ),
+        (
+            "it_writes_its_own_field_alone_and_gives_the_operators_value_back",
+            ('return {"weight": value}', 'return {"weight": value, "guaranteedGpus": 1}'),
+        ),
+        ("it_says_whether_weights_act", ('!= "weighted"', '== "never"')),
+        ("history_never_counts_twice_in_silence", ('("spec", "halfLife")', '("spec", "half")')),
+        (
+            "an_object_that_a_user_broke_leaves_the_others_in_force",
+            ('value_at(setups[0], ("spec", "order")) != "weighted"', 'not setups[0]["spec"]["order"].index("w") == 0'),
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_the_suite_finds_what_is_wrong(lanes: Callable[..., None], law: str, change: Spoil) -> None:
+    def judge() -> None:
+        case = LAWS()
+        case.plugin = schedulers()["lanes"]  # type: ignore[misc]
+        site = suite.Site(
+            refs=("lanes:blue", "lanes:red"),
+            objects=(lane("blue"), lane("red"), SETUP),
+            without_effect=lambda cluster: cluster.load([lane("default", "LaneSetup", order="fifo")]),
+            counts_history=lambda cluster: cluster.load(
+                [lane("default", "LaneSetup", order="weighted", halfLife="24h")]
+            ),
+        )
+        cluster = MemoryCluster(kinds(), [node_object(gpus=16), *site.objects])
+        (adapter,) = (each for each in adapters() if each.name == "lanes")
+        given = {"site": site, "cluster": cluster, "client": cluster, "adapter": adapter}
+        test = getattr(LAWS, f"test_{law}")
+        test(case, **{name: given[name] for name in test.__code__.co_varnames[1 : test.__code__.co_argcount]})
+
+    lanes(change)
+    with pytest.raises((AssertionError, guard.PluginFault)):
+        judge()
