@@ -4,14 +4,10 @@ Before that, `EvictionCheck` makes only reads and dry runs. It checks that the o
 decision was made, and that its owner has not opted out. It also checks that every disruption budget allows the eviction
 of all its pods, not only of the first.
 
-Victims are stopped as follows:
-
-- Kueue: `spec.active: false` on the Workload. The same patch writes an annotation with the id and time of the decision,
-  from which `unfinished_preemptions` recognises the Workload and activates it again. Its pods are not evicted, because
-  their Job would create new ones while it still has the quota.
-- Volcano: a Command RestartJob. The controller deletes the Command before it acts, so a Command can be lost.
-  `unfinished_preemptions` sends it again.
-- Everything else: the Eviction API for each pod, with its uid as precondition.
+A victim whose scheduler stops workloads through their own objects (`fairshare.targets.whole_stop`) is stopped by a
+patch of its object, and by a command if the scheduler needs one. The patch writes an annotation with the id and time of
+the decision, from which `unfinished_preemptions` recognises the workload, sends a lost command again and lets the
+workload run again. Everything else is stopped by the Eviction API for each pod, with its uid as precondition.
 
 A victim gets the reason as an annotation and an Event. This module never deletes a pod.
 
@@ -27,8 +23,9 @@ from typing import Literal
 
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, REASON, PreemptionIntent, command, read_intent
+from fairshare.targets.installed import whole_stop
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
+from fairshare.targets.whole_stop import PREEMPTION, REASON, PreemptionIntent, WholeStop, read_intent
 from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Kind, Object, selects, value_at
 
@@ -89,8 +86,9 @@ class EvictionCheck:
         """Return why the cluster does not allow this victim to be stopped; None if it does.
 
         Raises ClusterError if the cluster does not answer."""
-        if is_whole_object(victim):
-            reason = self._object_change(victim)
+        stop = whole_stop(victim.gang.kind)
+        if stop is not None:
+            reason = self._object_change(victim, stop)
             return EvictionVeto("changed", reason) if reason is not None else None
         spent: dict[tuple[str, str], int] = {}
         for pod in victim.pods:
@@ -117,7 +115,7 @@ class EvictionCheck:
             self._spent[budget] = self._spent.get(budget, 0) + count
         return None
 
-    def _object_change(self, victim: Victim) -> str | None:
+    def _object_change(self, victim: Victim, stop: WholeStop) -> str | None:
         """Return what has changed about the victim's object since the decision; None if nothing that matters."""
         gang = victim.gang
         try:
@@ -129,12 +127,7 @@ class EvictionCheck:
         annotations = obj["metadata"].get("annotations") or {}
         if annotations.get(OPT_OUT) == "never":
             return "its owner has opted out of preemption"
-        if value_at(obj, ("spec", "active")) is False:
-            return "it is switched off already"
-        phase = value_at(obj, ("status", "state", "phase"))
-        if phase not in (None, "Running"):
-            return f"it is {phase} already"
-        return None
+        return stop.ended(obj)
 
     def _budget_protection(self, pod: Object, spent: dict[tuple[str, str], int]) -> str | None:
         """Return which disruption budget protects the pod; None if none does.
@@ -158,14 +151,10 @@ class EvictionCheck:
 
 def stop_victim(cluster: Cluster, victim: Victim, decision: str, now_ms: int) -> EvictionResult:
     """Stop one victim. decision: the id under which it is recorded."""
-    if is_whole_object(victim):
-        return _stop_object(cluster, victim, PreemptionIntent(decision, now_ms))
+    stop = whole_stop(victim.gang.kind)
+    if stop is not None:
+        return _stop_object(cluster, victim, stop, PreemptionIntent(decision, now_ms))
     return _evict_pods(cluster, victim, decision)
-
-
-def is_whole_object(victim: Victim) -> bool:
-    """Return whether the victim is stopped through its scheduler's object, not by evicting its pods."""
-    return victim.gang.kind.kind == "Workload" or victim.gang.kind.api_version.startswith("batch.volcano.sh/")
 
 
 def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
@@ -179,25 +168,23 @@ def events(victim: Victim, now_ms: int, *, dry_run: bool) -> Iterator[Event]:
         yield Event(POD, pod.name, pod.namespace, pod.uid, kind, reason, victim.reason, now_ms)
 
 
-def _stop_object(cluster: Cluster, victim: Victim, intent: PreemptionIntent) -> EvictionResult:
+def _stop_object(cluster: Cluster, victim: Victim, stop: WholeStop, intent: PreemptionIntent) -> EvictionResult:
     gang = victim.gang
     annotations = {PREEMPTION: intent.text(), REASON: victim.reason}
-    change: dict[str, object] = {"metadata": {"uid": gang.uid, "annotations": annotations}}
-    restarts = gang.kind.kind == "Job"
-    if not restarts:
-        change["spec"] = {"active": False}
+    change = {"metadata": {"uid": gang.uid, "annotations": annotations}, **stop.change()}
     try:
         cluster.patch(gang.kind, gang.name, gang.namespace, change, field_manager=FIELD_MANAGER)
     except ClusterError as error:
         result = _after_failure(error, lambda: read_intent(cluster.get(gang.kind, gang.name, gang.namespace)) == intent)
         if result.result != "stopped":
             return result
-    if not restarts:
+    command = stop.command(gang.name, gang.namespace, gang.uid, victim.reason)
+    if command is None:
         return EvictionResult("stopped")
     try:
-        cluster.create(command(gang.name, gang.namespace, gang.uid, victim.reason), field_manager=FIELD_MANAGER)
+        cluster.create(command, field_manager=FIELD_MANAGER)
     except Unavailable as error:
-        # The Command may exist; if not, `unfinished_preemptions` sends another one.
+        # The command may exist; if not, `unfinished_preemptions` sends another one.
         return EvictionResult("unconfirmed", str(error))
     except ClusterError as error:
         try:

@@ -1,56 +1,26 @@
-"""Finishes preemptions of Kueue's Workloads and Volcano's Jobs that an earlier cycle or a person began.
+"""Finishes preemptions, which an earlier cycle or a person began, of workloads that are stopped through their objects.
 
-The patch that stops a workload also writes an annotation on the object: the intent to stop it and let it run again. A
-deactivated Workload is activated again only after Kueue has taken its quota back, because Kueue might otherwise not see
-that it was stopped. A Volcano Job that did not restart gets another Command, three in all. All objects are checked in
-every cycle, or every five minutes while the controller stops no workload and has nothing to finish. A crash therefore
-loses no intent.
+`fairshare.targets.whole_stop` says what a step is. All objects are checked in every cycle, or every five minutes while
+the controller stops no workload and has nothing to finish. A crash therefore loses no intent.
 
 Preemptions are finished even if usage is unknown, or if preemption or the target has been switched off since, because a
-deactivated Workload must run again. This module begins no preemption."""
+stopped workload must run again. This module begins no preemption."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-import msgspec
-
-from fairshare.core.gpu_demand import gang_key, millis
+from fairshare.core.gpu_demand import gang_key
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.schedulers.kueue.adapter import condition_of
-from fairshare.schedulers.kueue.kinds import WORKLOADS
-from fairshare.schedulers.volcano.kinds import COMMAND, JOB
-from fairshare.targets.status_config_map import decoded
+from fairshare.targets.installed import adapters, whole_stop
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
+from fairshare.targets.whole_stop import ASKED_AGAIN, GIVEN_UP, WholeStop, read_intent
 from gputally.base.errors import ClusterError
 from gputally.base.units import MS_PER_MINUTE
-from gputally.kubernetes.objects import Cluster, Event, Kind, Object, value_at
-
-PREEMPTION = "gputally.dev/preemption"
-REASON = "gputally.dev/preempted-because"
-REISSUE_MS = 60_000
-MOST_ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PreemptionIntent:
-    """The annotation of a workload that gputally is stopping.
-
-    decision: the id under which the preemption is recorded.
-    attempts: the number of Commands issued so far."""
-
-    decision: str
-    at_ms: int
-    attempts: int = 1
-
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-_INTENT = msgspec.json.Decoder(PreemptionIntent)
+from gputally.kubernetes.objects import Cluster, Event, Kind, Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,95 +36,34 @@ class FinishedStep:
     uid: str = ""
 
 
-def read_intent(obj: Object) -> PreemptionIntent | None:
-    """Return the intent that gputally wrote on an object; None without one, or if a user made it invalid."""
-    text = (obj["metadata"].get("annotations") or {}).get(PREEMPTION)
-    return decoded(text or "", _INTENT)
-
-
-def command(name: str, namespace: str, uid: str, reason: str) -> Object:
-    """Return Volcano's Command that kills a Job's pods and queues it again."""
-    return {
-        "apiVersion": COMMAND.api_version,
-        "kind": COMMAND.kind,
-        "metadata": {"generateName": "gputally-", "namespace": namespace},
-        "action": "RestartJob",
-        "target": {
-            "apiVersion": "batch.volcano.sh/v1alpha1",
-            "kind": "Job",
-            "name": name,
-            "uid": uid,
-            "controller": True,
-        },
-        "reason": "FairshareReclaim",
-        "message": reason,
-    }
-
-
 def resume(
     cluster: Cluster, kind: Kind, objects: Sequence[Object], commands: Sequence[Object], now_ms: int
 ) -> Iterator[FinishedStep]:
     """Take the next step for every intent among `objects`, one at a time while the result is iterated.
 
-    commands: the Commands that Volcano has not yet acted on."""
+    commands: the commands on which the scheduler has not acted yet."""
+    stop = whole_stop(kind)
     for obj in objects:
         intent = read_intent(obj)
-        if intent is None:
-            continue
-        step = _workload(obj) if kind.kind == "Workload" else _job(obj, intent, commands, now_ms)
+        step = stop.next_step(obj, intent, commands, now_ms) if stop is not None and intent is not None else None
         if step is None:
             continue
         name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
         uid = str(obj["metadata"].get("uid", ""))
-        action, change, new_command = step
         try:
-            if new_command is not None:
-                cluster.create(new_command, field_manager=FIELD_MANAGER)  # first: a refused one is no attempt
-            change = {**change, "metadata": {"uid": obj["metadata"].get("uid"), **change["metadata"]}}
+            if step.command is not None:
+                cluster.create(step.command, field_manager=FIELD_MANAGER)  # first: a refused one is no attempt
+            change = {**step.change, "metadata": {"uid": obj["metadata"].get("uid"), **step.change["metadata"]}}
             cluster.patch(kind, name, namespace, change, field_manager=FIELD_MANAGER)
         except ClusterError as error:
-            yield FinishedStep(f"{namespace}/{name}", action, str(error), uid)
+            yield FinishedStep(f"{namespace}/{name}", step.action, str(error), uid)
         else:
-            yield FinishedStep(f"{namespace}/{name}", action, uid=uid)
-
-
-_Step = tuple[str, dict[str, Any], Object | None]
-"""Name of the action, patch of the object, and a Command to create."""
-_REMOVE_INTENT = {"metadata": {"annotations": {PREEMPTION: None}}}
-
-
-def _workload(obj: Object) -> _Step | None:
-    if value_at(obj, ("spec", "active")) is not False:
-        return "switched on by another client", dict(_REMOVE_INTENT), None
-    if condition_of(obj, "QuotaReserved").get("status") == "True":
-        return None
-    return "switched on again", {**_REMOVE_INTENT, "spec": {"active": True}}, None
-
-
-def _job(obj: Object, intent: PreemptionIntent, commands: Sequence[Object], now_ms: int) -> _Step | None:
-    uid = obj["metadata"].get("uid")
-    if any(value_at(each, ("target", "uid")) == uid for each in commands):
-        return None
-    since_ms = millis(value_at(obj, ("status", "state", "lastTransitionTime")))
-    running = value_at(obj, ("status", "state", "phase")) == "Running"
-    if not running or (since_ms is not None and since_ms > intent.at_ms):
-        return "restarted", dict(_REMOVE_INTENT), None
-    if now_ms - intent.at_ms < REISSUE_MS * intent.attempts:
-        return None
-    if intent.attempts >= MOST_ATTEMPTS:
-        return "given up", dict(_REMOVE_INTENT), None
-    again = replace(intent, attempts=intent.attempts + 1)
-    name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
-    reason = (obj["metadata"].get("annotations") or {}).get(REASON, "")
-    change = {"metadata": {"annotations": {PREEMPTION: again.text()}}}
-    return "asked again", change, command(name, namespace, str(uid), reason)
+            yield FinishedStep(f"{namespace}/{name}", step.action, uid=uid)
 
 
 SELDOM_MS: Final = 5 * MS_PER_MINUTE
 """Time between two checks of all objects if the controller itself stops no workload. A person may still stop some
 (`gputally fairshare preempt`)."""
-_KINDS: Final[Mapping[str, tuple[Kind, ...]]] = {"kueue": WORKLOADS, "volcano": (JOB,)}
-"""Objects with intents, by target. All versions of one kind show the same objects."""
 NOT_RESUMED = "NotResumed"
 
 
@@ -165,7 +74,7 @@ class FinishedPreemptions:
     resumed: workloads that may run again.
     left: workloads that are still being stopped.
     keys: all workloads with a preemption that was not finished before, as `Gang.key`.
-    events: one for each preemption that failed for good, because Volcano did not restart the Job.
+    events: one for each preemption that failed for good, because the scheduler did not stop the workload.
     faults: the preemptions that could not be finished yet, and why."""
 
     resumed: tuple[str, ...] = ()
@@ -192,7 +101,8 @@ def finish_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
     """Finish the preemptions of every target once, before a person switches the controller off.
 
     Raises ClusterError."""
-    results = [_finish(cluster, kinds, now_ms, lambda: True)[1] for kinds in _KINDS.values()]
+    stops = [adapter.stop for adapter in adapters() if adapter.stop is not None]
+    results = [_finish(cluster, stop, now_ms, lambda: True)[1] for stop in stops]
     return FinishedPreemptions(
         tuple(name for result in results for name in result.resumed),
         tuple(name for result in results for name in result.left),
@@ -214,11 +124,11 @@ class PreemptionFinisher:
 
         enforces: whether the target's preemption stops workloads now, so that new intents are possible in every
             cycle."""
-        kinds = _KINDS.get(target, ())
-        if not kinds or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
+        stop = next((adapter.stop for adapter in adapters() if adapter.name == target), None)
+        if stop is None or (not enforces and now_ms < self._next_ms.get(target, now_ms)):
             return FinishedPreemptions()
         try:
-            unfinished, result = _finish(cluster, kinds, now_ms, leading)
+            unfinished, result = _finish(cluster, stop, now_ms, leading)
         except ClusterError as error:
             return FinishedPreemptions(faults=(str(error),))
         self._next_ms[target] = now_ms + (0 if unfinished else SELDOM_MS)
@@ -226,27 +136,27 @@ class PreemptionFinisher:
 
 
 def _finish(
-    cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable[[], bool]
+    cluster: Cluster, stop: WholeStop, now_ms: int, leading: Callable[[], bool]
 ) -> tuple[bool, FinishedPreemptions]:
     """Return whether there was anything to finish, and the result."""
-    for kind in kinds:
+    for kind in stop.kinds:
         unfinished = [obj for obj in list_if_served(cluster, kind) if read_intent(obj) is not None]
         if not unfinished:
             continue
-        commands = list_if_served(cluster, COMMAND) if kind == JOB else ()
+        commands = list_if_served(cluster, stop.commands) if stop.commands is not None else ()
         left = {f"{obj['metadata'].get('namespace', '')}/{obj['metadata']['name']}" for obj in unfinished}
         resumed: list[str] = []
         events: list[Event] = []
         faults: list[str] = []
         steps = resume(cluster, kind, unfinished, commands, now_ms)
         while leading() and (step := next(steps, None)) is not None:
-            if step.action == "asked again" and not step.detail:
+            if step.action == ASKED_AGAIN and not step.detail:
                 continue
             left.discard(step.name)
             if step.detail:
                 faults.append(f"{step.name}: {step.detail}")
-            elif step.action == "given up":
-                text = f"its preemption failed: Volcano was told {MOST_ATTEMPTS} times to restart it, and it still runs"
+            elif step.action == GIVEN_UP:
+                text = f"its preemption failed: {stop.gave_up}"
                 namespace, _, name = step.name.partition("/")
                 events.append(Event(kind, name, namespace, step.uid, "Warning", "NotRestarted", text, now_ms))
             else:

@@ -1,8 +1,8 @@
 """Lists the parts of workloads that could be preempted, which parts are protected, and which are preferred as victims.
 
 The core of a workload consists of the pods without which it does not run. Its other pods are the surplus, and can be
-stopped one by one. The core is stopped as a whole, together with the rest of the surplus. Kueue's Workloads and
-Volcano's Jobs are always stopped whole, by their own controllers.
+stopped one by one. The core is stopped as a whole, together with the rest of the surplus. Workloads that
+their scheduler stops through their own objects are always stopped whole.
 
 Work since the last checkpoint is lost. Without a checkpoint it is lost since the start."""
 
@@ -17,9 +17,8 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Gang, Pod, PolicyTree
 from fairshare.preemption.preemption_types import Ground, PreemptionInputs, Victim
 from fairshare.preemption.reclaim_rules_and_limits import EPSILON, PastPreemption
+from fairshare.targets.installed import whole_stop
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
-
-_INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
     surplus: list[Pod] = []
     core: list[Pod] = []
     left = fsum(pod.gpus for pod in held)
-    indivisible = gang.kind.api_version.startswith(_INDIVISIBLE)
+    indivisible = whole_stop(gang.kind) is not None
     for pod in held:
         if not indivisible and pod.uid not in gang.core and left - pod.gpus >= gang.minimum - EPSILON:
             surplus.append(pod)

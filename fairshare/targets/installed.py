@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 
 import structlog
@@ -11,6 +12,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.published_devices import SLICES
 from fairshare.targets.guard import BrokenAdapter, GuardedAdapter
 from fairshare.targets.weight_plan import Adapter
+from fairshare.targets.whole_stop import WholeStop
 from gputally.base.background_tasks import error_summary
 from gputally.base.plugins import MOST_LOADING_S, OURS, TakesTooLong, plugins, within
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
@@ -48,6 +50,17 @@ def _loaded(plugin: SchedulerPlugin) -> Adapter:
 def with_workloads() -> frozenset[str]:
     """Return the schedulers whose workloads are read, so that victims can be chosen among them."""
     return frozenset(name for name, plugin in schedulers().items() if plugin.workloads)
+
+
+@cache
+def _whole_stops() -> Mapping[tuple[str, str], WholeStop]:
+    found = [adapter.stop for adapter in adapters() if adapter.stop is not None]
+    return {(kind.api_version.partition("/")[0], kind.kind): stop for stop in found for kind in stop.kinds}
+
+
+def whole_stop(kind: Kind) -> WholeStop | None:
+    """Return how workloads of a kind are stopped through their own objects; None if their pods are evicted."""
+    return _whole_stops().get((kind.api_version.partition("/")[0], kind.kind))
 
 
 def kinds() -> tuple[Kind, ...]:

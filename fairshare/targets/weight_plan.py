@@ -22,6 +22,7 @@ from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
+from fairshare.targets.whole_stop import WholeStop
 from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
@@ -52,11 +53,13 @@ class Adapter(ABC):
     """Converts the objects of one scheduler to the controller's model and back.
 
     prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `kueue`.
-    settings: the model of the section of the policy of a scheduler of another package."""
+    settings: the model of the section of the policy of a scheduler of another package.
+    stop: stops its workloads through their own objects; None: by evicting their pods."""
 
     name: str
     prefixes: tuple[str, ...]
     settings: type[SchedulerTarget] = SchedulerTarget
+    stop: WholeStop | None = None
 
     @abstractmethod
     def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:

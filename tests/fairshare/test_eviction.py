@@ -15,10 +15,11 @@ from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS, PreemptionIntent
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB
+from fairshare.schedulers.volcano.stop import MOST_ATTEMPTS, REISSUE_MS
 from fairshare.targets.status_config_map import StatusObject
+from fairshare.targets.whole_stop import PREEMPTION, REASON, PreemptionIntent, read_intent
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -188,7 +189,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
     assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
-    assert unfinished.read_intent(off) == PreemptionIntent("d1", NOW_MS)
+    assert read_intent(off) == PreemptionIntent("d1", NOW_MS)
     assert _kept(EvictionCheck(cluster), victim) == "it is switched off already"
     assert list(unfinished.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     gone = {**off, "status": {"conditions": [_reserved("False")]}}

@@ -19,11 +19,11 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_member, read_pod
 from fairshare.core.queues_and_weights import ALWAYS_S, Claim, DivisionProblem, TargetQueue
 from fairshare.laws.division import divide_above
-from fairshare.preemption.unfinished_preemptions import PREEMPTION
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
 from fairshare.schedulers.volcano.adapter import COOLDOWN, HIERARCHY, HIERARCHY_WEIGHTS, VolcanoAdapter
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from fairshare.targets.weight_plan import Apply, look_at, write_order
+from fairshare.targets.whole_stop import PREEMPTION
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind

@@ -10,12 +10,12 @@ from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, EvictionCheck
 from fairshare.preemption.preemption_types import Victim
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent
 from fairshare.schedulers.kai.adapter import KaiAdapter
 from fairshare.schedulers.kai.kinds import POD_GROUP
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.adapter import GATED_BY, REPLACES, KueueAdapter
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD, Object
 from tests.fairshare.builders import object_of, pod_group, pod_object, policy_of, queue_object

@@ -79,6 +79,7 @@ from fairshare.core.scheduler_queue_objects import (
     target_queue,
 )
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, KINDS, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.kueue.stop import DeactivateWorkload, condition_of
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -230,6 +231,7 @@ class KueueAdapter(Adapter):
 
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
+    stop = DeactivateWorkload()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         namespace, _, name = policy.targets.kueue.config.partition("/")
@@ -604,12 +606,6 @@ def _reservations(obj: Object, slices_of: SlicesOf) -> Mapping[tuple[str, str], 
         for flavor in value_at(obj, ("status", "flavorsReservation")) or ()
         for resource in flavor.get("resources") or ()
     }
-
-
-def condition_of(obj: Object, kind: str) -> Mapping[str, Any]:
-    """Return the condition of this type in an object's status; empty if it has none."""
-    conditions = value_at(obj, ("status", "conditions")) or ()
-    return next((condition for condition in conditions if condition.get("type") == kind), {})
 
 
 def _finished(workload: Object) -> bool:

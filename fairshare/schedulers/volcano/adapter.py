@@ -63,6 +63,7 @@ from fairshare.core.scheduler_queue_objects import (
 )
 from fairshare.laws.division import divide_above
 from fairshare.schedulers.volcano.kinds import JOB, POD_GROUP, QUEUE
+from fairshare.schedulers.volcano.stop import RestartJob
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -103,6 +104,7 @@ class VolcanoAdapter(Adapter):
 
     name = "volcano"
     prefixes = (PREFIX,)
+    stop = RestartJob()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
         namespace, _, name = policy.targets.volcano.config.partition("/")

@@ -19,7 +19,7 @@ from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.idle_reclaim import WARNING
 from fairshare.preemption.preemption_types import Victim
 from fairshare.preemption.service_latency_objectives import LatencyUnknown, prometheus_latency
-from fairshare.preemption.unfinished_preemptions import REASON
+from fairshare.targets.whole_stop import REASON
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import BUDGET, GPU, NODE, POD, Object
