@@ -54,37 +54,40 @@ _COMPLETE: Final = "complete"
 
 @dataclass(frozen=True)
 class Size:
-    """publishing: nodes of eight GPUs of the cluster whose day is published. spark: numbers of workers."""
+    """publishing: nodes of eight GPUs of the cluster whose day is published. spark: numbers of workers. apart: a
+    process for each question, so that each has its own peak memory; else only for the first."""
 
     fleet: LakeFleet = field(default_factory=LakeFleet)
     publishing: int = 1_250
     writers: int = 20
     spark: Sequence[int] = (1, 2)
+    apart: bool = True
 
 
 FULL = Size()
-TINY = Size(LakeFleet(clusters=2, nodes=2, days=31, queues=8), publishing=2, writers=4, spark=())
+TINY = Size(LakeFleet(clusters=2, nodes=2, days=31, queues=8), publishing=2, writers=4, spark=(), apart=False)
 
 
 def measure(size: Size = FULL) -> list[Figure]:
     fleet = size.fleet
-    if asked := int(os.environ.get("GPUTALLY_BENCH_GPUS", "0")):
-        fleet = LakeFleet(nodes=max(1, asked // (fleet.clusters * lake_data.GPUS_A_NODE)))
+    if gpus := int(os.environ.get("GPUTALLY_BENCH_GPUS", "0")):
+        fleet = LakeFleet(nodes=max(1, gpus // (fleet.clusters * lake_data.GPUS_A_NODE)))
     with _kept_folder() as folder:
         place = folder / f"lake-{fleet.gpus}"
         if not (place / _COMPLETE).exists():
             shutil.rmtree(place, ignore_errors=True)
             lake_data.write(Lake(warehouse=str(place)), fleet, _told)
             (place / _COMPLETE).touch()
-        figures = [
-            _figure(place, "month of the fleet, as stated", "month", Goal(10.0)),
-            _figure(place, "month of the fleet, from its rows", "month_from_rows", Goal(10.0)),
-            _figure(place, "  of one cluster", "month_of_one"),
-            _figure(place, "a team's bill in all clusters", "bill", Goal(1.0)),
-            _figure(place, "a team's cost by job in all clusters", "cost_by_job"),
-            _figure(place, f"{DAYS} days of usage by queue", "window"),
-            _figure(place, f"top {TOP} jobs of the month", "top"),
+        asked: list[tuple[str, str, Goal | None]] = [
+            ("month of the fleet, as stated", "month", Goal(10.0)),
+            ("month of the fleet, from its rows", "month_from_rows", Goal(10.0)),
+            ("  of one cluster", "month_of_one", None),
+            ("a team's bill in all clusters", "bill", Goal(1.0)),
+            ("a team's cost by job in all clusters", "cost_by_job", None),
+            (f"{DAYS} days of usage by queue", "window", None),
+            (f"top {TOP} jobs of the month", "top", None),
         ]
+        figures = [_figure(place, *question, apart=size.apart or question is asked[0]) for question in asked]
         hourly = sum(file.stat().st_size for file in _files(place))
         figures.append(Figure("bytes for each GPU-hour", hourly / fleet.gpu_hours, "bytes"))
         figures += _spark(place, size.spark)
@@ -182,8 +185,8 @@ _BESIDE: Final[dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 
 
-def _figure(place: Path, name: str, question: str, goal: Goal | None = None) -> Figure:
-    answer = child(__name__, "ask", place, question)
+def _figure(place: Path, name: str, question: str, goal: Goal | None, *, apart: bool) -> Figure:
+    answer = child(__name__, "ask", place, question) if apart else _ask(str(place), question)
     print(f"  {name}: {json.dumps(answer)}", file=sys.stderr)
     reads = f"{name}: {answer['read_mib']:,.0f} MiB read"
     beside, _ = _BESIDE[question]

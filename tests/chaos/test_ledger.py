@@ -41,7 +41,7 @@ from tests.chaos.power_cuts import PowerCuts
 from tests.deadlines import Deadline
 
 SEED = 20261121
-CUTS = 40
+CUTS = 20
 
 
 @pytest.fixture
@@ -200,8 +200,8 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountan
 
 
 @pytest.mark.real
-def test_the_same_two_hundred_times(accountant: AccountantProcess) -> None:
-    _killed(accountant, 200)
+def test_the_same_a_hundred_times(accountant: AccountantProcess) -> None:
+    _killed(accountant, 100)
 
 
 def test_attackers_at_work_at_the_same_time_change_nothing(accountant: AccountantProcess) -> None:
@@ -209,8 +209,8 @@ def test_attackers_at_work_at_the_same_time_change_nothing(accountant: Accountan
 
 
 @pytest.mark.real
-def test_the_same_two_hundred_times_under_attack(accountant: AccountantProcess) -> None:
-    _killed(accountant, 200, attacked=True)
+def test_the_same_fifty_times_under_attack(accountant: AccountantProcess) -> None:
+    _killed(accountant, 50, attacked=True)
 
 
 @pytest.mark.real
