@@ -165,15 +165,16 @@ def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[o
     return key
 
 
-def by_node(candidates: Sequence[Bundle], prefer: Callable[[Bundle], tuple[object, ...]]) -> tuple[Bundle, ...]:
-    """Return the candidates node by node, the node with the least loss first, for gangs that need whole nodes."""
+def by_node(preferred: Sequence[Bundle]) -> tuple[Bundle, ...]:
+    """Return the parts node by node, the node with the least loss first, for gangs that need whole nodes. Those of one
+    node stay in their order."""
     loss: dict[str, list[float]] = {}
-    for bundle in candidates:
+    for bundle in preferred:
         for node in bundle.by_node:
             loss.setdefault(node, []).append(bundle.lost_gpu_hours)
     rank = {node: (fsum(parts), node) for node, parts in loss.items()}
     last = (float("inf"), "")
-    return tuple(sorted(candidates, key=lambda b: (min((rank[node] for node in b.by_node), default=last), *prefer(b))))
+    return tuple(sorted(preferred, key=lambda b: min((rank[node] for node in b.by_node), default=last)))
 
 
 _RESTARTING_OWNERS = {

@@ -487,8 +487,7 @@ def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
                 unprotected.append(bundle)
             elif bundle.whole:
                 protected_workloads[bundle.key] = SparedWorkload(bundle.key, gang.queue, reason)
-    prefer = by_preference(saturations(situation.accounts))
-    preferred = sorted(unprotected, key=prefer)
+    preferred = sorted(unprotected, key=by_preference(saturations(situation.accounts)))
     parts = _by_gang(preferred)
     return Candidates(
         tuple(
@@ -496,7 +495,7 @@ def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
                 [part for part in order if part.gang.queue in situation.accounts],
                 _by_gang([part for part in order if not part.whole]),
             )
-            for order in (preferred, by_node(preferred, prefer))
+            for order in (preferred, by_node(preferred))
         ),
         parts,
         protected_workloads,

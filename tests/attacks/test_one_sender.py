@@ -1,6 +1,7 @@
 """One sender cannot stop the others: 1,000 nodes report while another address tries to exhaust the accountant.
 
-No node's batch is refused or answered later than five seconds, and the accountant stays within its memory limit."""
+No node's batch is refused or answered later than five seconds (on an idle machine), and the accountant stays within its
+memory limit."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ import msgspec
 import pytest
 
 from tests.attacks.conftest import Running
+from tests.deadlines import patience_s
 from tests.usage_records import batch, interval, pod_holder
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -133,7 +135,7 @@ def test_a_thousand_nodes_report_in_time_whatever_another_does(running: Running)
         list(pool.map(report, range(SENDERS)))
     assert refused == []
     assert len(late) == NODES + NODES // AGAIN
-    assert max(late) < PATIENCE_S
+    assert max(late) < patience_s(PATIENCE_S)
     assert running.peak_mib() < MEMORY_MIB
     answer = httpx2.get(running.url + "/v1/check", headers={"Authorization": "Bearer admin"})
     assert (answer.status_code, answer.json()["imbalance_gpu_us"]) == (200, 0)
