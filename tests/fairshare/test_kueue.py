@@ -390,11 +390,13 @@ def test_gpus_that_kueue_transforms_into_credits_are_gpus(seen_of: Make) -> None
     assert reasons_of(found)["InSync"] == ("Unknown", "NotComparable")
 
 
-def _claiming(name: str, pods: int, counted: dict[str, str] | None = None, *, gpus: int = 0) -> dict[str, Any]:
+def _claiming(
+    name: str, pods: int, counted: dict[str, str] | None = None, *, gpus: int = 0, template: str = "devices"
+) -> dict[str, Any]:
     """Build a Workload whose pods claim devices. counted: what Kueue counted when it last considered the Workload."""
     workload = _workload(name, "a", pods, gpus)
     spec = workload["spec"]["podSets"][0]["template"]["spec"]
-    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "devices"}]
+    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": template}]
     if not gpus:
         spec["containers"] = [{"name": "c", "resources": {"claims": [{"name": "gpu"}]}}]
     status = {"resourceRequests": [{"name": "main", "resources": counted}]} if counted else {}
@@ -406,10 +408,12 @@ def test_gpus_that_pods_claim_are_those_that_kueue_counts_for_their_device_class
     runs, done = (_admitted(_claiming(name, 2), 2, {"cpu": "2", GPU: "4"}) for name in ("runs", "done"))
     workloads = [
         runs, _done(done, 1), _claiming("waits", 3, {GPU: "6"}), _claiming("new", 1),
-        _claiming("both", 1, {GPU: "3"}, gpus=1), _claiming("other", 1, {"example.com/nic": "1"}),
+        _claiming("both", 1, {GPU: "3"}, gpus=1), _claiming("other", 1, {"example.com/nic": "1"}, template="nic"),
+        _claiming("uncounted", 1, template="another"),
     ]  # fmt: skip
     found = seen_of(KueueAdapter(), ONE, [_queue("a", **_quota("16")), _local("a", "a"), *workloads])
-    assert _gangs_of(found) == {"runs": (4, 4, 4), "done": (2, 2, 2), "waits": (6, 0, 6), "both": (3, 0, 3)}
+    counted = {"runs": (4, 4, 4), "done": (2, 2, 2), "waits": (6, 0, 6), "both": (3, 0, 3)}
+    assert _gangs_of(found) == {**counted, "new": (2, 0, 2)}  # as many as an equal one
     assert found.quotas["ClusterQueue a (h200)"].used == 6
     waits = next(gang for gang in found.gangs if gang.name == "waits")
     assert [choice.pool for choice in waits.choices] == ["ClusterQueue a (h200)"]
@@ -995,3 +999,15 @@ def test_nobody_else_stops_while_kueue_evicts_a_workload(pods: bool) -> None:
     assert (verdicts["Workload/ns/back"].outcome, verdicts.keys()) == ("room", {"Workload/ns/back"})
     standing = found.standings["a"]
     assert (standing.requested, standing.allocated) == (8, 4)
+
+
+@pytest.mark.parametrize(("scope", "wanted"), [
+    ({}, ["first"]),
+    ({"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}, ["first", "other"]),
+])  # fmt: skip
+def test_where_usage_decides_between_local_queues_each_has_its_own_first(
+    scope: dict[str, Any], wanted: list[str]
+) -> None:
+    local = object_of(LOCAL_QUEUES[0], "second", {"clusterQueue": "a"})
+    waiting = [_waiting("first"), _waiting("behind", created=LATER), _waiting("other", created=LATER, queue="second")]
+    assert _claimed(local, *waiting, **FIFO, **scope) == wanted

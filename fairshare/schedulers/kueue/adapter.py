@@ -34,6 +34,7 @@ Source: kubernetes-sigs/kueue ff69552e79ad, apis/config, pkg/config (the manager
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -264,7 +265,10 @@ class KueueAdapter(Adapter):
             return parts.selected(dict(selectors.get(flavor, ())))
 
         by_creation = configuration is not None and configuration.by_creation
-        live, unreadable = read_each(workloads, lambda obj: _live(obj, slices_of, parts, by_creation=by_creation))
+        alike = _counted_alike(read_each(workloads, lambda obj: tuple(_counts(obj, slices_of, parts)))[0])
+        live, unreadable = read_each(
+            workloads, lambda obj: _live(obj, slices_of, parts, alike, by_creation=by_creation)
+        )
         pools = {name: tuple(_gpu_quotas(obj, slices_of)) for name, obj in queues.items()}
         of_cohorts = {
             name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj, slices_of)} for name, obj in cohorts.items()
@@ -460,14 +464,16 @@ class _Live:
     not_queued: str
 
 
-def _live(obj: Object, slices_of: SlicesOf, parts: MigParts, *, by_creation: bool) -> _Live | None:
+def _live(
+    obj: Object, slices_of: SlicesOf, parts: MigParts, alike: Mapping[_Request, float], *, by_creation: bool
+) -> _Live | None:
     if _finished(obj):
         return None
     metadata, status = obj["metadata"], obj.get("status") or {}
     evicted = condition_of(obj, "Evicted").get("status") == "True" and status.get("admission") is not None
     if evicted:
         obj = {**obj, "status": {key: value for key, value in status.items() if key != "admission"}}
-    pods = _gpus_of_pods(obj, slices_of, parts)
+    pods = _gpus_of_pods(obj, slices_of, parts, alike)
     uses = _admitted(obj, pods, slices_of)
     since_ms = _since_ms(obj, by_creation=by_creation)
     return _Live(
@@ -817,15 +823,20 @@ def _pod_set(pod_set: Mapping[str, Any], count: int, done: PodCounts, pods: Mapp
     return min(count, left) * pods[pod_set.get("name")]
 
 
-def _gpus_of_pods(workload: Object, slices_of: SlicesOf, parts: MigParts) -> Mapping[str | None, float]:
-    """Return the GPUs of one pod of each pod set, by its name: those that its containers request, or more if Kueue
-    counts more for the devices that the pods claim.
+_Request = tuple[str, str]
+"""The namespace of a pod set, and what its pods request and claim."""
 
-    Kueue counts them by its configuration's `deviceClassMappings`. The Workload's status has them from when Kueue first
-    considers it.
 
-    Source: Kueue keps/2941-DRA; pkg/workload/workload.go, PropagateResourceRequests."""
-    pods: dict[str | None, float] = {}
+def _request(workload: Object, spec: Mapping[str, Any]) -> _Request:
+    containers = [each.get("resources") for key in ("containers", "initContainers") for each in spec.get(key) or ()]
+    asked = json.dumps([spec.get("resourceClaims"), containers], sort_keys=True)
+    return workload["metadata"].get("namespace", ""), asked
+
+
+def _claiming(
+    workload: Object, slices_of: SlicesOf, parts: MigParts
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], MigSlices]]:
+    """Yield each pod set with its pods' spec, and the compute slices of the GPUs of its flavor."""
     flavors = {
         each.get("name"): next((str(of) for name, of in (each.get("flavors") or {}).items() if counts_gpus(name)), "")
         for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ()
@@ -833,15 +844,50 @@ def _gpus_of_pods(workload: Object, slices_of: SlicesOf, parts: MigParts) -> Map
     for each in value_at(workload, ("spec", "podSets")) or ():
         spec = value_at(each, ("template", "spec")) or {}
         flavor = flavors.get(each.get("name"), "")
-        slices = slices_of(flavor) if flavor else parts.selected(spec.get("nodeSelector") or {})
-        own = gpus(requested_resources(spec), slices)
-        counted = _counted_gpus(workload, each, slices) if spec.get("resourceClaims") else 0.0
-        pods[each.get("name")] = max(own, counted)
+        yield each, spec, slices_of(flavor) if flavor else parts.selected(spec.get("nodeSelector") or {})
+
+
+def _counts(workload: Object, slices_of: SlicesOf, parts: MigParts) -> Iterator[tuple[_Request, float]]:
+    """Yield what Kueue has counted for one pod of each pod set with claims."""
+    for pod_set, spec, slices in _claiming(workload, slices_of, parts):
+        if spec.get("resourceClaims"):
+            counted = _counted_gpus(workload, pod_set, slices)
+            if counted is not None:
+                yield _request(workload, spec), counted
+
+
+def _counted_alike(counts: Iterable[Sequence[tuple[_Request, float]]]) -> Mapping[_Request, float]:
+    """Return the GPUs that Kueue counts for one pod with a request, where it counts the same for all such pods."""
+    found: dict[_Request, set[float]] = {}
+    for request, counted in chain.from_iterable(counts):
+        found.setdefault(request, set()).add(counted)
+    return {request: min(counted) for request, counted in found.items() if len(counted) == 1}
+
+
+def _gpus_of_pods(
+    workload: Object, slices_of: SlicesOf, parts: MigParts, alike: Mapping[_Request, float]
+) -> Mapping[str | None, float]:
+    """Return the GPUs of one pod of each pod set, by its name: those that its containers request, or more if Kueue
+    counts more for the devices that the pods claim.
+
+    Kueue counts them by its configuration's `deviceClassMappings`. The Workload's status has them from when Kueue first
+    considers it. Of equal Workloads it considers one at a time, so until then those of an equal one count.
+
+    alike: as `_counted_alike` returns it.
+
+    Source: Kueue keps/2941-DRA; pkg/workload/workload.go, PropagateResourceRequests."""
+    pods: dict[str | None, float] = {}
+    for pod_set, spec, slices in _claiming(workload, slices_of, parts):
+        counted = _counted_gpus(workload, pod_set, slices) if spec.get("resourceClaims") else 0.0
+        if counted is None:
+            counted = alike.get(_request(workload, spec), 0.0)
+        pods[pod_set.get("name")] = max(gpus(requested_resources(spec), slices), counted)
     return pods
 
 
-def _counted_gpus(workload: Object, pod_set: Mapping[str, Any], slices: MigSlices) -> float:
-    """Return the GPUs that Kueue counts for one pod of a pod set: those of its admission, else of its request."""
+def _counted_gpus(workload: Object, pod_set: Mapping[str, Any], slices: MigSlices) -> float | None:
+    """Return the GPUs that Kueue counts for one pod of a pod set: those of its admission, else of its request; None
+    until it has counted."""
     name = pod_set.get("name")
     for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ():
         if each.get("name") == name:
@@ -851,7 +897,7 @@ def _counted_gpus(workload: Object, pod_set: Mapping[str, Any], slices: MigSlice
         if each.get("name") == name:
             left = _count(pod_set) - _done(workload).get(name, 0)
             return gpus(each.get("resources"), slices) / max(1, left)
-    return 0.0
+    return None
 
 
 def _admitted(
