@@ -135,6 +135,9 @@ class ChargeTable:
         return BilledLines(lines, Groups(self.keys, groups))
 
 
+NO_CHARGES: Final = ChargeTable((), (), (), np.zeros((0, 6), dtype=np.int64))
+
+
 def numbered(values: Sequence[T]) -> tuple[list[T], Int64Array]:
     """The distinct values, sorted, and for each value its index among them, shape (len(values),)."""
     distinct = sorted(set(values))

@@ -1,7 +1,8 @@
 """Computes the cost of jobs and their epochs.
 
 A span may have a hundred thousand jobs, of which a page shows a hundred. `list_jobs` computes what all jobs are chosen,
-sorted and added up by. The rest is read and built for the jobs that are shown.
+sorted and added up by, from the table of their charges and the numbers of their pods. Charges, pods and the rest are
+read and built for the jobs that are shown.
 
 A job's time is the time that its holders held GPUs. It is priced by the price book, commitments included. Each job is
 rounded separately, so its cost does not depend on the other jobs of the query. The billing policy may move start-up or
@@ -19,15 +20,18 @@ GPUs) the parts still add up to the hour's cost."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from accountant.billing.charge import (
     ALLOCATED,
+    LINE_ACCOUNTS,
     Charge,
     PricedTime,
     quantify,
@@ -35,12 +39,14 @@ from accountant.billing.charge import (
     total_cost,
     unpriced_us,
 )
-from accountant.billing.queue_waits import KnownPod, pod_wait
-from accountant.billing.usage_pricing import charges, pieces
+from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
+from accountant.billing.queue_waits import JobPods, KnownPod, pod_wait, pods_by_job
+from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
+from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
-from accountant.prices.price_book import PriceBook
+from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.option_types import JobState
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
@@ -50,7 +56,9 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobPart,
 )
+from gputally.base import called_off
 from gputally.base.apportionment import apportion
+from gputally.base.money import exact_product, gpu_hours
 from gputally.base.units import US_PER_MS
 
 
@@ -118,6 +126,9 @@ def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charg
 
 
 BY: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job", "team", "user")
+_OF_JOB: Final = len(JobKey._fields)
+"""The first dimensions of BY, which name a job."""
+_NO_PLACE: Final = Place("", "", "", "")
 BURN_MS: Final = 5 * 60_000
 """Length of the time over which the burn rate is measured."""
 SETTLE_MS: Final = 2 * 60_000
@@ -156,6 +167,12 @@ class JobQuestions(EpochQuestions, Protocol):
         waiting: only pods without a known placement or end."""
         ...
 
+    def pods_by_job(
+        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
+    ) -> Mapping[JobKey, JobPods]:
+        """The numbers of pods of each job of a span. passes: only pods that pass count; None: all."""
+        ...
+
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """The first and last instant (ms) at which each of these jobs held a GPU. Jobs that never held one are
         missing."""
@@ -164,13 +181,70 @@ class JobQuestions(EpochQuestions, Protocol):
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
 
 
-@dataclass(slots=True)
+class _HeldTime:
+    """The charges of the time that jobs held, as rows of a table. keys: the jobs, sorted."""
+
+    def __init__(self, table: ChargeTable) -> None:
+        jobs = [JobKey(*key[:_OF_JOB]) for key in called_off.each(table.keys)]
+        distinct, number = numbered(jobs)
+        is_held = np.isin(table.cells[:, ACCOUNT], [LINE_ACCOUNTS.index(account) for account in HELD])
+        named = np.array([bool(key.job) for key in distinct], dtype=bool)
+        rows = np.flatnonzero(is_held & named[number[table.cells[:, KEY]]])
+        job = number[table.cells[rows, KEY]]
+        order = np.argsort(job, kind="stable")
+        held, self._first = np.unique(job[order], return_index=True)
+        self._table = table.only(rows[order])
+        self.keys = [distinct[index] for index in held.tolist()]
+        self._number = {key: number for number, key in enumerate(self.keys)}
+
+    def __contains__(self, key: JobKey) -> bool:
+        return key in self._number
+
+    def charges(self, keys: Iterable[JobKey]) -> dict[JobKey, list[Charge]]:
+        """The charges of these jobs, sorted; without jobs that held nothing."""
+        edges = [*self._first.tolist(), len(self._table.cells)]
+        numbers = sorted(self._number[key] for key in keys if key in self._number)
+        rows = [row for number in numbers for row in range(edges[number], edges[number + 1])]
+        found: dict[JobKey, list[Charge]] = defaultdict(list)
+        for charge in self._table.only(np.array(rows, dtype=np.int64)).charges():
+            found[JobKey(*charge.key[:_OF_JOB])].append(charge)
+        return dict(found)
+
+    def figures(self) -> dict[JobKey, tuple[int, int, Decimal | None]]:
+        """GPU-µs held, GPU-µs idle and the cost of each job, in order; the cost is None if some time has no price."""
+        if not self.keys:
+            return {}
+        cells = self._table.cells
+        idle = np.where(cells[:, ACCOUNT] == LINE_ACCOUNTS.index("allocated_idle"), cells[:, TIME], 0)
+        sums = (np.add.reduceat(gpu_us, self._first).tolist() for gpu_us in (cells[:, TIME], idle))
+        return dict(zip(self.keys, zip(*sums, self._costs(), strict=True), strict=True))
+
+    def _costs(self) -> list[Decimal | None]:
+        """The cost of each job, as `quantify` gives it; most jobs have one price."""
+        job = np.repeat(np.arange(len(self.keys)), np.diff([*self._first, len(self._table.cells)]))
+        by_price = np.stack([job, self._table.cells[:, PRICE]], axis=1)
+        numbers, gpu_us = sum_by_key(by_price, self._table.cells[:, TIME:])
+        parts: list[list[tuple[Price | None, int]]] = [[] for _ in self.keys]
+        for (number, price), (time,) in called_off.each(zip(numbers.tolist(), gpu_us.tolist(), strict=True)):
+            parts[number].append((self._table.prices[price], time))
+        return [_cost(of_job) for of_job in called_off.each(parts)]
+
+
+def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
+    """The cost of GPU-µs at prices; None if one of them is unknown."""
+    if len(parts) > 1:
+        return total_cost(quantify_together(Charge((), _NO_PLACE, HELD[0], gpu_us, row) for row, gpu_us in parts))
+    ((price, gpu_us),) = parts
+    return None if price is None else exact_product(price.price, gpu_hours(gpu_us))
+
+
+@dataclass(frozen=True, slots=True)
 class _JobRecords:
     """The ledger's data of one job. burning: the charges of `burnt_ms`, the span in which the burn rate is measured."""
 
-    charges: list[Charge] = field(default_factory=list)
-    burning: list[Charge] = field(default_factory=list)
-    pods: list[KnownPod] = field(default_factory=list)
+    charges: Sequence[Charge] = ()
+    burning: Sequence[Charge] = ()
+    pods: Sequence[KnownPod] = ()
     burnt_ms: tuple[int, int] = (0, 0)
 
 
@@ -190,11 +264,36 @@ class JobList:
 
     A `Job` is read and built when it is asked for, while the ledger's moment lasts."""
 
-    def __init__(self, ledger: JobQuestions, found: Mapping[JobKey, _JobRecords], until_ms: int) -> None:
-        self._ledger = ledger
-        self._found = found
-        self._until_ms = until_ms
-        self.figures = [_figures(key, found[key]) for key in sorted(found)]
+    def __init__(
+        self,
+        ledger: JobQuestions,
+        book: PriceBook | None,
+        span: Span,
+        until_ms: int,
+        where: Where | None,
+        timezone: str,
+        held_until_ms: int | None = None,
+    ) -> None:
+        """held_until_ms: the instant after which none of the jobs held a GPU, if known."""
+        start_ms, end_ms = span
+        self._ledger, self._span, self._where, self._until_ms = ledger, span, where, until_ms
+        self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
+        recent, until = ledger.recent_span(min(end_ms, ledger.newest_ms - SETTLE_MS), BURN_MS)
+        self._burnt_ms = since, _ = max(start_ms, recent), until
+        if since < until and (held_until_ms is None or since < held_until_ms):
+            self._burning = _HeldTime(charge_table(ledger, book, since, until, BY, where, timezone))
+        else:
+            self._burning = _HeldTime(NO_CHARGES)
+        only = _only(where)
+        if only is not None:
+            pods: Mapping[JobKey, JobPods] = pods_by_job(filter(self._counts, ledger.pods(*span, of=only)))
+        else:
+            pods = ledger.pods_by_job(*span, self._counts if where else None)
+        held = self._held.figures()
+        self.figures = [
+            JobFigures(key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))))
+            for key in called_off.each(sorted({*held, *self._burning.keys, *pods}))
+        ]
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
@@ -202,9 +301,40 @@ class JobList:
             some = chosen[begin : begin + _BUILT]
             keys = {one.key for one in some}
             held, reports = self._ledger.extents(keys), _by_job(self._ledger.epochs(keys))
-            for one in some:
+            records = self.records(keys)
+            for one in called_off.each(some):
                 key = one.key
-                yield _job(one, self._found[key], held.get(key), reports.get(key, ()), self._until_ms)
+                yield _job(one, records[key], held.get(key), reports.get(key, ()), self._until_ms)
+
+    def records(self, keys: Collection[JobKey]) -> dict[JobKey, _JobRecords]:
+        """The charges and pods of these jobs."""
+        charges, burning = self._held.charges(keys), self._burning.charges(keys)
+        pods: dict[JobKey, list[KnownPod]] = defaultdict(list)
+        for pod in self._ledger.pods(*self._span, of=keys):
+            if self._counts(pod):
+                pods[pod.key].append(pod)
+        return {
+            key: _JobRecords(charges.get(key, ()), burning.get(key, ()), pods.get(key, ()), self._burnt_ms)
+            for key in keys
+        }
+
+    def _counts(self, pod: KnownPod) -> bool:
+        """Whether a pod is one of a listed job: one that held time that matches the filter, or one that matches it
+        itself. Users are known only for holders."""
+        key = pod.key
+        if key in self._held or key in self._burning:
+            return True
+        names = {
+            "cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue,
+        }  # fmt: skip
+        return all(names.get(name, "") in values for name, values in (self._where or {}).items())
+
+    def _state(self, key: JobKey, pods: JobPods | None) -> JobState:
+        if pods is None:
+            return "running" if key in self._burning else "ended"
+        if pods.ended == pods.pods:
+            return "ended"
+        return "running" if pods.placed or key in self._held else "waiting"
 
 
 def list_jobs(
@@ -219,7 +349,7 @@ def list_jobs(
     """Return the jobs that held GPUs or had pods in [start_ms, end_ms).
 
     where: a filter by teams, namespaces, users or jobs. Time of a job that the filter excludes is not counted."""
-    return JobList(ledger, _seen(ledger, book, start_ms, end_ms, where, timezone), min(now_ms, end_ms))
+    return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone)
 
 
 def job(
@@ -235,9 +365,12 @@ def job(
     mine: Where = {**(where or {}), **only_job(key)}
     start_ms, end_ms = span
     held = ledger.extents({key}).get(key)
-    found = _seen(ledger, book, start_ms, end_ms, mine, timezone, held[1] if held else 0).get(key)
-    if found is None:
+    until_ms = min(now_ms, end_ms)
+    listed = JobList(ledger, book, span, until_ms, mine, timezone, held[1] if held else 0)
+    if not listed.figures:
         return None
+    (figures,) = listed.figures
+    found = listed.records({key})[key]
     reports = ledger.epochs({key})
     edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
     of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in found.charges)
@@ -246,7 +379,7 @@ def job(
         end_ms=end_ms,
         currency=book.currency if book else None,
         price_book_version=book.version if book else "",
-        job=_job(_figures(key, found), found, held, reports, min(now_ms, end_ms)),
+        job=_job(figures, found, held, reports, until_ms),
         parts=tuple(
             JobPart(
                 gpu_model=model, capacity_type=capacity, gpu_us=part.gpu_us, gpu_hours=part.gpu_hours,
@@ -331,53 +464,6 @@ def epoch_lines(
     return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]
 
 
-def _seen(
-    ledger: JobQuestions,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    where: Where | None,
-    timezone: str,
-    held_until_ms: int | None = None,
-) -> dict[JobKey, _JobRecords]:
-    """The ledger's data of each job. held_until_ms: the instant after which none of the jobs held a GPU, if
-    known."""
-    found: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
-    for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
-        if charge.account in ALLOCATED and charge.key[2]:
-            found[JobKey(*charge.key[:3])].charges.append(charge)
-    recent, until = ledger.recent_span(min(end_ms, ledger.newest_ms - SETTLE_MS), BURN_MS)
-    since = max(start_ms, recent)
-    if since < until and (held_until_ms is None or since < held_until_ms):
-        for charge in charges(ledger, book, since, until, BY, where, timezone):
-            if charge.account in ALLOCATED and charge.key[2]:
-                found[JobKey(*charge.key[:3])].burning.append(charge)
-    for pod in ledger.pods(start_ms, end_ms, of=_only(where)):
-        key = pod.key
-        if key in found or _passes(key, pod, where):
-            found[key].pods.append(pod)
-    for seen in found.values():
-        seen.burnt_ms = since, until
-    return dict(found)
-
-
-def _passes(key: JobKey, pod: KnownPod, where: Where | None) -> bool:
-    """Whether a job that held nothing matches the filter. Users are known only for holders."""
-    names = {"cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue}
-    return all(names.get(name, "") in values for name, values in (where or {}).items())
-
-
-def _figures(key: JobKey, seen: _JobRecords) -> JobFigures:
-    held = [charge for charge in seen.charges if charge.account in ALLOCATED]
-    return JobFigures(
-        key,
-        _state(seen),
-        sum(charge.gpu_us for charge in held),
-        sum(charge.gpu_us for charge in held if charge.account == "allocated_idle"),
-        total_cost(quantify_together(seen.charges)),
-    )
-
-
 def _job(
     figures: JobFigures,
     seen: _JobRecords,
@@ -418,16 +504,6 @@ def _job(
         burn_per_hour=burn,
         epochs=len(reports),
     )
-
-
-def _state(seen: _JobRecords) -> JobState:
-    facts = [pod.facts for pod in seen.pods]
-    if not facts:
-        return "running" if seen.burning else "ended"
-    if all(fact.ended_ms is not None for fact in facts):
-        return "ended"
-    placed = any(fact.scheduled_ms is not None or fact.started_ms is not None for fact in facts)
-    return "running" if placed or seen.charges else "waiting"
 
 
 def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -32,6 +33,25 @@ class KnownPod:
     def key(self) -> JobKey:
         """The job of the pod; a pod without a workload is its own job."""
         return JobKey.of_pod(self.cluster, self.facts.namespace, self.facts.workload, self.facts.name)
+
+
+class JobPods(NamedTuple):
+    """How many pods a job has, how many of them have ended, and how many have been placed or started."""
+
+    pods: int
+    ended: int
+    placed: int
+
+
+def pods_by_job(pods: Iterable[KnownPod]) -> dict[JobKey, JobPods]:
+    """Counts pods by job, without keeping them."""
+    found: dict[JobKey, JobPods] = {}
+    for pod in pods:
+        key, facts = pod.key, pod.facts
+        count, ended, placed = found.get(key, (0, 0, 0))
+        is_placed = facts.scheduled_ms is not None or facts.started_ms is not None
+        found[key] = JobPods(count + 1, ended + (facts.ended_ms is not None), placed + is_placed)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,21 @@ def charges(
 
     Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
     hour, for any grouping."""
+    return charge_table(ledger, book, start_ms, end_ms, by, where, timezone).charges()
+
+
+def charge_table(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> ChargeTable:
+    """The `charges` of a span as one table."""
     if book is None or not book.commits(start_ms, end_ms):
-        return _at_rows(ledger, book, pieces(book, start_ms, end_ms), by, where, timezone).charges()
+        return _at_rows(ledger, book, pieces(book, start_ms, end_ms), by, where, timezone)
     dimensions: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
     conditions = [(dimensions.index(name), frozenset(values)) for name, values in (where or {}).items()]
     priced: list[Charge] = []
@@ -92,11 +105,12 @@ def charges(
         lengths = hours(start, end, zone(timezone))
         hour, team = dimensions.index("hour"), dimensions.index("team")
         priced += _at_commitments(of_piece, book.committed(start), lengths, hour, team)
-    return add_by_key(
+    found = add_by_key(
         (charge.key[: len(by)], charge)
         for charge in priced
         if all(charge.key[index] in values for index, values in conditions)
     )
+    return PricedUsage.of_charges([found]).without_details()
 
 
 def _at_commitments(
@@ -137,8 +151,8 @@ def _at_rows(
 ) -> ChargeTable:
     """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
     usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, measures_to_price(book))
-    rows = PricedUsage.of(usage, by, book, [start for start, _ in spans], with_unheld=not set(where or ()) & OF_HOLDERS)
-    return rows.table(np.zeros(len(rows.gpu_us), dtype=np.int64), rows.numbers, rows.gpu_us)
+    starts, with_unheld = [start for start, _ in spans], not set(where or ()) & OF_HOLDERS
+    return PricedUsage.of(usage, by, book, starts, with_unheld=with_unheld).without_details()
 
 
 def _edges(spans: Sequence[Span]) -> tuple[int, ...]:
@@ -226,6 +240,9 @@ class PricedUsage:
         _, key, place, account, price = numbers.T
         cells = np.stack([key, place, account, detail, price, gpu_us], axis=1)
         return ChargeTable(self.keys, self.places, self.prices, cells[gpu_us > 0])
+
+    def without_details(self) -> ChargeTable:
+        return self.table(np.zeros(len(self.gpu_us), dtype=np.int64), self.numbers, self.gpu_us)
 
     def with_details(self, usage: Usage, by: Sequence[Dimension]) -> ChargeTable:
         """The table with allocated_idle divided into its details. usage: contains START_UP, by at least `by`."""

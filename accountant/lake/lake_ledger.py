@@ -7,7 +7,7 @@ is not published is refused (quarantine, missing numbers, lent time) or empty (c
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from sqlglot import exp
 
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.errors import LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month, local_date, utc, zone
@@ -313,6 +313,12 @@ class LakeLedger:
             found.append(pod)
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
         return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
+
+    def pods_by_job(
+        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
+    ) -> Mapping[JobKey, JobPods]:
+        """The numbers of pods by job; see accountant.storage.read_snapshot.Snapshot.pods_by_job."""
+        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""

@@ -7,13 +7,13 @@ reuse them (accountant.storage.query.group_by_dimensions). A snapshot is not thr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from accountant.billing.queue_waits import KnownPod, merge_sources
+from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources, pods_by_job
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
@@ -30,6 +30,7 @@ from accountant.storage.write import inventory_and_journal_tables, record_column
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 500
@@ -38,6 +39,12 @@ Extent = tuple[int, int]
 """[start_ms, end_ms) of the held time of a job; rounded outwards to the hour for hours that only have sums."""
 
 
+_POD = "coalesce(p.cluster, s.cluster), p.content, s.content"
+_BY_UID = "ORDER BY 1, coalesce(p.uid, s.uid)"
+_COUNTED = """coalesce(p.cluster, s.cluster), coalesce(nullif(s.namespace, ''), p.namespace, ''),
+    coalesce(nullif(s.workload, ''), nullif(p.workload, ''), 'Pod/' || coalesce(s.name, p.name)),
+    count(*), count(coalesce(p.at[4], s.at[4])), count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3]))"""
+"""The columns of a job's numbers of pods, which `accountant.billing.queue_waits.merge_sources` would give."""
 _decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
@@ -91,10 +98,28 @@ class Snapshot:
             parameters["names"] = sorted({key.job.partition("/")[2] for key in of})
             named = statement("pods_named")
             tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
-        sql = statement("pods_between", only=_WAITING * waiting, placed=_PLACED * placed, **tables)
+        only, begins = _WAITING * waiting, _PLACED * placed
+        sql = statement("pods_between", columns=_POD, ending=_BY_UID, only=only, placed=begins, **tables)
         rows = self._cursor.run(sql, parameters)
-        pods = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in rows]
-        return pods if of is None else [pod for pod in pods if pod.key in frozenset(of)]
+        pods = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in called_off.each(rows)]
+        if of is None:
+            return pods
+        wanted = frozenset(of)
+        return [pod for pod in pods if pod.key in wanted]
+
+    def pods_by_job(
+        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
+    ) -> Mapping[JobKey, JobPods]:
+        """Return the numbers of pods that existed in the span, by job. passes: only pods that pass count; None: all."""
+        parameters = {"low": start_ms, "high": end_ms}
+        tables = {"pod": "pod", "seen": "pod_seen", "only": "", "placed": ""}
+        if passes is None:
+            sql = statement("pods_between", columns=_COUNTED, ending="GROUP BY ALL", **tables)
+            rows = self._cursor.run(sql, parameters)
+            return {JobKey(*row[:3]): JobPods(*row[3:]) for row in called_off.each(rows)}
+        rows = self._cursor.run(statement("pods_between", columns=_POD, ending="", **tables), parameters)
+        pods = (self._pod(cluster, node, seen, start_ms) for cluster, node, seen in called_off.each(rows))
+        return pods_by_job(pod for pod in pods if passes(pod))
 
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
         """Return the merged facts of one pod. `node` and `seen` are its encoded facts from the node and from the API

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.core.periods import hour_name
-from accountant.ledger.protocols import EpochReport, Quarantined
+from accountant.ledger.protocols import EpochReport, JobKey, Quarantined
 from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -148,6 +148,11 @@ class ListLedger(MemoryJournal):
 
     def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known_pods
+
+    def pods_by_job(
+        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
+    ) -> dict[JobKey, JobPods]:
+        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         return [one for one in self.reported if start_ms <= one.at_ms < end_ms]

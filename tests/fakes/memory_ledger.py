@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.core.errors import SequenceGap, UnsupportedQuestion
 from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, NewAct
@@ -170,6 +170,11 @@ class MemoryLedger(MemoryJournal):
 
     def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known
+
+    def pods_by_job(
+        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
+    ) -> dict[JobKey, JobPods]:
+        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
         return {}

@@ -1,4 +1,3 @@
 -- Pods whose workload is in $jobs or whose name is in $names.
-SELECT cluster, uid FROM pod WHERE list_contains($jobs, workload) OR list_contains($names, name)
-UNION
-SELECT cluster, uid FROM pod_seen WHERE list_contains($jobs, workload) OR list_contains($names, name)
+SELECT cluster, uid FROM (FROM pod UNION ALL FROM pod_seen)
+WHERE workload IN (SELECT unnest($jobs)) OR name IN (SELECT unnest($names))
