@@ -1,0 +1,91 @@
+"""Lists of jobs: what is not shown is counted by the ledger and not read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from accountant.billing.job_costs import JobList, list_jobs
+from accountant.billing.queue_waits import KnownPod, pods_by_job
+from accountant.ledger.protocols import Facts, JobKey
+from accountant.ledger.usage import Where
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.read_snapshot import Snapshot
+from agent.wire import PodFacts
+from gputally.base.clock import VirtualClock
+from tests.empty_ledger import fresh
+from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
+
+START, JOBS = 1_790_812_800_000, 12  # 2026-10-01T00:00:00Z
+END = START + JOBS * QUARTER_MS
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
+    """A GPU that each job holds for a quarter of an hour; pods of which the node, the API server or both know which
+    instants, in every combination; in three namespaces that are teams."""
+    clock = VirtualClock(END)
+    opened = open_ledger(fresh(tmp_path_factory.mktemp("jobs") / "ledger.duckdb"), clock)
+    known: list[dict[str, int] | None] = [None]
+    known += [
+        dict(zip(("scheduled_ms", "started_ms", "ended_ms"), (START + 1, START + 2, START + 3), strict=True)),
+        *({name: START + 5} for name in ("scheduled_ms", "started_ms", "ended_ms")), {},
+    ]  # fmt: skip
+    of_nodes, of_cluster = list[PodFacts](), list[tuple[str, PodFacts]]()
+    for number, (node, seen, newer) in enumerate(product(known, known, (0, 1))):
+        facts = pod_facts(f"pod-{number}", START + 10, namespace=f"team-{number % 3}", created_ms=START)
+        workload = f"Job/job-{number % JOBS}" if number % 5 else ""
+        if node is not None:
+            of_nodes.append(replace(facts, workload=workload, **node))
+        if seen is not None:
+            of_cluster.append(("prod", replace(facts, observed_ms=START + 9 + 2 * newer, workload=workload, **seen)))
+    rows = [
+        interval(START + n * QUARTER_MS, "g", pod_holder(f"pod-{n}", f"team-{n % 3}"), busy_us=1000)
+        for n in range(JOBS)
+    ]
+    deliver(opened, END, batch(rows, of_nodes, cluster="prod"))
+    opened.observe(Facts(pods=tuple(of_cluster)), END)
+    yield opened
+    opened.close()
+
+
+class Recording:
+    """A moment of the ledger that notes of which jobs pods are read."""
+
+    def __init__(self, moment: Snapshot) -> None:
+        self._moment, self.read_of = moment, list[Collection[JobKey] | None]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._moment, name)
+
+    def pods(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> list[KnownPod]:
+        self.read_of.append(of)
+        return self._moment.pods(start_ms, end_ms, of=of)
+
+
+def test_the_numbers_of_pods_are_those_of_the_pods_whoever_knows_what(ledger: DuckLedger) -> None:
+    with ledger.moment(START, END) as moment:
+        pods = moment.pods(START, END)
+        assert len({pod.key for pod in pods}) > JOBS
+        assert moment.pods_by_job(START, END) == pods_by_job(pods)
+        some = [pod for pod in pods if pod.facts.namespace == "team-1"]
+        assert moment.pods_by_job(START, END, lambda pod: pod.facts.namespace == "team-1") == pods_by_job(some)
+
+
+@pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])
+def test_a_list_reads_the_pods_of_the_jobs_that_it_shows_alone(ledger: DuckLedger, where: Where | None) -> None:
+    with ledger.moment(START, END) as moment:
+        recording = Recording(moment)
+        listed: JobList = list_jobs(recording, None, START, END, END, where)  # type: ignore[arg-type]
+        assert recording.read_of == []
+        assert {one.state for one in listed.figures} == {"running", "ended", "waiting"}
+        shown = listed.figures[2:4]
+        built = list(listed.built(shown))
+        assert recording.read_of == [{one.key for one in shown}]
+        whole = {job.id: job for job in listed.built(listed.figures)}
+    assert built == [whole[one.key.id] for one in shown]
+    assert [job.state for job in whole.values()] == [one.state for one in listed.figures]
+    assert sum(job.accounts_gpu_us.allocated for job in whole.values()) == sum(o.allocated_us for o in listed.figures)
