@@ -46,7 +46,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AccessMiddleware:
-    """Gives each request an id, each answer the security headers and each request a log line. Refuses cross-site forms.
+    """Gives each request an id, each answer the security headers and each request a log line. Refuses cross-site forms,
+    and addresses with a NUL character.
 
     local_only: accept only loopback host names, because requests need no token (against DNS rebinding).
     answered: called with the HTTP status of every answer."""
@@ -109,6 +110,8 @@ class AccessMiddleware:
             "same-origin",
         ):
             return Refusal("cross-site", "a page of another site sent this request, which only pages of this site may")
+        if "\0" in scope["path"] or b"%00" in scope["query_string"]:  # it would end the text of an engine's query
+            return Refusal("invalid-parameter", "the address contains a NUL character (%00), which no name has")
         return None
 
 

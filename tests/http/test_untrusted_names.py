@@ -333,6 +333,13 @@ def test_a_nul_byte_is_refused_and_says_where(start_service: Start, field: str) 
     assert f"$.{field}" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("address", ["/v1/usage?by=team&where.team=a%00b", "/v1/jobs/a%00", "/team/%00", "/?%00"])
+def test_an_address_with_a_nul_byte_is_refused(start_service: Start, address: str) -> None:
+    _, client = start_service()
+    answer = client.get(address)
+    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (422, "invalid-parameter")
+
+
 def test_a_body_with_a_control_character_is_refused_with_its_place(start_service: Start) -> None:
     _, client = start_service()
     new = {"month": "2026-11", "team": "a\x1b[2J", "amount": "1.00", "reason": "why", "approved_by": "cfo"}
