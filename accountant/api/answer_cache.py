@@ -212,6 +212,7 @@ class AnswerCache:
 
     most_bytes: limit of all entries.
     spent: returns the CPU seconds of the calling thread so far.
+    settled: whether the records never change: every answer is cached, however quickly it was computed, and is current.
     close: waits for computations in progress."""
 
     def __init__(
@@ -220,8 +221,11 @@ class AnswerCache:
         most_bytes: int,
         spent: Callable[[], float] = time.thread_time,
         tasks: BackgroundTasks | None = None,
+        *,
+        settled: bool = False,
     ) -> None:
         self._clock = clock
+        self._settled = settled
         self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _TIMEOUT_S)
         self._spent = spent
         self._lock = threading.Lock()
@@ -271,7 +275,7 @@ class AnswerCache:
             self._read_ms = now
         with self._lock:
             cached = self._cached(key)
-            if cached is not None and cached.is_current(current):
+            if cached is not None and (self._settled or cached.is_current(current)):
                 return Answer(cached.value, None)
             if cached is not None and now - cached.since_ms <= STALEST_MS:
                 due = cached.is_due(now) and key not in self._computing and not self._closed
@@ -311,7 +315,7 @@ class AnswerCache:
         began = self._spent()
         values = compute()
         took_s = self._spent() - began
-        if took_s > QUICK_S:
+        if took_s > QUICK_S or self._settled:
             with self._lock:
                 for key, value in zip(keys, values, strict=True):
                     self._put(key, _CachedAnswer(value, at_ms, now, took_s, current))
@@ -393,7 +397,8 @@ class AnswerCache:
             self._finish(key, None).set_exception(error)
             raise
         took_s = self._spent() - began
-        cached = _CachedAnswer(value, at_ms, since_ms, took_s, current) if took_s > QUICK_S else None
+        keep = took_s > QUICK_S or self._settled
+        cached = _CachedAnswer(value, at_ms, since_ms, took_s, current) if keep else None
         self._finish(key, cached).set_result(value)
         return value
 

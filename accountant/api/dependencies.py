@@ -170,7 +170,8 @@ class Deps:
     lake: publishes the ledger as Iceberg tables; None: nothing is published.
     bound: a rate limit that all ledgers of this server share; None: this ledger has its own.
     shared_turns: the turns that all ledgers of this server share; None: this ledger has its own.
-    picker: returns the ledgers to choose from; None: only this one."""
+    picker: returns the ledgers to choose from; None: only this one.
+    settled: whether the ledger's records never change while it is served."""
 
     settings: Settings
     clock: Clock
@@ -190,6 +191,7 @@ class Deps:
     bound: RateLimit | None = None
     shared_turns: RequestTurns | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
+    settled: bool = False
 
     def __post_init__(self) -> None:
         """Make what threads share before there are threads: a cached property has no lock since Python 3.12, and twins
@@ -260,7 +262,7 @@ class Deps:
     @cached_property
     def answers(self) -> AnswerCache:
         """The cache of answers; it must be closed before the ledger."""
-        return AnswerCache(self.clock, self.settings.limits.pages_bytes, self.spent, self.tasks)
+        return AnswerCache(self.clock, self.settings.limits.pages_bytes, self.spent, self.tasks, settled=self.settled)
 
     def proposals(self, month: Month | None = None) -> list[Proposal]:
         """The late changes that wait for a decision, of one closed month or of all. They are computed again only after

@@ -272,7 +272,7 @@ async def report(
 def _reports(request: Request, deps: Deps, asked: FleetReport) -> Response:
     """A ZIP archive with each ledger's own report, as its accountant renders it. Raises CannotRender."""
     state, export = _state(request), exports()[asked.format]
-    month, issuer = _month(state, asked.month), deps.settings.issuer if export.charges else None
+    month, issuer = shown_month(state, asked.month), deps.settings.issuer if export.charges else None
     files = {}
     for member in state.chosen(asked.ledger):
         content = rendering_process.render(asked.format, member.report(month, None, issuer))
@@ -291,7 +291,7 @@ def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stat
     the month is unknown, and SeveralCurrencies."""
     state = _state(request)
     members = state.chosen(asked.ledger)
-    month = _month(state, asked.month)
+    month = shown_month(state, asked.month)
 
     def compute() -> _Stated:
         return _Stated(*state.fleet.month(members, month))
@@ -299,8 +299,8 @@ def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stat
     return deps.answers.ask(("fleet month", month, tuple(sorted(asked.ledger))), compute, state.mark)
 
 
-def _month(state: FleetState, text: str | None) -> Month:
-    """The named month, otherwise the newest one with records in any ledger."""
+def shown_month(state: FleetState, text: str | None) -> Month:
+    """The month that a page shows: the named one, otherwise the newest one with records in any ledger."""
     if text is not None:
         return month_and_decision_pages.parse_month(text, state.clock.wall_ms(), periods.zone("UTC"))
     return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
@@ -375,7 +375,7 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppD
     """The largest jobs of all clusters: those that held most GPU time, since prices and currencies differ."""
     where = team_filter(principal, () if asked.team is None else (asked.team,))
     state = _state(request)
-    month = _month(state, asked.month)
+    month = shown_month(state, asked.month)
     rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
     answers, left_out = state.asked(
         asked.ledger, lambda pages: (page_queries.jobs_of(pages, month, where), pages.book())

@@ -1,7 +1,9 @@
 """Serves read-only pages and an API for every ledger of a lake, and for all of them together.
 
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
-policies. Each of these applications runs with a clock that stands at the end of its ledger's published figures. Pages
+policies. Each of these applications runs with a clock that stands at the end of its ledger's published figures. Its
+records never change, so the fleet's lists of jobs and nodes are computed once for each publication, before it is shown.
+Pages
 and API of all ledgers are in `fleet_routes`. OpenCost's API is under `/opencost/` for all ledgers and under
 `/clusters/NAME/opencost/` for one. The server is stateless, because everything can be read from the lake again, so any
 number of replicas may run."""
@@ -11,7 +13,7 @@ from __future__ import annotations
 import re
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +46,7 @@ from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
 from accountant.storage.ended_session_files import SessionFiles
 from accountant.storage.folder_or_object_store import open_store
-from accountant.web import month_and_decision_pages
+from accountant.web import month_and_decision_pages, page_queries
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
@@ -73,6 +75,8 @@ _OF_THE_ACCOUNTANT: Final = frozenset(
 )
 """Paths that only a cluster's own accountant serves, because their data is not published."""
 _PATIENCE_S: Final = 300.0
+_DAYS_SHOWN: Final = (1, 7, 31)
+"""The lengths of time that the fleet's list of nodes offers."""
 _OWN_LINK: Final = re.compile(rb'((?:href|action|src)=")/(?!static/|sign-|fleet|clusters/|favicon)')
 """A link from a ledger's page to another page of the same ledger."""
 
@@ -142,14 +146,18 @@ class FleetService:
         if self._sessions is not None:
             self.tasks.start("sessions", self._callers.follow_sessions, self.over, self._failed)
 
-    def read_lake(self) -> None:
+    def read_lake(self, prepare: Callable[[Deps], None] = lambda _: None) -> None:
         """Reads the status of all ledgers from the lake. Ledgers with new figures get a new application, the others
-        keep theirs with its cached answers. Raises LakeUnavailable."""
+        keep theirs with its cached answers. Raises LakeUnavailable.
+
+        prepare: computes answers of a new application before it is served."""
         before, published = self._served, self._state.fleet.statuses()
         unchanged = {name: one for name, one in before.items() if one.member.status == published.get(name)}
         changed = sorted(published.keys() - unchanged.keys())
         opened = self._state.fleet.members(changed) if changed else []
         new = {member.name: self._of_ledger(member) for member in opened if not member.fault}
+        for one in new.values():
+            prepare(one.deps)
         unreadable = {member.name: member for member in opened if member.fault}
         for name, member in unreadable.items():
             if name not in self._unreadable or self._unreadable[name].status != member.status:
@@ -170,12 +178,35 @@ class FleetService:
         """The names of the ledgers served at present."""
         return tuple(self._served)
 
+    def prepare(self, prepare: Callable[[Deps], None] | None = None) -> None:
+        """Computes the fleet's lists of jobs and nodes of all ledgers, so that the first reader gets them at once."""
+        for one in tuple(self._served.values()):
+            (prepare or self._prepare)(one.deps)
+
     def _read_lake_repeatedly(self, stop: threading.Event, task: BackgroundTask) -> None:
         task.succeed()
+
+        def prepare(deps: Deps) -> None:
+            if not stop.is_set():
+                task.begin()
+                self._prepare(deps)
+
+        with task.guarded(self._failed):
+            self.prepare(prepare)
         while not self._clock.wait(self.settings.refresh_seconds, stop):
             with task.guarded(self._failed):
-                self.read_lake()
+                self.read_lake(prepare)
                 self._callers.check()
+
+    def _prepare(self, deps: Deps) -> None:
+        """Computes what the fleet's lists of jobs and nodes show of a ledger. A fault is left to the reader who meets
+        it."""
+        try:
+            page_queries.jobs_of(deps, fleet_routes.shown_month(self._state, None), {})
+            for days in _DAYS_SHOWN:
+                page_queries.machines(deps, days)
+        except Exception as error:  # noqa: BLE001 - one ledger must not stop the others
+            self._log.info("pages_not_prepared", reason=str(error))
 
     def _failed(self, error: Exception) -> None:
         self._log.warning("lake_not_read", reason=str(error))
@@ -268,6 +299,7 @@ class FleetService:
             bound=self._rate,
             shared_turns=self._turns,
             picker=lambda: ClusterPicker(name, self.names()),
+            settled=bool(name),
         )
 
     def _never(self, failure: LedgerFailed) -> None:

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 from sqlglot import exp
@@ -46,6 +47,7 @@ from accountant.ledger.usage import (
     MEASURES,
     OF_TIME,
     START_UP,
+    UJ_PER_J,
     Int64Array,
     Usage,
     UsageMeasure,
@@ -69,6 +71,8 @@ _WIDE: Final = frozenset({"energy_uj"})
 _UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, msgspec.MsgspecError)
 """What decoders raise for content that they do not know; pydantic's ValidationError is a ValueError."""
 _MOST_REASON: Final = 300
+_Numbered = tuple[list[str], npt.NDArray[np.integer[Any]]]
+"""Values, and for each row the index of its value."""
 _PODS = msgspec.json.Decoder(ObservedPod)
 _NODES = msgspec.json.Decoder(NodeFacts)
 
@@ -137,7 +141,7 @@ def _status(row: Mapping[str, Any]) -> LedgerStatus:
 class LakeLedger:
     """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal.
 
-    status: the status of the queried ledger.
+    status: the status of the queried ledger. Make a new LakeLedger after another publication.
     engine: runs the queries."""
 
     def __init__(self, engine: Engine, status: LedgerStatus) -> None:
@@ -145,6 +149,7 @@ class LakeLedger:
         self.status = status
         self._zone = zone(status.timezone)
         self._acts: list[Act] | None = None
+        self._policies: list[PolicyVersion] | None = None
 
     # --- usage --------------------------------------------------------------------------------
 
@@ -164,9 +169,27 @@ class LakeLedger:
                 "which cannot be computed from the lake's hours: query the accountant itself, or read the table "
                 "statement_lines"
             )
-        by = tuple(dict.fromkeys(by))
-        figures = [_FIGURES[name] for name in names_of(measures) if name in _FIGURES]
-        return Usage.of_rows(by, self._usage_rows(edges, by, where or {}, timezone, figures), measures)
+        by, names = tuple(dict.fromkeys(by)), names_of(measures)
+        # Filters by day and hour are applied here, others by the engine.
+        of_time = {name: frozenset(values) for name, values in (where or {}).items() if name in OF_TIME}
+        wanted = tuple(dict.fromkeys((*by, *of_time)))
+        columns = [_FIGURES[name] for name in names if name in _FIGURES]
+        table = self._sums(edges, wanted, where or {}, columns) if edges[0] < edges[-1] else None
+        if table is None or not len(table) or table["begins"].null_count:
+            return Usage.of_rows(by, (), measures)
+        begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
+        span = self._placed(np.array(edges, dtype=np.int64), begins, ends)
+        keys = {name: _numbered(table[column_of(name)]) for name in wanted if name not in OF_TIME}
+        if OF_TIME & set(wanted):
+            whole_days = "hour" not in wanted
+            keys |= self._local_times(edges[0], edges[-1], begins, ends, timezone, whole_days=whole_days)
+        chosen = np.ones(len(table), dtype=bool)
+        for name, values in of_time.items():
+            known, number = keys[name]
+            chosen &= np.array([value in values for value in known], dtype=bool)[number]
+        at = np.array([keys[name][1] for name in by], dtype=np.int32).reshape(len(by), len(table)).T
+        figures = _figures(table, columns, wide="energy_uj" in names)
+        return Usage.summed(by, [keys[name][0] for name in by], span[chosen], at[chosen], names, figures[chosen])
 
     def window(
         self,
@@ -271,17 +294,18 @@ class LakeLedger:
     # --- registers ----------------------------------------------------------------------------
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        rows = self._rows("policies", "effective_ms")
-        with self._readable():
-            known = [
-                PolicyVersion(
-                    version=row["version"],
-                    effective_ms=row["effective_ms"],
-                    policy=Policy.model_validate_json(row["policy"]),
-                )
-                for row in rows
-            ]
-        return policies_between(known, start_ms, end_ms)
+        if self._policies is None:
+            rows = self._rows("policies", "effective_ms")
+            with self._readable():
+                self._policies = [
+                    PolicyVersion(
+                        version=row["version"],
+                        effective_ms=row["effective_ms"],
+                        policy=Policy.model_validate_json(row["policy"]),
+                    )
+                    for row in rows
+                ]
+        return policies_between(self._policies, start_ms, end_ms)
 
     def pods(
         self,
@@ -478,31 +502,6 @@ class LakeLedger:
             f"{what} are not published in the lake: query the accountant of {self.status.ledger}"
         )
 
-    def _usage_rows(
-        self, edges: Sequence[int], by: Sequence[Dimension], where: Where, timezone: str, figures: Sequence[str]
-    ) -> Iterator[tuple[int, tuple[str, ...], list[int]]]:
-        """Yields the index of the span, the key and these figures of rows that may have equal spans and keys. Raises
-        UnsupportedQuestion."""
-        start_ms, end_ms = edges[0], edges[-1]
-        # Filters by time are applied here, others by the engine.
-        of_time = {name: frozenset(values) for name, values in where.items() if name in OF_TIME}
-        wanted = tuple(dict.fromkeys((*by, *of_time)))
-        table = self._sums(edges, wanted, where, figures) if start_ms < end_ms else None
-        if table is None or not len(table) or table["begins"].null_count:
-            return
-        begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
-        span = self._placed(np.array(edges, dtype=np.int64), begins, ends)
-        names: dict[str, Sequence[str]] = {
-            name: table[column_of(name)].to_pylist() for name in wanted if name not in OF_TIME
-        }
-        if set(wanted) & OF_TIME:
-            names |= self._local_times(start_ms, end_ms, begins, ends, timezone, whole_days="hour" not in wanted)
-        columns = [table[name].to_pylist() for name in figures]
-        for at in range(len(table)):
-            if all(names[name][at] in values for name, values in of_time.items()):
-                key = tuple([names[name][at] for name in by])
-                yield int(span[at]), key, [int(column[at]) for column in columns]
-
     def _sums(
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
     ) -> pa.Table:
@@ -523,16 +522,20 @@ class LakeLedger:
 
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
-    ) -> dict[str, list[str]]:
+    ) -> dict[Dimension, _Numbered]:
         """The local month, day and hour of each row. whole_days: rows may reach over hours of a day, whose hour is then
         meaningless."""
         hours = local_hours(start_ms, end_ms, ZoneInfo(timezone))
         if whole_days:
             hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
-        at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends).tolist()
-        days = [hours[number].day for number in at]
-        months = [day[: len("2026-10")] for day in days]
-        return {"month": months, "day": days, "hour": [hours[number].hour for number in at]}
+        at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends)
+        names: dict[Dimension, list[str]] = {
+            "month": [hour.day[: len("2026-10")] for hour in hours],
+            "day": [hour.day for hour in hours],
+            "hour": [hour.hour for hour in hours],
+        }
+        distinct = {name: np.unique(several, return_inverse=True) for name, several in names.items()}
+        return {name: (values.tolist(), number.reshape(-1)[at]) for name, (values, number) in distinct.items()}
 
     def _placed(self, edges: Int64Array, begins: Int64Array, ends: Int64Array) -> Int64Array:
         """For each [begin, end), the index of the span between edges that contains it. Raises UnsupportedQuestion."""
@@ -592,6 +595,23 @@ class LakeLedger:
                 for row in self._rows("acts", "number")
             ]  # fmt: skip
         return self._acts
+
+
+def _numbered(column: pa.ChunkedArray) -> _Numbered:
+    encoded = pa.concat_arrays(column.chunks).dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def _figures(table: pa.Table, columns: Sequence[str], *, wide: bool) -> Int64Array:
+    """Sums as columns of integers. wide: with whole joules as the last column, and only the rest of `energy_uj`."""
+    figures = np.empty((len(table), len(columns) + wide), dtype=np.int64)
+    for number, name in enumerate(columns):
+        if name in _WIDE:
+            energy_uj = np.array([int(value) for value in table[name].to_pylist()], dtype=object)
+            figures[:, -1], figures[:, number] = energy_uj // UJ_PER_J, energy_uj % UJ_PER_J
+        else:
+            figures[:, number] = table[name].cast(pa.int64()).to_numpy()
+    return figures
 
 
 def _sum(name: str) -> exp.Expression:

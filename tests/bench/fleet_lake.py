@@ -31,6 +31,7 @@ from accountant.billing.statements import for_teams
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
+from accountant.fleet.fleet_server import FleetService
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
@@ -47,6 +48,9 @@ from tests.lake.concurrent_writers import write_side_by_side
 TEAM: Final = "team-000"
 TOP: Final = 100
 RUNS: Final = 3
+PAGES: Final = (
+    "/fleet", "/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes?days=1", "/fleet/nodes?days=7", "/fleet/nodes?days=31",
+)  # fmt: skip
 DAYS: Final = 30
 _COMPLETE: Final = "complete"
 """Name of the file that marks a finished lake."""
@@ -65,7 +69,7 @@ class Size:
 
 
 FULL = Size()
-TINY = Size(LakeFleet(clusters=2, nodes=2, days=31, queues=8), publishing=2, writers=4, spark=(), apart=False)
+TINY = Size(LakeFleet(clusters=2, nodes=2, days=4, queues=8), publishing=1, writers=2, spark=(), apart=False)
 
 
 def measure(size: Size = FULL) -> list[Figure]:
@@ -88,11 +92,12 @@ def measure(size: Size = FULL) -> list[Figure]:
             (f"top {TOP} jobs of the month", "top", None),
         ]
         figures = [_figure(place, *question, apart=size.apart or question is asked[0]) for question in asked]
+        figures += _page_figures(_part(size.apart, "pages", place))
         hourly = sum(file.stat().st_size for file in _files(place))
         figures.append(Figure("bytes for each GPU-hour", hourly / fleet.gpu_hours, "bytes"))
         figures += _spark(place, size.spark)
     with tempfile.TemporaryDirectory() as folder_name:
-        figures += _publishing(Path(folder_name), size.publishing)
+        figures += _publishing(Path(folder_name), size.publishing, apart=size.apart)
         figures.append(_side_by_side(Path(folder_name), size.writers))
     return figures
 
@@ -185,8 +190,13 @@ _BESIDE: Final[dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 
 
+def _part(apart: bool, *arguments: object) -> Any:
+    """Return what `main` returns, from a process of its own or from this one."""
+    return child(__name__, *arguments) if apart else main(*map(str, arguments))
+
+
 def _figure(place: Path, name: str, question: str, goal: Goal | None, *, apart: bool) -> Figure:
-    answer = child(__name__, "ask", place, question) if apart else _ask(str(place), question)
+    answer = _part(apart, "ask", place, question)
     print(f"  {name}: {json.dumps(answer)}", file=sys.stderr)
     reads = f"{name}: {answer['read_mib']:,.0f} MiB read"
     beside, _ = _BESIDE[question]
@@ -237,6 +247,47 @@ def _files(place: Path) -> list[Path]:
     return sorted((place / "gputally" / "usage_hourly" / "data").rglob("*.parquet"))
 
 
+# --- pages -------------------------------------------------------------------------------------
+
+
+def _page_figures(found: dict[str, float]) -> list[Figure]:
+    print(f"  pages: {json.dumps(found)}", file=sys.stderr)
+    return [
+        Figure("a fleet page's first view, processor time", found["first_s"], "s", goal=Goal(1.0)),
+        Figure("  9 of 10 views", found["most_s"], "s", goal=Goal(0.2)),
+        Figure("  prepared for a ledger's publication", found["prepare_s"], "s"),
+    ]
+
+
+def _pages(place: str) -> dict[str, float]:
+    """Return processor times: of the slowest first view of a page, of nine views of ten, and of what is prepared before
+    a publication is shown, per ledger."""
+    from starlette.testclient import TestClient
+
+    warnings.simplefilter("ignore", ResourceWarning)
+    engine = DuckDbEngine(Catalogue.connect(Lake(warehouse=place)))
+    service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(lake_data.BEGIN_MS + 32 * MS_PER_DAY))
+    client = TestClient(service.app, base_url="http://127.0.0.1")
+    client.get("/livez")
+
+    def spent(work: Callable[[], object]) -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    def view(page: str) -> None:
+        assert client.get(page).status_code == 200
+
+    prepare_s = spent(service.prepare) / len(service.names())
+    views = [[spent(lambda page=page: view(page)) for _ in range(RUNS)] for page in PAGES]  # type: ignore[misc]
+    engine.close()
+    every = sorted(one for several in views for one in several)
+    return {
+        "first_s": max(several[0] for several in views), "most_s": every[len(every) * 9 // 10 - 1],
+        "prepare_s": prepare_s,
+    }  # fmt: skip
+
+
 # --- Spark -------------------------------------------------------------------------------------
 
 
@@ -277,10 +328,10 @@ def _ask_spark(place: str, workers: int) -> dict[str, float]:
 # --- publishing --------------------------------------------------------------------------------
 
 
-def _publishing(folder: Path, nodes: int) -> list[Figure]:
+def _publishing(folder: Path, nodes: int, *, apart: bool) -> list[Figure]:
     path = folder / "ledger.duckdb"
     bulk.write(path, bulk.Fleet(nodes, 24 * 60, 40))
-    found = child(__name__, "publish", folder, nodes)
+    found = _part(apart, "publish", folder, nodes)
     print(f"  publishing: {json.dumps(found)}", file=sys.stderr)
     gpus = f"{nodes * bulk.GPUS_A_NODE:,} GPUs"
     return [
@@ -346,6 +397,8 @@ def _told(share: float) -> None:
 def main(action: str, place: str, *arguments: str) -> dict[str, Any]:
     if action == "ask":
         return _ask(place, *arguments)
+    if action == "pages":
+        return _pages(place)
     if action == "spark":
         return _ask_spark(place, int(*arguments))
     return _publish(Path(place), int(*arguments))

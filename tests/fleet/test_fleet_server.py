@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, unquote, urljoin
 
+import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
@@ -61,6 +62,43 @@ def _service(two: TwoLedgers, **settings: Any) -> FleetService:
 @pytest.fixture
 def client(two: TwoLedgers) -> TestClient:
     return TestClient(_service(two).app, base_url=HERE)
+
+
+class Counted:
+    """An engine that counts its queries."""
+
+    name = "duckdb"
+
+    def __init__(self, engine: DuckDbEngine) -> None:
+        self._engine = engine
+        self.queries = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def query(self, *asked: Any) -> pa.Table:
+        self.queries += 1
+        return self._engine.query(*asked)
+
+
+@pytest.mark.parametrize("page", ["/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes", "/fleet/nodes?days=31"])
+def test_lists_of_jobs_and_nodes_are_there_before_they_are_asked_for(two: TwoLedgers, page: str) -> None:
+    engine = Counted(two.engine)
+    service = FleetService(Settings(auth="off"), Fleet(cast(Any, engine)), VirtualClock(SPAN[1] + 60_000))
+    service.prepare()
+    prepared = engine.queries
+    assert TestClient(service.app, base_url=HERE).get(page).status_code == 200
+    assert engine.queries == prepared > 0
+
+
+def test_an_answer_about_a_ledger_is_computed_once_for_a_publication(two: TwoLedgers) -> None:
+    engine = Counted(two.engine)
+    service = FleetService(Settings(auth="off"), Fleet(cast(Any, engine)), VirtualClock(SPAN[1] + 60_000))
+    client = TestClient(service.app, base_url=HERE)
+    first = client.get("/clusters/north/nodes?days=3")
+    asked = engine.queries
+    assert client.get("/clusters/north/nodes?days=3").text == first.text
+    assert engine.queries == asked > 0
 
 
 def _accountant(one: PublishedLedger) -> TestClient:
