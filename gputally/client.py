@@ -28,7 +28,11 @@ _ACCOUNTS = {
     name: f"{name}_gpu_us"
     for name in ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 }
-_MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj")
+_MEMOS = (
+    "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj", "energy_unknown_us",
+    "sm_active_us", "sm_unknown_us", "tensor_active_us", "tensor_unknown_us",
+)  # fmt: skip
+_UNLESS_UNKNOWN = ("memory_mib_s", "sm_active_us", "tensor_active_us")
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
 _OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_row")
 _LINE_TYPES = {"unit_price": "object", "gpu_us": "int64", "gpu_hours": "object", "cost": "object"}
@@ -76,7 +80,7 @@ class Client:
         six accounts of all rows add up to the capacity.
 
         The columns are the dimensions of `by`, then `<account>_gpu_us` for each account, then the other figures
-        (`memory_mib_s` is missing if unknown).
+        (`memory_mib_s`, `sm_active_us` and `tensor_active_us` are missing if unknown).
 
         start, end: default to the beginning of the month and to now.
         breakdown: True for further columns: `starting_us`, `gang_waiting_us` and `running_idle_us`, which add up to
@@ -85,7 +89,7 @@ class Client:
         attrs: coverage (the metered share of the whole span, without filters, 0 to 1)."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
-        types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
+        types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | dict.fromkeys(_UNLESS_UNKNOWN, "Int64")
         with _valid_answer("/v1/usage"):
             pages = self._pages("/v1/usage", query)
             rows = (

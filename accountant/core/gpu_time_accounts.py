@@ -32,7 +32,8 @@ class AccountVector(NamedTuple):
     borrowed_us: busy time beyond the row's own allocation.
     unattributed_us: busy time without a known owner.
     energy_blind_us: capacity without down time whose energy is unknown.
-    memory_blind_us: allocated time whose memory is unknown."""
+    memory_blind_us, sm_blind_us, tensor_blind_us: allocated time whose memory, multiprocessor activity or tensor
+        activity is unknown."""
 
     busy_us: int = 0
     idle_us: int = 0
@@ -45,6 +46,10 @@ class AccountVector(NamedTuple):
     energy_uj: int = 0
     energy_blind_us: int = 0
     memory_blind_us: int = 0
+    sm_active_us: int = 0
+    sm_blind_us: int = 0
+    tensor_active_us: int = 0
+    tensor_blind_us: int = 0
 
     @property
     def capacity_us(self) -> int:
@@ -69,18 +74,23 @@ def split(row: UsageInterval) -> AccountVector:
 
     Unknown is the share of the gaps in the allocated time, or all of it if the busy time is not known. Busy is the
     measured busy time, but at most the allocated time that is not unknown."""
-    energy = row.energy_uj or 0
-    memory = row.memory_mib_s or 0
+    memos = {
+        "memory_mib_s": row.memory_mib_s or 0,
+        "energy_uj": row.energy_uj or 0,
+        "sm_active_us": row.sm_active_us or 0,
+        "tensor_active_us": row.tensor_active_us or 0,
+    }
     if row.health == "lost":
-        return AccountVector(down_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy)
-    blind = row.capacity_us if row.energy_uj is None else 0
+        return AccountVector(down_us=row.capacity_us, **memos)
+    memos["energy_blind_us"] = row.capacity_us if row.energy_uj is None else 0
     busy = row.busy_us or 0
     if row.holder is None:
-        return AccountVector(unheld_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+        return AccountVector(unheld_us=row.capacity_us, **memos)
     if row.holder.kind == "unattributed":
-        return AccountVector(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+        return AccountVector(unattributed_us=busy, **memos)
     allocated = row.allocated_us
-    memory_blind = allocated if row.memory_mib_s is None else 0
+    for name, value in (("memory", row.memory_mib_s), ("sm", row.sm_active_us), ("tensor", row.tensor_active_us)):
+        memos[f"{name}_blind_us"] = allocated if value is None else 0
     if row.busy_us is None:
         unknown = allocated
     elif row.gaps:
@@ -88,8 +98,14 @@ def split(row: UsageInterval) -> AccountVector:
     else:
         unknown = 0
     booked = min(busy, allocated - unknown)
-    idle, unheld, borrowed = allocated - unknown - booked, row.capacity_us - allocated, busy - booked
-    return AccountVector(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind, memory_blind)
+    return AccountVector(
+        busy_us=booked,
+        idle_us=allocated - unknown - booked,
+        unknown_us=unknown,
+        unheld_us=row.capacity_us - allocated,
+        borrowed_us=busy - booked,
+        **memos,
+    )
 
 
 def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:

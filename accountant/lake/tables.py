@@ -112,7 +112,7 @@ COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
 ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in (*ACCOUNTS, *START_UP))
 MEASURE_COLUMNS: Final = (
     "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",
-    "energy_unknown_us",
+    "energy_unknown_us", "sm_active_us", "sm_unknown_us", "tensor_active_us", "tensor_unknown_us",
 )  # fmt: skip
 """In the order of accountant.ledger.usage.MEASURES."""
 
@@ -157,6 +157,10 @@ _TEXTS: Final[dict[str, str]] = {
     "memory_unknown_us": "held time whose memory is not known, GPU-µs",
     "energy_uj": "energy, µJ, of the time for which it is known",
     "energy_unknown_us": "time in service whose energy is not known, GPU-µs",
+    "sm_active_us": "activity of the multiprocessors, averaged over them, of the time for which it is known, GPU-µs",
+    "sm_unknown_us": "held time whose multiprocessor activity is not known, GPU-µs",
+    "tensor_active_us": "activity of the tensor cores, of the time for which it is known, GPU-µs",
+    "tensor_unknown_us": "held time whose tensor activity is not known, GPU-µs",
 }
 
 USAGE_HOURLY: Final = LakeTable(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, known_memory
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, where_known
 from gputally.base import called_off
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
@@ -38,12 +38,14 @@ HELD: Final[tuple[Capacity, ...]] = ("busy", "allocated_idle", "allocated_unknow
 """The accounts of time that somebody held, the first of ACCOUNTS."""
 UsageMeasure: TypeAlias = Literal[
     "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
-    "starting", "gang_waiting", "lent_busy", "lent_allocated_idle", "lent_unallocated",
+    "sm_active", "sm_unknown", "tensor_active", "tensor_unknown", "starting", "gang_waiting", "lent_busy",
+    "lent_allocated_idle", "lent_unallocated",
 ]  # fmt: skip
 MEASURES: Final[tuple[UsageMeasure, ...]] = (
     "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
+    "sm_active", "sm_unknown", "tensor_active", "tensor_unknown",
 )  # fmt: skip
-"""The measures of a `UsageLine` besides the accounts, and the capacity whose energy is unknown."""
+"""The measures of a `UsageLine` besides the accounts."""
 START_UP: Final[tuple[UsageMeasure, ...]] = ("starting", "gang_waiting")
 """The parts of `allocated_idle` in which a pod was bound without a running process, or waited for its gang. They take
 reading every pod."""
@@ -233,9 +235,14 @@ def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
         node_down_us=figures["node_down"],
         borrowed_busy_us=figures["borrowed_busy"],
         unattributed_busy_us=figures["unattributed_busy"],
-        memory_mib_s=known_memory(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
+        memory_mib_s=where_known(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
         memory_unknown_us=figures["memory_unknown"],
+        sm_active_us=where_known(figures["sm_active"], figures["sm_unknown"], accounts.allocated),
+        sm_unknown_us=figures["sm_unknown"],
+        tensor_active_us=where_known(figures["tensor_active"], figures["tensor_unknown"], accounts.allocated),
+        tensor_unknown_us=figures["tensor_unknown"],
         energy_uj=figures["energy_uj"] + figures.get(_ENERGY_J, 0) * UJ_PER_J,
+        energy_unknown_us=figures["energy_unknown"],
     )
 
 
@@ -309,5 +316,10 @@ def sum_of_usage_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> Usage
         "memory_mib_s": sum(line.memory_mib_s or 0 for line in lines),
         "memory_unknown": sum(line.memory_unknown_us for line in lines),
         "energy_uj": sum(line.energy_uj for line in lines),
+        "energy_unknown": sum(line.energy_unknown_us for line in lines),
+        "sm_active": sum(line.sm_active_us or 0 for line in lines),
+        "sm_unknown": sum(line.sm_unknown_us for line in lines),
+        "tensor_active": sum(line.tensor_active_us or 0 for line in lines),
+        "tensor_unknown": sum(line.tensor_unknown_us for line in lines),
     }
     return usage_line(key, accounts | measures)

@@ -295,8 +295,9 @@ def _group(
     rows = cursor.run(
         "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "
         "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
-        "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
-        "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us "
+        "health, method, capacity_us, allocated_us, measured_busy_us, gaps, "
+        "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us, sm_active_us, sm_blind_us, tensor_active_us, "
+        "tensor_blind_us "
         "FROM read_parquet(?) WHERE "
         "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
         "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
@@ -318,7 +319,8 @@ def _interval(row: Row) -> UsageInterval:
     """Return the interval of an archived row with those fields that the ledger stores."""
     (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = row[5:17]
     (kind, uid, namespace, name, container, sharing, replicas, health, method) = row[17:26]
-    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = row[26:36]
+    (capacity, allocated, busy, gaps, memory_used, energy, blind, memory_blind) = row[26:34]
+    sm, sm_blind, tensor, tensor_blind = row[34:]
     return UsageInterval(
         seq=seq,
         start_ms=start,
@@ -332,9 +334,9 @@ def _interval(row: Row) -> UsageInterval:
         capacity_us=capacity,
         allocated_us=allocated,
         busy_us=busy,
-        sm_active_us=sm,
-        tensor_active_us=tensor,
-        memory_mib_s=None if memory_blind else held_memory,
+        sm_active_us=None if sm_blind else sm,
+        tensor_active_us=None if tensor_blind else tensor,
+        memory_mib_s=None if memory_blind else memory_used,
         energy_uj=None if blind else energy,
         method=method,
         gaps=() if gaps is None else tuple(_gaps.decode(gaps)),

@@ -23,14 +23,10 @@ from accountant.core.periods import utc
 from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.record_archive import Archive, mark_of, rows_of, write_parquet
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
-from accountant.storage.write.record_columns import Incoming, Stream
+from accountant.storage.write.record_columns import PIECE, Incoming, Stream
 from gputally.base.units import MS_PER_HOUR
 
-_CELLS = (
-    "stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us, down_us, "
-    "borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, "
-    "memory_blind_us"
-)
+_COLUMNS = ", ".join(field.name for field in PIECE)
 HOURS_AT_ONCE = 4
 """Largest number of hours of one transaction, because the writer waits while they are compared with the archive."""
 
@@ -151,7 +147,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(
-        f"CREATE TEMP VIEW entry AS FROM present UNION ALL SELECT {_CELLS} FROM ({source}) "  # noqa: S608
+        f"CREATE TEMP VIEW entry AS FROM present UNION ALL SELECT {_COLUMNS} FROM ({source}) "  # noqa: S608
         f"WHERE {_inside(ordered)}"
     )
 

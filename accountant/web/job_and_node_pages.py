@@ -30,7 +30,7 @@ from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
 from accountant.ledger.protocols import GpuMove, JobKey
-from accountant.ledger.usage import ACCOUNTS, Where
+from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records
@@ -301,14 +301,15 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
         if end - begin > _TIMELINE_MS:
             begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
-        strips, _ = timeline(moment, begin, end, filters, timezone)
+        strips, of_gpus = timeline(moment, begin, end, filters, timezone)
         names = {pod.facts.name for pod in moment.pods(span.start_ms, at, of={key})}
         siblings = moment.jobs_in(key.cluster, key.namespace)
     preemptions = deps.ledger.decisions(job.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
     decisions = decisions_about_job(preemptions, key, names, siblings)
     waiting = job.job.state == "waiting"
     shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []
-    return _render_job(request, deps, job, strips, decisions, shares, everyone=principal.teams is None)
+    used = sum_of_usage_lines({}, of_gpus) if of_gpus else None
+    return _render_job(request, deps, job, strips, used, decisions, shares, everyone=principal.teams is None)
 
 
 def _render_job(
@@ -316,15 +317,19 @@ def _render_job(
     deps: Deps,
     answer: JobAnswer,
     strips: Timeline,
+    used: UsageLine | None,
     decisions: list[Decision],
     shares: list[decision_text.Share],
     *,
     everyone: bool,
 ) -> Response:
-    """The page of one job. everyone: whether the reader may see all teams, and therefore the pages of decisions."""
+    """The page of one job.
+
+    used: the usage of its GPUs in the time of the timeline; None without a GPU.
+    everyone: whether the reader may see all teams, and therefore the pages of decisions."""
     title = f"What each GPU did for {answer.job.job}"
     return month_and_decision_pages.page(
-        request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips,
+        request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips, line=used,
         decided=decisions, shares=shares, timeline=timeline_svg(strips, title) if strips.strips else "",
         utilisation=page_rows.utilisation, currency=answer.currency,
         address=month_and_decision_pages.address if everyone else None,

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from accountant.wire.option_types import JobState, is_empty
+from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
 Dimension = Literal[
@@ -45,8 +46,12 @@ class UsageLine(Model):
     node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
     node. None: not distinguished.
 
+    energy_unknown_us: time in service whose energy is unknown.
     memory_mib_s: memory in allocated time for which it is known; None if there is no such time.
     memory_unknown_us: allocated time with unknown memory.
+    sm_active_us, tensor_active_us: activity of the multiprocessors, averaged over them, and of the tensor cores, in
+        allocated time for which it is known; None if there is no such time.
+    sm_unknown_us, tensor_unknown_us: allocated time with unknown activity.
 
     starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it.
     reserved_unused_us: unallocated time that this queue (or team) was guaranteed and did not use. These four are set
@@ -60,18 +65,48 @@ class UsageLine(Model):
     memory_mib_s: int | None = 0
     memory_unknown_us: int = 0
     energy_uj: int = 0
+    energy_unknown_us: int = 0
+    sm_active_us: int | None = 0
+    sm_unknown_us: int = 0
+    tensor_active_us: int | None = 0
+    tensor_unknown_us: int = 0
     starting_us: int | None = None
     gang_waiting_us: int | None = None
     running_idle_us: int | None = None
     reserved_unused_us: int | None = None
 
+    @property
+    def sm_share(self) -> float | None:
+        """The mean activity of the multiprocessors in allocated time; None if unknown."""
+        return _mean(self.sm_active_us, self.accounts_gpu_us.allocated - self.sm_unknown_us)
 
-def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
-    """`mib_s`, or None if the memory is unknown for all of the allocated time.
+    @property
+    def tensor_share(self) -> float | None:
+        """The mean activity of the tensor cores in allocated time; None if unknown."""
+        return _mean(self.tensor_active_us, self.accounts_gpu_us.allocated - self.tensor_unknown_us)
 
-    mib_s: memory in the time for which it is known.
-    unknown_us, allocated_us: allocated time with unknown memory, and all allocated time."""
-    return None if unknown_us and unknown_us >= allocated_us else mib_s
+    @property
+    def memory_mib(self) -> float | None:
+        """The mean memory of a GPU in use, in MiB, in allocated time; None if unknown."""
+        return _mean(self.memory_mib_s, (self.accounts_gpu_us.allocated - self.memory_unknown_us) / US_PER_S)
+
+    @property
+    def power_w(self) -> float | None:
+        """The mean power of a GPU in service, in watts; None if unknown."""
+        metered = self.accounts_gpu_us.allocated + self.accounts_gpu_us.unallocated
+        return _mean(self.energy_uj, metered - self.energy_unknown_us)
+
+
+def _mean(figure: int | None, known: float) -> float | None:
+    return figure / known if figure is not None and known > 0 else None
+
+
+def where_known(figure: int, unknown_us: int, allocated_us: int) -> int | None:
+    """`figure`, or None if it is unknown for all of the allocated time.
+
+    figure: memory or activity in the time for which it is known.
+    unknown_us, allocated_us: allocated time for which it is unknown, and all allocated time."""
+    return None if unknown_us and unknown_us >= allocated_us else figure
 
 
 class UsageAnswer(Model):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Recommendations from the ledger: nodes, spot capacity, shared GPUs.",
+    help="Recommendations from the ledger: nodes, spot capacity, shared GPUs, idle cores.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -127,6 +127,23 @@ def sharing(
         advised = sharing_advice(rows, queries.uses_of([row for row in rows if row["kind"] == "slice"]))
     facts = (advised, queries.window, report["summary"]["coverage"], report["summary"]["currency"])
     show(output, lambda: sharing_table(*facts), sharing_document(*facts), sharing_records(advised))
+
+
+@app.command()
+@with_option_groups
+def activity(
+    start: Start = "28d", end: End = None, timezone: Zone = "UTC", output: OutputOption = "table", *, at: Server
+) -> None:
+    """List the jobs that keep GPUs busy but use few of their multiprocessors or tensor cores."""
+    from gputally.advise.activity import activity_advice
+    from gputally.advise.advice_tables import AdviceQueries, activity_document, activity_records, activity_table
+
+    with at.connection() as accountant:
+        queries = AdviceQueries(accountant, _window(accountant, start, end, timezone))
+        jobs, coverage = queries.activity()
+    advised = activity_advice(jobs)
+    facts = (advised, queries.window, coverage)
+    show(output, lambda: activity_table(*facts), activity_document(*facts), activity_records(advised))
 
 
 def _window(accountant: AccountantClient, start: str, end: str | None, timezone: str) -> Window:

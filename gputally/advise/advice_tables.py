@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
+import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
@@ -20,6 +21,7 @@ from accountant.ledger.protocols import JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports.figure_formatting import money
 from accountant.wire.typed_accountant_client import AccountantClient
+from gputally.advise.activity import ActivityAdvice, JobActivity
 from gputally.advise.autoscaling_spot_and_sharing import (
     DAYS,
     HOURS,
@@ -36,13 +38,17 @@ from gputally.base.errors import AccountantError
 from gputally.base.money import plain
 from gputally.base.number_format import NOTHING, percent
 from gputally.base.terminal import figures, table
-from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_S
 from gputally.client import Client
 
 _PLACE = ("cluster", "pool", "gpu_model", "region", "capacity_type")
 
 
-_US_PER_S = US_PER_HOUR // 3600
+_ACTIVITY = [
+    "busy_gpu_us", "allocated_idle_gpu_us", "allocated_unknown_gpu_us", "sm_active_us", "sm_unknown_us",
+    "tensor_active_us", "tensor_unknown_us",
+]  # fmt: skip
+"""In the order of JobActivity."""
 
 
 _HELD = ("busy_gpu_us", "allocated_idle_gpu_us", "allocated_unknown_gpu_us")
@@ -167,6 +173,24 @@ class AdviceQueries:
         counted = counts.reset_index().itertuples(index=False, name=None)
         return {JobKey(*map(str, key)): int(count) for *key, count in counted}
 
+    def activity(self) -> tuple[list[JobActivity], float]:
+        """Return what each job did with the GPUs that it held, and the coverage. Raises NothingRecorded."""
+        by = ("team", *JobKey._fields)
+        frame = self._client.usage(self.window.start_ms, self.window.end_ms, by)
+        jobs = []
+        for team, *key, figures_of_job in zip(*(frame[name] for name in by), frame[_ACTIVITY].values, strict=True):
+            if key[-1]:
+                busy, idle, unknown, sm, sm_unknown, tensor, tensor_unknown = (
+                    None if figure is pd.NA else int(figure) for figure in figures_of_job
+                )
+                jobs.append(
+                    JobActivity(
+                        team, JobKey(*key), busy or 0, idle or 0, unknown or 0, sm, sm_unknown or 0, tensor,
+                        tensor_unknown or 0,
+                    )
+                )  # fmt: skip
+        return jobs, self._known(frame.attrs["coverage"])
+
     def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, ModelUse]:
         """Return the GPU model and the mean memory use of each of the jobs in `rows` that ran on a single model."""
         jobs = sorted({row["job"] for row in rows})
@@ -184,7 +208,7 @@ class AdviceQueries:
             key = JobKey(*map(str, name))
             if key in uses:
                 on_several_models.add(key)
-            seconds = int(known_us) / _US_PER_S
+            seconds = int(known_us) / US_PER_S
             uses[key] = ModelUse(str(model), int(memory) / seconds if memory else None)
         return {key: use for key, use in uses.items() if key not in on_several_models}
 
@@ -315,11 +339,14 @@ def spots_table(
     return Group(candidates, *(Text(f"· {note}") for note in notes))
 
 
-def _several_clusters(advised: Sequence[SpotAdvice] | Sequence[SharingAdvice]) -> bool:
+OfJob: TypeAlias = SpotAdvice | SharingAdvice | ActivityAdvice
+
+
+def _several_clusters(advised: Sequence[OfJob]) -> bool:
     return len({one.cluster for one in advised}) > 1
 
 
-def _job_name(one: SpotAdvice | SharingAdvice, with_cluster: bool) -> str:
+def _job_name(one: OfJob, with_cluster: bool) -> str:
     return "/".join([one.cluster, one.namespace, one.job][0 if with_cluster else 1 :])
 
 
@@ -352,6 +379,49 @@ def spot_records(advised: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
             "checkpoint_interval_s": round(one.interval_s, 1),
             "stretch": None if one.stretch is None else round(one.stretch, 6), "saving": _plain(one.saving),
         }  # fmt: skip
+
+
+def activity_table(advised: Sequence[ActivityAdvice], window: Window, coverage: float) -> RenderableType:
+    """Render one line per job, and below the table what to check and the notes."""
+    notes = [Text(f"· {note}") for note in coverage_notes(coverage)]
+    if not advised:
+        return Group(Text(f"No job that is busy and uses little of its GPUs, {span_text(window)}"), *notes)
+    several = _several_clusters(advised)
+    rows = [
+        (
+            _job_name(one, several), one.team, f"{one.gpu_hours:,.1f}", percent(one.busy, 0), percent(one.sm, 0),
+            percent(one.tensor, 0), f"{one.inactive_gpu_hours:,.1f}",
+        )
+        for one in advised[:MOST_ROWS]
+    ]  # fmt: skip
+    columns = [
+        *(Column(heading, overflow="fold") for heading in ("job", "team")),
+        *figures("GPU-h busy", "busy", "SM", "tensor", "inactive GPU-h", no_wrap=True),
+    ]
+    more = [Text(f"· {len(advised) - MOST_ROWS:,} more; --output csv has all")] if len(advised) > MOST_ROWS else []
+    reasons = dict.fromkeys(f"· {one.finding}: {one.advice}" for one in advised)
+    title = f"Jobs that are busy and use little of their GPUs, {span_text(window)}"
+    return Group(table(title, columns, rows), *more, *map(Text, reasons), *notes)
+
+
+MOST_ROWS = 50
+
+
+def activity_records(advised: Sequence[ActivityAdvice]) -> Iterator[dict[str, Any]]:
+    """Yield one record per job, for CSV and JSON."""
+    for one in advised:
+        yield {
+            "team": one.team, "cluster": one.cluster, "namespace": one.namespace, "job": one.job,
+            "busy_gpu_hours": round(one.gpu_hours, 4), "busy": round(one.busy, 4),
+            "sm": None if one.sm is None else round(one.sm, 4),
+            "tensor": None if one.tensor is None else round(one.tensor, 4),
+            "inactive_gpu_hours": round(one.inactive_gpu_hours, 4), "finding": one.finding, "advice": one.advice,
+        }  # fmt: skip
+
+
+def activity_document(advised: Sequence[ActivityAdvice], window: Window, coverage: float) -> dict[str, Any]:
+    """Return the advice for all jobs as JSON-like data."""
+    return {"schema": 1, **_window_fields(window), "coverage": coverage, "jobs": list(activity_records(advised))}
 
 
 def sharing_table(

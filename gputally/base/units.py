@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 US_PER_MS = 1_000
+US_PER_S = 1_000_000
 US_PER_HOUR = 3_600_000_000
 MS_PER_SECOND = 1_000
 MS_PER_MINUTE = 60_000

@@ -116,3 +116,20 @@ def test_wrong_calls_and_nobody_there(capsys: pytest.CaptureFixture[str], tmp_pa
     capsys.readouterr()
     assert main(["spot", "--url", "http://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.startswith("gputally advise: http://127.0.0.1:1: ")
+
+
+def test_activity(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Twelve hours of a Job that is busy for 96 % of the time, with tensor cores active for 4 %."""
+    begin = END_MS - HOURS * 4 * QUARTER_MS
+    used = {"busy_us": 864_000_000, "sm_active_us": 720_000_000, "tensor_active_us": 36_000_000}
+    holder, quarters = pod_holder("fp32-0", "work"), range(HOURS * 4)
+    rows = [interval(begin + quarter * QUARTER_MS, "GPU-0", holder, **used) for quarter in quarters]
+    facts = pod_facts("fp32-0", begin, namespace="work", workload="Job/fp32")
+    settings = Settings(data=tmp_path, auth="off")
+    with capture_logs(), running_accountant(settings, VirtualClock(END_MS), batch(rows, [facts])) as (_, address):
+        document = json.loads(run(capsys, address, "activity", "--output", "json"))
+        table = run(capsys, address, "activity")
+    (job,) = document["jobs"]
+    assert (job["job"], job["finding"], job["busy"]) == ("Job/fp32", "few tensor cores", 0.96)
+    assert (job["sm"], job["tensor"], job["inactive_gpu_hours"]) == (0.8333, 0.0417, 11.04)
+    assert "96 %" in table

@@ -149,9 +149,9 @@ _ROWS = f"""
 INSERT INTO received
 SELECT node + 1, m * 8 + g % 8 + 1, m * 8 + g % 8 + 1, $begin + m * $step * 60000, $begin + (m + 1) * $step * 60000,
        g + 1, g + 1, pod, pod, NULL, NULL, 'ok', 'device', whole, if(pod > 0, whole, 0), if(pod > 0, busy, 0),
-       NULL, NULL, NULL, hash(m, g), TRUE,
+       NULL, hash(m, g), TRUE,
        if(pod > 0, busy, 0), if(pod > 0, whole - busy, 0), 0, if(pod > 0, 0, whole), 0, 0, 0,
-       2400000 * $step, 24000000000 * $step, 0, 0
+       2400000 * $step, 24000000000 * $step, 0, 0, if(pod > 0, busy, 0), 0, if(pod > 0, busy // 2, 0), 0
 FROM (
     SELECT m, g, g // 8 AS node, (g * 7 + m * 13) % 61 * 1000000 * $step AS busy, 60000000 * $step AS whole,
            m * $step // {SLOT_MINUTES} AS slot,

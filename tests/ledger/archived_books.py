@@ -22,7 +22,17 @@ def sent(hand: Hand) -> list[Batch]:
     return [
         hand.batch(
             hand.fact(1, queue_ref="kai:left", labels={"team": "red"}),
-            *(hand.row(n, n - 2, n - 1, energy_uj=n * 1000 + 7) for n in range(2, 32)),
+            *(
+                hand.row(
+                    n,
+                    n - 2,
+                    n - 1,
+                    energy_uj=n * 1000 + 7,
+                    sm_active_us=n * 100 + 3,
+                    tensor_active_us=n if n % 2 else None,
+                )
+                for n in range(2, 32)
+            ),
         ),
         hand.batch(
             hand.row(32, 3.5, 4.5, method="carried"),

@@ -182,34 +182,44 @@ def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
 MINUTE_US = 60_000_000
 
 
-def test_unknown_memory_is_unknown_and_its_time_is_told_through_every_width_of_sums(opened, tmp_path, hand):
-    """Reads rows, hours, days and the archive. The memory of GPU 1 is known, that of GPU 2 is not, and that of GPU 3
+@pytest.mark.parametrize(
+    ("recorded", "figure", "unknown"),
+    [
+        ("memory_mib_s", "memory_mib_s", "memory_unknown_us"),
+        ("sm_active_us", "sm_active_us", "sm_unknown_us"),
+        ("tensor_active_us", "tensor_active_us", "tensor_unknown_us"),
+    ],
+)
+def test_what_is_unknown_and_its_time_are_told_through_every_width_of_sums(
+    opened, tmp_path, hand, recorded, figure, unknown
+):
+    """Reads rows, hours, days and the archive. The figure of GPU 1 is known, that of GPU 2 is not, and that of GPU 3
     half the time."""
     archive = in_folder(tmp_path / "archive")
     hour, half = 60 * MINUTE_US, 30 * MINUTE_US
 
     def told(ledger: DuckLedger, end_ms: int, *by: Dimension) -> list[tuple[int | None, int, int]]:
         lines = ledger.usage((START_MS, end_ms), by).lines()
-        return [(one.memory_mib_s, one.memory_unknown_us, one.accounts_gpu_us.allocated) for one in lines]
+        return [(getattr(one, figure), getattr(one, unknown), one.accounts_gpu_us.allocated) for one in lines]
 
     def check(ledger: DuckLedger) -> None:
         for end_ms in (START_MS + MS_PER_HOUR, START_MS + MS_PER_DAY):
             assert told(ledger, end_ms, "gpu") == [(3600, 0, hour), (None, hour, hour), (0, half, hour)]
             assert told(ledger, end_ms) == [(3600, hour + half, 3 * hour)]
         cut = told(ledger, START_MS + 30 * MINUTE + 30_000, "gpu")
-        assert [(memory, unknown) for memory, unknown, _ in cut] == [
+        assert [(known, blind) for known, blind, _ in cut] == [
             (1830, 0), (None, half + MINUTE_US // 2), (0, 15 * MINUTE_US + MINUTE_US // 2)
         ]  # fmt: skip
 
     ledger, numbers = opened(archive=archive), itertools.count(1)
     rows = [
-        hand.row(next(numbers), minute, minute + 1, gpu=gpu, memory_mib_s=memory)
+        hand.row(next(numbers), minute, minute + 1, gpu=gpu, **{recorded: value})
         for minute in range(60)
-        for gpu, memory in (("gpu-1", 60), ("gpu-2", None), ("gpu-3", 0 if minute % 2 else None))
+        for gpu, value in (("gpu-1", 60), ("gpu-2", None), ("gpu-3", 0 if minute % 2 else None))
     ]
     booked(ledger, NOW_MS, hand.batch(*rows))
     check(ledger)
-    later = hand.row(next(numbers), 48 * 60, 48 * 60 + 1, gpu="gpu-1", memory_mib_s=60)
+    later = hand.row(next(numbers), 48 * 60, 48 * 60 + 1, gpu="gpu-1", **{recorded: 60})
     now_ms = NOW_MS + 3 * MS_PER_DAY
     booked(ledger, now_ms, hand.batch(later))
     ledger.checkpoint()

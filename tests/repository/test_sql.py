@@ -78,7 +78,7 @@ OWN = {
         "tag",
     },
     "accountant/storage/retention.py": {
-        "_CELLS",
+        "_COLUMNS",
         "_archived(cursor, archive, hours)",
         "_inside(hours)",
         "_inside(ordered)",

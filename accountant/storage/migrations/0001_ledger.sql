@@ -18,19 +18,20 @@ CREATE TABLE holder (
 );
 
 -- Rows as received. Only `booked` ever changes: it is false if the set of the row was cut (see `piece`).
--- payer: the holder, or 0 if no holder pays for the time (unheld, unattributed or lost). memory_blind_us: held time whose
--- memory is unknown.
+-- payer: the holder, or 0 if no holder pays for the time (unheld, unattributed or lost). memory_blind_us, sm_blind_us,
+-- tensor_blind_us: held time whose memory or activity is unknown.
 CREATE TABLE received (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,
     gpu INTEGER NOT NULL, device INTEGER NOT NULL, holder INTEGER NOT NULL, payer INTEGER NOT NULL,
     sharing VARCHAR, replicas INTEGER, health VARCHAR NOT NULL, method VARCHAR NOT NULL,
     capacity_us BIGINT NOT NULL, allocated_us BIGINT NOT NULL, measured_busy_us BIGINT,
-    sm_active_us BIGINT, tensor_active_us BIGINT, gaps VARCHAR, digest UBIGINT NOT NULL, booked BOOLEAN NOT NULL,
+    gaps VARCHAR, digest UBIGINT NOT NULL, booked BOOLEAN NOT NULL,
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 
 -- The remaining parts of sets that overlap a set of higher rank or cross a quarter-hour.
@@ -41,17 +42,20 @@ CREATE TABLE piece (
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 
 -- The counted rows in this file: equal to `entry` for hours that are not frozen.
 CREATE VIEW present AS
 SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
-       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us
+       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us,
+       sm_active_us, sm_blind_us, tensor_active_us, tensor_blind_us
 FROM received WHERE booked
 UNION ALL
 SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
-       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us
+       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us,
+       sm_active_us, sm_blind_us, tensor_active_us, tensor_blind_us
 FROM piece;
 -- The counted rows. Each lies inside one quarter-hour, and rows of one GPU do not overlap, except within a set.
 CREATE VIEW entry AS FROM present;
@@ -63,14 +67,16 @@ CREATE TABLE quarter (
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 CREATE TABLE hour (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 -- Hours whose rows are new or changed since the hours were last folded. `hour` and `quarter` have no sums of them.
 CREATE TABLE unfolded (at_ms BIGINT NOT NULL);
@@ -80,7 +86,8 @@ CREATE TABLE hour_of_all (
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 -- Sums of whole local days, which make queries over a month fast. Checkpoints fill them (accountant.storage.write.rollups).
 -- at_ms is the start of the day.
@@ -89,7 +96,8 @@ CREATE TABLE day (
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL
+    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
+    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
 );
 -- The days that have sums: spans of whole quarter-hours that do not overlap, even if the time zone was changed.
 CREATE TABLE kept_day (start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL);

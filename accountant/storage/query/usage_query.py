@@ -69,7 +69,8 @@ _SOURCES = {
     "busy": "busy_us", "allocated_idle": "idle_us", "allocated_unknown": "unknown_us", "unallocated": "unheld_us",
     "down": "down_us", "borrowed_busy": "borrowed_us", "unattributed_busy": "unattributed_us",
     "memory_mib_s": "memory_mib_s", "memory_unknown": "memory_blind_us", "energy_uj": "energy_rest_uj",
-    "energy_unknown": "energy_blind_us", "energy_j": "energy_j",
+    "energy_unknown": "energy_blind_us", "energy_j": "energy_j", "sm_active": "sm_active_us",
+    "sm_unknown": "sm_blind_us", "tensor_active": "tensor_active_us", "tensor_unknown": "tensor_blind_us",
 }  # fmt: skip
 """The column of `sums` that each figure adds up. The other figures are not in the records."""
 

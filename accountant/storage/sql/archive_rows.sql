@@ -3,9 +3,8 @@ SELECT s.cluster, s.node, s.epoch, r.seq, r.set_seq, r.start_ms, r.end_ms, g.gpu
        d.profile, d.gi, d.ci, d.compute, d.compute_of, d.memory_mib, d.memory_of_mib,
        h.kind, h.uid, h.namespace, h.name, h.container, r.payer != 0 AS pays,
        r.sharing, r.replicas, r.health, r.method, r.capacity_us, r.allocated_us, r.measured_busy_us,
-       r.sm_active_us, r.tensor_active_us, r.gaps, r.digest,
-       r.busy_us, r.idle_us, r.unknown_us, r.unheld_us, r.down_us, r.borrowed_us, r.unattributed_us,
-       r.memory_mib_s, r.energy_uj, r.energy_blind_us, r.memory_blind_us
+       r.gaps, r.digest,
+       {cells}
 FROM received r
 JOIN stream s ON s.id = r.stream
 JOIN gpu g ON g.id = r.gpu

@@ -3,9 +3,8 @@
 SELECT s.id AS stream, p.seq, p.set_seq, p.start_ms, p.end_ms, g.id AS gpu, d.id AS device,
        coalesce(h.id, 0) AS holder, CASE WHEN p.pays THEN h.id ELSE 0 END AS payer,
        p.sharing, p.replicas, p.health, p.method, p.capacity_us, p.allocated_us, p.measured_busy_us,
-       p.sm_active_us, p.tensor_active_us, p.gaps, p.digest, true AS booked,
-       p.busy_us, p.idle_us, p.unknown_us, p.unheld_us, p.down_us, p.borrowed_us, p.unattributed_us,
-       p.memory_mib_s, p.energy_uj, p.energy_blind_us, p.memory_blind_us
+       p.gaps, p.digest, true AS booked,
+       {cells}
 FROM {rows} p
 JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch
 JOIN gpu g ON g.cluster = p.cluster AND g.gpu_uuid = p.gpu_uuid

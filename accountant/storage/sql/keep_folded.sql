@@ -1,14 +1,10 @@
 -- Adds the output of fold.sql to the sums of every width. From then on the hours in `incoming` (at_ms) are folded.
 INSERT INTO quarter FROM folded;
 INSERT INTO hour
-SELECT at_ms - at_ms % 3600000 AS over, gpu, device, payer,
-       sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
-       sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us), sum(memory_blind_us)
+SELECT at_ms - at_ms % 3600000 AS over, gpu, device, payer, {sums_of_cells}
 FROM folded GROUP BY ALL ORDER BY over, gpu, device, payer;
 INSERT INTO hour_of_all
-SELECT at_ms - at_ms % 3600000 AS over, payer,
-       sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
-       sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us), sum(memory_blind_us)
+SELECT at_ms - at_ms % 3600000 AS over, payer, {sums_of_cells}
 FROM folded GROUP BY ALL ORDER BY over, payer;
 DELETE FROM unfolded WHERE at_ms IN (SELECT at_ms FROM incoming);
 DROP TABLE folded

@@ -329,7 +329,7 @@ RECEIVED = pa.schema(
         ("stream", _I32), ("seq", _I64), ("set_seq", _I64), ("start_ms", _I64), ("end_ms", _I64), ("gpu", _I32),
         ("device", _I32), ("holder", _I32), ("payer", _I32), ("sharing", _TEXT), ("replicas", _I32), ("health", _TEXT),
         ("method", _TEXT), ("capacity_us", _I64), ("allocated_us", _I64), ("measured_busy_us", _I64),
-        ("sm_active_us", _I64), ("tensor_active_us", _I64), ("gaps", _TEXT), ("digest", _U64), ("booked", pa.bool_()),
+        ("gaps", _TEXT), ("digest", _U64), ("booked", pa.bool_()),
         *_CELLS,
     ]
 )  # fmt: skip
@@ -393,8 +393,7 @@ def received(incoming: Incoming, cells: Whole, ids: RowIds, booked: Truth) -> An
         "sharing": _by_row(modes, sharing.of_row, _TEXT), "replicas": _by_row(replicas, sharing.of_row, _I32),
         "health": _by_row(*incoming.names("health"), _TEXT), "method": _by_row(*incoming.names("method"), _TEXT),
         "capacity_us": incoming.numbers("capacity_us").arrow, "allocated_us": incoming.numbers("allocated_us").arrow,
-        "measured_busy_us": incoming.numbers("busy_us").arrow, "sm_active_us": incoming.numbers("sm_active_us").arrow,
-        "tensor_active_us": incoming.numbers("tensor_active_us").arrow,
+        "measured_busy_us": incoming.numbers("busy_us").arrow,
         "gaps": _gaps(incoming), "digest": incoming.digests, "booked": booked,
         **dict(zip(CELLS, cells.T, strict=True)),
     }  # fmt: skip
@@ -421,6 +420,7 @@ def cells(incoming: Incoming) -> Whole:
     """Return the cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
+    sm, tensor = incoming.numbers("sm_active_us"), incoming.numbers("tensor_active_us")
     by_holder = incoming.holder
     kinds = [None if held is None else held.kind for _, held in by_holder.values]
     working = ~incoming.lost
@@ -441,6 +441,10 @@ def cells(incoming: Incoming) -> Whole:
         "energy_uj": energy.value,
         "energy_blind_us": (working & ~energy.known) * capacity,
         "memory_blind_us": (held & ~memory.known) * allocated,
+        "sm_active_us": sm.value,
+        "sm_blind_us": (held & ~sm.known) * allocated,
+        "tensor_active_us": tensor.value,
+        "tensor_blind_us": (held & ~tensor.known) * allocated,
     }
     table = np.stack([found[name] for name in CELLS]).T  # stored column by column, as Arrow needs it
     for place in incoming.with_gaps():
