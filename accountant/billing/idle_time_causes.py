@@ -77,7 +77,8 @@ def _reserved(
     """Yields GPU-µs of reserved time with their dimension values: queue and team are those of the guarantee, the others
     those of the unallocated GPUs."""
     policies = ledger.policies(start_ms, end_ms)
-    if not any(queue.deserved > 0 for version in policies for queue in version.policy.queues):
+    queues = [queue for version in policies for queue in version.policy.queues]
+    if not any(max([queue.deserved, *(own.deserved for own in queue.gpu_models.values())]) > 0 for queue in queues):
         return
     spans = ModelSpans.of(policies, start_ms, end_ms)
     usage = ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())

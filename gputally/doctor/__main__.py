@@ -190,7 +190,7 @@ def _conflicts(sources: Sources) -> CheckResult:
 
 
 def _guarantees(sources: Sources) -> CheckResult:
-    from gputally.doctor.scheduler_checks import gangs, guarantees, installed, own_queues
+    from gputally.doctor.scheduler_checks import gangs, guarantees, installed, of_models, own_queues
     from gputally.kubernetes.mig_parts import MigParts
     from gputally.kubernetes.objects import gpus_of_nodes
 
@@ -198,8 +198,9 @@ def _guarantees(sources: Sources) -> CheckResult:
     policy, unknown = _policy(sources)
     requested = gangs(cluster, policy, sources.pods(), nodes) if policy is not None else ()
     result = guarantees(
-        policy, gpus_of_nodes(nodes), installed(nodes), own_queues(cluster, MigParts.of(nodes)), requested
-    )
+        policy, gpus_of_nodes(nodes), installed(nodes), own_queues(cluster, MigParts.of(nodes)), requested,
+        of_models(policy, nodes),
+    )  # fmt: skip
     return replace(result, seen=result.seen + unknown)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from types import MappingProxyType
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.gpu_demand import millis, read_member, read_pod, sized
+from fairshare.core.gpu_models import model_of_labels, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
@@ -22,6 +24,7 @@ from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.errors import ClusterError, NotFound
+from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
@@ -326,16 +329,35 @@ def installed(nodes: Sequence[Object]) -> float:
 _CHECK = "gputally fairshare check POLICY.yaml --capacity {capacity:g}"
 
 
+def of_models(policy: Policy | None, nodes: Sequence[Object]) -> Mapping[str, tuple[float, float]]:
+    """Return the GPUs that are up and those that are installed of each part of a policy with quotas by GPU model; empty
+    if a node with GPUs states no model."""
+    models = policy.gpu_models if policy is not None else ()
+    by_part: dict[str, list[Object]] = {model: [] for model in models}
+    for node in nodes if models else ():
+        labels = value_at(node, ("metadata", "labels")) or {}
+        if gpus_of_node(node) and not gpu_model_of_node(labels):
+            return {}
+        by_part.setdefault(model_of_labels(labels, models), []).append(node)
+    return {model: (gpus_of_nodes(own), installed(own)) for model, own in by_part.items()}
+
+
 def guarantees(
-    policy: Policy | None, capacity: float, installed: float, objects: Sequence[OwnQueue], gangs: Sequence[Gang]
+    policy: Policy | None,
+    capacity: float,
+    installed: float,
+    objects: Sequence[OwnQueue],
+    gangs: Sequence[Gang],
+    by_model: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> CheckResult:
     """Check whether the cluster can satisfy the quotas and the waiting gangs.
 
     capacity: number of GPUs on nodes that are up.
     installed: number of GPUs on all nodes.
     objects: the schedulers' own queues.
-    gangs: the gangs in the policy's queues."""
-    findings = [*_quotas(policy, capacity, installed), *_native(objects, installed)]
+    gangs: the gangs in the policy's queues.
+    by_model: as `of_models` returns it."""
+    findings = [*_quotas(policy, capacity, installed, by_model), *_native(objects, installed)]
     if policy is not None:
         findings += first_findings(_gangs(policy, capacity, gangs), "workloads that can never start")
     deserved = sum(max(0.0, queue.deserved) for queue in _roots(policy))
@@ -348,22 +370,25 @@ def _roots(policy: Policy | None) -> list[QueuePolicy]:
     return [queue for queue in policy.queues if queue.parent is None] if policy is not None else []
 
 
-def _quotas(policy: Policy | None, capacity: float, installed: float) -> Iterator[Finding]:
+def _quotas(
+    policy: Policy | None, capacity: float, installed: float, by_model: Mapping[str, tuple[float, float]]
+) -> Iterator[Finding]:
     if policy is None:
         return
-    promised = fsum(max(0.0, queue.deserved) for queue in _roots(policy))
-    if promised > installed:
-        text = "deserved quotas add up to more GPUs than the cluster has: it can never satisfy all of them"
-    elif promised > capacity:
-        text = "deserved quotas add up to more GPUs than are up now"
-    else:
-        text = ""
-    if text:
-        parts = (f"{queue.name} {queue.deserved:g}" for queue in _roots(policy) if queue.deserved > 0)
+    parts = [(policy_of_part(policy, model), units(model), *gpus) for model, gpus in by_model.items()]
+    for part, gpus, up, there in parts or [(policy, "GPUs", capacity, installed)]:
+        roots = [queue for queue in _roots(part) if queue.deserved > 0]
+        promised = fsum(queue.deserved for queue in roots)
+        if promised <= up:
+            continue
+        text = f"deserved quotas add up to more {gpus} than are up now"
+        if promised > there:
+            text = f"deserved quotas add up to more {gpus} than the cluster has: it can never satisfy all of them"
+        names = joined_names((f"{queue.name} {queue.deserved:g}" for queue in roots), 6)
         yield Finding(
-            "error" if promised > installed else "warning",
+            "error" if promised > there else "warning",
             text,
-            f"{promised:g} deserved, {installed:g} installed, {capacity:g} up: {joined_names(parts, 6)}",
+            f"{promised:g} deserved, {there:g} installed, {up:g} up: {names}",
             _CHECK.format(capacity=installed),
         )
     for each in advice(policy):

@@ -22,6 +22,7 @@ from gputally.doctor.scheduler_checks import (
     free_gpus,
     guarantees,
     messages,
+    of_models,
     own_queues,
     placement,
     recorded_conditions,
@@ -33,7 +34,7 @@ from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from gputally.kubernetes.scheduler_plugins import OwnQueue
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
-from tests.fairshare.builders import object_of, shard_object
+from tests.fairshare.builders import node_object, object_of, shard_object
 from tests.fairshare.scheduler_objects import (
     ARGUMENTS,
     DATABASE,
@@ -147,6 +148,24 @@ def test_quotas_beyond_what_is_installed_or_up() -> None:
     (found,) = guarantees(given, 16, 24, [], []).findings
     assert (found.severity, found.what) == ("warning", "deserved quotas add up to more GPUs than are up now")
     assert guarantees(given, 24, 24, [], []).findings == ()
+
+
+def test_quotas_beyond_what_there_is_of_a_model() -> None:
+    """12 H100 of 8 are promised, although the cluster has 40 GPUs."""
+    given = policy(
+        {"name": "a", "gpu_models": {"H100": {"deserved": 8}, "A10": {"deserved": 4}}},
+        {"name": "b", "gpu_models": {"H100": {"deserved": 4}}},
+    )
+    nodes = [
+        node_object("h", 8, labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}),
+        node_object("a", 32, labels={"nvidia.com/gpu.product": "NVIDIA-A10"}),
+    ]
+    found = of_models(given, nodes)
+    assert found == {"H100": (8, 8), "A10": (32, 32)}
+    (finding,) = guarantees(given, 40, 40, [], [], found).findings
+    assert (finding.severity, finding.evidence) == ("error", "12 deserved, 8 installed, 8 up: a 8, b 4")
+    assert guarantees(given, 40, 40, [], []).findings == ()
+    assert of_models(given, [*nodes, node_object("unlabelled", 8)]) == {}  # it may be of any model
 
 
 def test_quotas_that_contradict_each_other() -> None:
