@@ -580,3 +580,24 @@ def test_what_waits_in_a_closed_queue_asks_for_nothing(state: str | None) -> Non
     assert found.standings["sci"].requested == (12 if is_open else 4)
     assert [gang.name for gang in found.gangs] == (["runs", "waits"] if is_open else ["runs"])
     assert (condition(found, "InSync").reason == "QueuesStopped") == (not is_open)
+
+
+@pytest.mark.parametrize(("tiers", "protected"), [
+    ([["gang"], ["proportion", "cdp"]], (3600.0, 3600.0)),
+    ([["gang"], ["proportion"], ["cdp"]], (3600.0, 3600.0)),
+    ([["gang", "cdp"], ["proportion"]], (0.0, 3600.0)),  # proportion alone decides what other queues take
+    ([["cdp"], ["drf"]], None),
+    ([["cdp"], ["priority", "proportion"]], None),
+    ([["cdp"], ["nodeorder"]], (3600.0, 3600.0)),
+])  # fmt: skip
+def test_a_later_tier_overrules_the_cool_down(tiers: list[list[str]], protected: tuple[float, float] | None) -> None:
+    """On a real Volcano, a queue took a pod in its cool-down where proportion was in a later tier than cdp."""
+    configured = volcano()
+    listed = [{"plugins": [{"name": name} for name in tier]} for tier in tiers]
+    configured["data"]["volcano-scheduler.conf"] = yaml.safe_dump({"tiers": listed})
+    group = _group("g", "sci", least=4, labels={COOLDOWN: "1h"})
+    (gang,) = look_at(
+        VolcanoAdapter(), _policy("weight"), MemoryCluster(KINDS, [_queue("sci"), group, configured])
+    ).gangs
+    found = gang.protection
+    assert (None if found is None else (found.seconds(()), found.seconds(("sci",)))) == protected

@@ -125,7 +125,7 @@ class VolcanoAdapter(Adapter):
         configuration = seen.get(CONFIG_MAP, ())
         cools_down = _cools_down(configuration)
         gangs, stopped, unreadable = _gangs(
-            owner, by_name, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods, parts, cools_down=cools_down
+            owner, by_name, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods, parts, cools_down
         )
         overcount = overcount_by_queue(policy, (pod for pod in pods if pod.held and pod.ref in owner))
         demand_of = standings_of(policy, gangs)
@@ -321,22 +321,38 @@ COOLDOWN = "volcano.sh/cooldown-time"
 """The label or annotation of a Job or PodGroup with the time for which Volcano's plugin cdp protects its pods."""
 
 
-def _cools_down(configuration: Sequence[Object]) -> bool:
-    """Return whether Volcano protects pods for a time after their start, by its plugin cdp."""
+_CDP = "cdp"
+_RECLAIMING = frozenset({"capacity", _CDP, "conformance", "drf", "extender", "gang", "pdb", "proportion"})
+_PREEMPTING = frozenset({_CDP, "conformance", "drf", "extender", "gang", "pdb", "priority", "tdm"})
+"""The plugins that choose victims for other queues, and for work of the same queue."""
+
+
+def _cools_down(configuration: Sequence[Object]) -> tuple[bool, bool]:
+    """Return whether Volcano's plugin cdp protects pods for a time after their start: from work of other queues, and
+    from work of their own.
+
+    It protects them if no later tier chooses victims: that decides alone where the tier of cdp finds none.
+
+    Source: Volcano pkg/scheduler/framework/session_plugins.go, Reclaimable and Preemptable."""
     tiers = _tiers(configuration)
-    return not isinstance(tiers, str) and any(plugin.get("name") == "cdp" for tier in tiers for plugin in tier)
+    named = [{plugin.get("name") for plugin in tier} for tier in (() if isinstance(tiers, str) else tiers)]
+    last = max((n for n, names in enumerate(named) if _CDP in names), default=len(named))
+    later: set[object] = set().union(*named[last + 1 :])
+    return last < len(named) and not later & _RECLAIMING, last < len(named) and not later & _PREEMPTING
 
 
-def _protection(name: str, queue: Object, group: Object, *, cools_down: bool) -> Protection | None:
+def _protection(name: str, queue: Object, group: Object, cools_down: tuple[bool, bool]) -> Protection | None:
     """Return what Volcano protects a workload from; None if from nothing. A queue with `reclaimable: false` gives
-    nothing to other queues.
+    nothing to other queues. cools_down: as `_cools_down` returns it.
 
     Source: Volcano pkg/scheduler/actions/reclaim/reclaim.go; pkg/scheduler/plugins/cdp/cdp.go."""
     metadata = group["metadata"]
     stated = (value_at(metadata, (kind, COOLDOWN)) for kind in ("labels", "annotations"))
-    cooldown_s = (duration_s(next((text for text in stated if text is not None), None)) or 0.0) if cools_down else 0.0
-    kept = value_at(queue, ("spec", "reclaimable")) is False
-    return Protection((name,), (ALWAYS_S if kept else cooldown_s,), cooldown_s, True) if kept or cooldown_s else None
+    cooldown_s = duration_s(next((text for text in stated if text is not None), None)) or 0.0
+    reclaim_s, preempt_s = (cooldown_s if protects else 0.0 for protects in cools_down)
+    if value_at(queue, ("spec", "reclaimable")) is False:
+        reclaim_s = ALWAYS_S
+    return Protection((name,), (reclaim_s,), preempt_s, True) if reclaim_s or preempt_s else None
 
 
 def _gangs(
@@ -346,8 +362,7 @@ def _gangs(
     jobs: Sequence[Object],
     pods: Sequence[Pod],
     parts: MigParts,
-    *,
-    cools_down: bool,
+    cools_down: tuple[bool, bool],
 ) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the PodGroups of the policy's queues as gangs, sentences on stopped queues, and the PodGroups that cannot
     be read.
@@ -402,7 +417,7 @@ def _gangs(
             millis(metadata.get("creationTimestamp")),
             None,
             millis(annotations.get(CHECKPOINT)),
-            protection=_protection(name, queues.get(name, {}), obj, cools_down=cools_down),
+            protection=_protection(name, queues.get(name, {}), obj, cools_down),
         )
         # The controller of a PodGroup creates all pods at once, so the pods that are left are its whole request.
         gang = with_pods(
