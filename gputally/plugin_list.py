@@ -80,9 +80,9 @@ def _reaches(one: Plugin[Any]) -> str:
     return one.manifest.reaches if one.manifest is not None else ""
 
 
-def _record(seam: str, one: Plugin[Any]) -> dict[str, str]:
+def _record(seam: str, one: Plugin[Any]) -> dict[str, Any]:
     page = one.manifest.page if one.manifest is not None else ""
     return {
         "seam": seam, "name": one.name, "package": one.package, "version": one.version, "fault": one.fault,
-        "reaches": _reaches(one), "page": page,
+        "reaches": _reaches(one), "page": page, "rights": [str(right) for right in getattr(one.manifest, "rights", ())],
     }  # fmt: skip

@@ -96,16 +96,14 @@ def _processes(sources: Sources) -> CheckResult:
 
 
 def _permissions(sources: Sources) -> CheckResult:
-    from gputally.doctor.rbac_checks import extends, judge_rights, review_rights, scheduler_configs
+    from gputally.doctor.rbac_checks import extends, judge_rights, named_rights, review_rights
 
     policy, _ = _policy(sources)
     preempts = policy is not None and policy.preemption.mode == "enforce"
     extender = policy is not None and extends(policy)
-    configs = scheduler_configs(policy) if policy is not None else ()
+    named = named_rights(policy) if policy is not None else ()
     return judge_rights(
-        *review_rights(
-            sources.cluster(), sources.options.namespace, preempts=preempts, extender=extender, configs=configs
-        )
+        *review_rights(sources.cluster(), sources.options.namespace, preempts=preempts, extender=extender, named=named)
     )
 
 

@@ -1,7 +1,8 @@
 """Checks whether each program has the RBAC rights that it needs.
 
-`NEEDS`, `PREEMPTING` and `EXTENDING` list the rights that the chart's roles grant; a test compares the lists with the
-roles. No program needs a right on a kind that the API server does not serve."""
+`needs`, `preempting` and `EXTENDING` are the rights that the chart's roles grant; a test compares them with the roles.
+Those for the objects of schedulers are in the schedulers' manifests. No program needs a right on a kind that the API
+server does not serve."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 
 from accountant.wire.policy_models import Policy
 from gputally.base.errors import ClusterError
+from gputally.base.plugins import OURS, plugins
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, joined_names
 from gputally.kubernetes.objects import Kind
+from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, schedulers
 
 PROGRAMS = ("agent", "accountant", "fairshare")
 OWN = "gputally-fairshare"
@@ -77,27 +80,13 @@ owner that is nearer to the pod."""
 _ACCOUNTANT = (
     *_every("core", "pods namespaces nodes", "list watch"),
     *OWNERS,
-    *_every("kueue.x-k8s.io", "localqueues clusterqueues cohorts", "list watch"),
-    *_every("kueue.x-k8s.io", "workloads", "get list watch"),
-    *_every("scheduling.run.ai scheduling.volcano.sh", "podgroups", "get list watch"),
     *_every("authentication.k8s.io", "tokenreviews", "create"),
     *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
 )
-SCHEDULER_CONFIGS = ("kueue-manager-config", "volcano-scheduler-configmap")
-"""Names of the ConfigMaps with the schedulers' configuration, if the policy names no others."""
 _FAIRSHARE = (
-    *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
-    *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
-    *_every("scheduling.run.ai scheduling.volcano.sh", "podgroups", "list"),
-    *_every("kueue.x-k8s.io", "resourceflavors", "list"),
-    *_every("kueue.x-k8s.io", "workloads", "get list"),
-    *_every("batch.volcano.sh", "jobs", "get list"),
     *_every("core", "pods", "get list watch"),
     *_every("policy", "poddisruptionbudgets", "list"),
-    *_every("kai.scheduler", "schedulingshards", "list"),
-    *_every("kai.scheduler", "configs", "get", ("kai-config",)),
     *_every("scheduling.k8s.io", "priorityclasses", "list"),
-    *_every("core", "configmaps", "get", SCHEDULER_CONFIGS),
     *_every("core", "nodes", "list"),
     *_every("resource.k8s.io", "resourceslices", "list"),
     *_every("events.k8s.io", "events", "create"),
@@ -106,26 +95,48 @@ _FAIRSHARE = (
     *_every("core", "configmaps", "create", local=True),
     *_every("coordination.k8s.io", "leases", "create", local=True),
 )
-PREEMPTING = (
-    *_every("core", "pods", "patch"),
-    *_every("core", "pods/eviction", "create"),
-    *_every("kueue.x-k8s.io", "workloads", "patch"),
-    *_every("batch.volcano.sh", "jobs", "patch"),
-    *_every("bus.volcano.sh", "commands", "create list"),
-)
-"""Further rights that the controller needs if the policy enforces preemption."""
+_PREEMPTING = (*_every("core", "pods", "patch"), *_every("core", "pods/eviction", "create"))
 EXTENDING = (*_every("resource.k8s.io", "resourceclaims resourceclaimtemplates deviceclasses", "list watch"),)
 """Further rights that the controller needs if the kube-scheduler calls its extender."""
-NEEDS: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
+_OWN: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
-def scheduler_configs(policy: Policy) -> tuple[str, ...]:
-    """Return the names of the ConfigMaps with the configuration of the policy's schedulers."""
+def _of_schedulers(
+    program: str, *, preempting: bool | None = None, foreign: bool | None = None
+) -> Iterator[AccessRight]:
+    """Yield the rights for the objects of the installed schedulers.
+
+    preempting: those that only a policy that stops workloads needs, or the others; None: all.
+    foreign: those of schedulers of other packages, which the chart does not know; None: all."""
+    packages = {one.name: one.package for one in plugins(SEAM, SchedulerPlugin) if one.manifest is not None}
+    for name, plugin in schedulers().items():
+        for one in plugin.rights if foreign in (None, packages.get(name) != OURS) else ():
+            if one.program == program and preempting in (None, one.preempting):
+                yield from _every(one.group or "core", one.resources, one.verbs, (one.name,))
+
+
+def needs(program: str) -> tuple[AccessRight, ...]:
+    """Return the rights that the program needs whatever the policy says."""
+    return (*_OWN[program], *_of_schedulers(program, preempting=False))
+
+
+def preempting() -> tuple[AccessRight, ...]:
+    """Return the further rights that the controller needs if the policy enforces preemption."""
+    return (*_PREEMPTING, *_of_schedulers("fairshare", preempting=True))
+
+
+def named_rights(policy: Policy) -> tuple[AccessRight, ...]:
+    """Return the rights for the objects that the sections of the policy's schedulers name, such as the ConfigMap with a
+    scheduler's configuration."""
     prefixes = {ref.partition(":")[0] for queue in policy.queues for ref in queue.refs}
-    targets = policy.targets
-    configs = [targets.kueue.config] if prefixes & {"kueue", "kueue-cohort"} else []
-    configs += [targets.volcano.config] if "volcano" in prefixes else []
-    return tuple(config.partition("/")[2] for config in configs)
+    found: list[AccessRight] = []
+    for plugin in schedulers().values():
+        for one in plugin.rights if prefixes & set(plugin.prefixes) else ():
+            named = getattr(policy.targets.of(plugin.section), one.setting, "") if one.setting else ""
+            name = named.rpartition("/")[2] if isinstance(named, str) else ""
+            if name and name != one.name:
+                found += _every(one.group or "core", one.resources, one.verbs, (name,))
+    return tuple(found)
 
 
 def extends(policy: Policy) -> bool:
@@ -140,18 +151,17 @@ def needed_rights(
     *,
     preempts: bool = False,
     extender: bool = False,
-    configs: Collection[str] = (),
+    named: Collection[AccessRight] = (),
 ) -> tuple[AccessRight, ...]:
     """Return the rights that the program needs.
 
     served: the kinds that the API server serves, as (group, resource).
     preempts: True if the policy in force preempts running work.
     extender: True if its shares take effect through the extender.
-    configs: names of the schedulers' ConfigMaps (`scheduler_configs`)."""
-    needed = NEEDS[program]
+    named: rights for objects that the policy names (`named_rights`)."""
+    needed = needs(program)
     if program == "fairshare":
-        others = [name for name in configs if name not in SCHEDULER_CONFIGS]
-        needed += (*_every("core", "configmaps", "get", others), *(PREEMPTING if preempts else ()))
+        needed += (*named, *(preempting() if preempts else ()))
         needed += EXTENDING if extender else ()
     return tuple(right for right in needed if (right.group, right.resource.partition("/")[0]) in served)
 
@@ -170,11 +180,16 @@ def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mappi
 def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) -> Iterator[Finding]:
     owners = frozenset(OWNERS) if program == "accountant" else frozenset[AccessRight]()
     missing = [right for right, allowed in answers.items() if not allowed]
-    required, optional = [r for r in missing if r not in owners], [r for r in missing if r in owners]
+    foreign = frozenset(_of_schedulers(program, foreign=True))
+    required = [right for right in missing if right not in owners | foreign]
+    optional = [right for right in missing if right in owners]
     remedy = f"helm upgrade gputally … --set {program}.rbac.create=true"
     if required:
         text = f"{program} lacks rights that it needs: {joined_names(map(str, required))}"
         yield Finding("error", text, f"{user} lacks {len(required)} of {len(answers)} rights", remedy)
+    if of_others := [right for right in missing if right in foreign]:
+        text = f"{program} lacks rights that a scheduler of another package needs: {joined_names(map(str, of_others))}"
+        yield Finding("error", text, user, "kubectl create clusterrole and clusterrolebinding, as its page says")
     if optional:
         text = f"{program} may not read kinds that own pods: it cannot name the jobs of these kinds"
         yield Finding("warning", text, f"{user} lacks {joined_names(map(str, optional))}", remedy)
@@ -191,7 +206,7 @@ def review_rights(
     *,
     preempts: bool = False,
     extender: bool = False,
-    configs: Collection[str] = (),
+    named: Collection[AccessRight] = (),
 ) -> tuple[dict[str, dict[AccessRight, bool]], dict[str, str]]:
     """Review the needed rights of each program. Return the arguments `answers` and `users` of `judge_rights`.
 
@@ -199,8 +214,10 @@ def review_rights(
     own rights are reviewed.
 
     namespace: the namespace of the release, for the review of the caller's own rights.
-    preempts, extender, configs: see `needed_rights`."""
-    served = cluster.served({right.group for rights in (*NEEDS.values(), PREEMPTING, EXTENDING) for right in rights})
+    preempts, extender, named: see `needed_rights`."""
+    served = cluster.served(
+        {right.group for rights in (*map(needs, PROGRAMS), preempting(), EXTENDING) for right in rights}
+    )
     accounts = _accounts(cluster)
     answers: dict[str, dict[AccessRight, bool]] = {}
     users: dict[str, str] = {}
@@ -212,7 +229,7 @@ def review_rights(
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated") if user else ()
         answers[program] = {
             right: cluster.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
-            for right in needed_rights(program, served, preempts=preempts, extender=extender, configs=configs)
+            for right in needed_rights(program, served, preempts=preempts, extender=extender, named=named)
         }
         users.setdefault(program, user)
     return answers, users

@@ -66,6 +66,32 @@ def stated_gpus(resources: object, parts: MigParts) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Rights:
+    """Rights in the cluster that the objects of a scheduler need. Without its CRDs, none is needed.
+
+    group: the API group; "" for the core.
+    resources, verbs: words, separated by spaces.
+    why: what they are for.
+    program: who needs them: `fairshare` (the controller) or `accountant`.
+    name: the name of the only object that they are for; "" for all.
+    setting: the key of the scheduler's section of the policy that names another object, as NAMESPACE/NAME.
+    preempting: whether they are needed only if the policy stops workloads."""
+
+    group: str
+    resources: str
+    verbs: str
+    why: str
+    program: str = "fairshare"
+    name: str = ""
+    setting: str = ""
+    preempting: bool = False
+
+    def __str__(self) -> str:
+        things = f"{self.resources}.{self.group}" if self.group else self.resources
+        return f"{self.program}: {self.verbs} {things}{f' {self.name}' if self.name else ''}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerPlugin:
     """The manifest of a scheduler.
 
@@ -80,7 +106,8 @@ class SchedulerPlugin:
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
-    workloads: whether the adapter reads workloads, so that victims can be chosen among them."""
+    workloads: whether the adapter reads workloads, so that victims can be chosen among them.
+    rights: the rights in the cluster that it needs."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -91,6 +118,7 @@ class SchedulerPlugin:
     pods: PodQueueLabels | None = None
     own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
     workloads: bool = True
+    rights: tuple[Rights, ...] = ()
 
     def __post_init__(self) -> None:
         for word in (self.name, *self.prefixes):

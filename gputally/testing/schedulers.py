@@ -177,6 +177,9 @@ class SchedulerSuite:
         assert plugin.reaches, "say what it reads, writes and connects to"
         assert plugin.page, "name the page about it"
         assert not isinstance(adapter, BrokenAdapter), "the adapter cannot be loaded: `gputally plugins` says why"
+        assert plugin.rights or not plugin.kinds, "name the rights that it needs in the cluster"
+        for rights in plugin.rights:
+            assert rights.why, "say what a right is for"
         others = {prefix for each in adapters() if each.name != plugin.name for prefix in each.prefixes}
         assert not others & set(plugin.prefixes), "another scheduler has this prefix"
 

@@ -15,7 +15,7 @@ from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
 from fairshare.schedulers.volcano import kinds as volcano_objects
 from fairshare.targets.installed import schedulers
 from fairshare.targets.status_config_map import StatusObject, render
-from gputally.doctor.rbac_checks import AccessRight, needed_rights, scheduler_configs
+from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
 from gputally.doctor.scheduler_checks import (
     Target,
     conflicts,
@@ -308,10 +308,10 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
 
 def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
     named = policy({"name": "a", "refs": ("kueue:a",)}, targets={"kueue": {"config": "batch/kueue-config"}})
-    assert scheduler_configs(named) == ("kueue-config",)
-    rights = needed_rights("fairshare", {("", "configmaps")}, configs=scheduler_configs(named))
-    assert AccessRight("", "configmaps", "get", "kueue-config") in rights
-    assert scheduler_configs(policy({"name": "a", "refs": ("kai:a",)})) == ()
+    right = AccessRight("", "configmaps", "get", "kueue-config")
+    assert named_rights(named) == (right,)
+    assert right in needed_rights("fairshare", {("", "configmaps")}, named=named_rights(named))
+    assert named_rights(policy({"name": "a", "refs": ("kai:a",)})) == ()
 
 
 INFRA = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}

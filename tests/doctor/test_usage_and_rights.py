@@ -25,13 +25,14 @@ from gputally.doctor.accountant_and_usage_checks import (
 from gputally.doctor.findings import CheckResult, Finding, exit_code, first_findings
 from gputally.doctor.rbac_checks import (
     EXTENDING,
-    NEEDS,
     OWNERS,
-    PREEMPTING,
+    PROGRAMS,
     AccessRight,
     extends,
     judge_rights,
     needed_rights,
+    needs,
+    preempting,
 )
 from gputally.doctor.scheduler_checks import conflicts, guarantees, placement, weights
 from tests.fairshare.builders import policy_of
@@ -55,11 +56,11 @@ def test_the_rights_are_those_of_the_chart() -> None:
                         for name in rule.get("resourceNames", [""]):
                             roles.setdefault(program, set()).add(AccessRight(group, resource, verb, name, local))
     for program, rights in roles.items():
-        ours = set(NEEDS[program])
+        ours = set(needs(program))
         assert ours <= rights, sorted(map(str, ours - rights))
-        assert rights - ours <= {*PREEMPTING, *EXTENDING}, sorted(map(str, rights - ours))
+        assert rights - ours <= {*preempting(), *EXTENDING}, sorted(map(str, rights - ours))
     assert set(EXTENDING) <= roles["fairshare"]
-    assert set(roles) == set(NEEDS)
+    assert set(roles) == set(PROGRAMS)
 
 
 def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:

@@ -18,6 +18,7 @@ from fairshare.targets import guard
 from fairshare.targets.installed import adapters, kinds
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault, parse
+from gputally.doctor.rbac_checks import judge_rights, needed_rights
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.pod_queue_labels import queue_ref
@@ -157,6 +158,15 @@ def test_a_section_of_a_policy_is_checked_by_the_scheduler_that_it_names(
     with pytest.raises(FileFault, match=f": {place}: "):
         policy_of_document(parse(text, "policy.yaml"))
     assert policy_of_document(parse("{targets: {lanes: {setup: x}}, queues: [{name: a}]}", "policy.yaml"))
+
+
+def test_the_doctor_names_the_rights_that_its_manifest_wants(lanes: Callable[..., None]) -> None:
+    lanes()
+    rights = needed_rights("fairshare", {("lanes.example.com", "lanes")})
+    assert [str(right) for right in rights] == ["list lanes.lanes.example.com", "patch lanes.lanes.example.com"]
+    (found,) = judge_rights({"fairshare": {rights[0]: True, rights[1]: False}}, {"fairshare": "me"}).findings
+    assert "patch lanes.lanes.example.com" in found.what
+    assert "helm" not in found.remedy
 
 
 LAWS = suite.SchedulerSuite

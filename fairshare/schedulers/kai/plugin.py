@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin
 
 
 def _own_queue(obj: Object, _parts: MigParts) -> OwnQueue:
@@ -23,4 +23,11 @@ SCHEDULER = SchedulerPlugin(
     page="docs/schedulers.md",
     pods=PodQueueLabels(("kai.scheduler/queue", "runai/queue"), frozenset({"kai-scheduler", "runai-scheduler"})),
     own_queue=_own_queue,
+    rights=(
+        Rights("scheduling.run.ai", "queues", "list patch", "to read demand and write weights"),
+        Rights("scheduling.run.ai", "podgroups", "list", "to read gangs"),
+        Rights("kai.scheduler", "schedulingshards", "list", "to see whether weights act"),
+        Rights("kai.scheduler", "configs", "get", "to see what a node pool is", name="kai-config"),
+        Rights("scheduling.run.ai", "podgroups", "get list watch", "to bill a pod to its queue", "accountant"),
+    ),
 )

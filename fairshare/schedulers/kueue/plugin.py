@@ -5,7 +5,9 @@ from __future__ import annotations
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, SchedulerPlugin, stated_gpus
+from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin, stated_gpus
+
+_GROUP = "kueue.x-k8s.io"
 
 
 def _own_queue(obj: Object, parts: MigParts) -> OwnQueue:
@@ -29,4 +31,13 @@ SCHEDULER = SchedulerPlugin(
     page="docs/schedulers.md",
     pods=PodQueueLabels(("kueue.x-k8s.io/queue-name",), scheduler_names=None),
     own_queue=_own_queue,
+    rights=(
+        Rights(_GROUP, "clusterqueues cohorts localqueues", "list patch", "to read demand and write weights"),
+        Rights(_GROUP, "resourceflavors", "list", "to see the nodes of a quota"),
+        Rights(_GROUP, "workloads", "get list", "to read gangs"),
+        Rights(_GROUP, "workloads", "patch", "to stop Workloads", preempting=True),
+        Rights("", "configmaps", "get", "to see whether weights act", name="kueue-manager-config", setting="config"),
+        Rights(_GROUP, "localqueues clusterqueues cohorts", "list watch", "to bill a pod to its queue", "accountant"),
+        Rights(_GROUP, "workloads", "get list watch", "to bill a pod to its queue", "accountant"),
+    ),
 )

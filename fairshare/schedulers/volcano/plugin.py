@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, SchedulerPlugin, stated_gpus
+from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin, stated_gpus
 
 
 def _own_queue(obj: Object, parts: MigParts) -> OwnQueue | None:
@@ -25,4 +25,15 @@ SCHEDULER = SchedulerPlugin(
     page="docs/schedulers.md",
     pods=PodQueueLabels(("scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"), frozenset({"volcano"})),
     own_queue=_own_queue,
+    rights=(
+        Rights("scheduling.volcano.sh", "queues", "list patch", "to read demand and write weights"),
+        Rights("scheduling.volcano.sh", "podgroups", "list", "to read gangs"),
+        Rights("batch.volcano.sh", "jobs", "get list", "to read gangs"),
+        Rights("batch.volcano.sh", "jobs", "patch", "to stop Jobs", preempting=True),
+        Rights("bus.volcano.sh", "commands", "create list", "to stop Jobs", preempting=True),
+        Rights(
+            "", "configmaps", "get", "to see whether weights act", name="volcano-scheduler-configmap", setting="config"
+        ),
+        Rights("scheduling.volcano.sh", "podgroups", "get list watch", "to bill a pod to its queue", "accountant"),
+    ),
 )
