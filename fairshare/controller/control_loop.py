@@ -24,8 +24,6 @@ from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
 from fairshare.controller.policy_difference import policy_decision
 from fairshare.controller.weight_writer import (
-    MOST_WRITES,
-    MOST_WRITES_AT,
     available,
     degraded_reasons,
     rival_controllers,
@@ -426,8 +424,9 @@ class Controller:
         applies = [action for action in actions if isinstance(action, Apply) and action.queue not in rivals]
         outcomes: tuple[Outcome, ...] = ()
         if leading():
-            most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
-            outcomes = write_weights(cluster, applies, dry_run=mode == "dry-run", leading=leading, most=most)
+            outcomes = write_weights(
+                cluster, applies, dry_run=mode == "dry-run", leading=leading, most=adapter.most_writes
+            )
         conditions = with_ownership_verdict([action for action in actions if isinstance(action, Condition)], outcomes)
         report = replace(
             report,

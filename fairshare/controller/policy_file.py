@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +20,11 @@ from accountant.wire.option_types import MOST
 from accountant.wire.policy_models import Mode, Policy, QueuePolicy
 from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
+from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
+from fairshare.targets.guard import PluginFault
 from fairshare.targets.installed import adapters, with_workloads
+from fairshare.targets.weight_plan import Advice
 from fairshare.usage.multi_cluster_windows import OtherClusters
 from gputally.base import atomic_file
 from gputally.base.errors import ClusterError, FairshareError
@@ -37,14 +39,6 @@ _ACCOUNTS = "slurm"
 
 class PolicyFault(FairshareError):
     """An option that does not match the policy, with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A setting that is allowed but probably not intended. path: its place in the document."""
-
-    path: tuple[Key, ...]
-    message: str
 
 
 def reloaded(path: Path, others: OtherClusters) -> ReloadedFile[Policy]:
@@ -132,7 +126,7 @@ def advice(
     largest: the largest gang of some queues. With the capacity known, a gang that can never be admitted is a
         warning."""
     children = PolicyTree(policy).children
-    warnings = [*_history_advice(policy), *_kai_advice(policy)]
+    warnings = [*_history_advice(policy), *_scheduler_advice(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
         text = f"deserved quotas add up to {deserved:g} GPUs, and the cluster has {capacity:g}"
@@ -175,6 +169,16 @@ def _history_advice(policy: Policy) -> Iterator[Advice]:
         yield Advice(("k",), "`k: 0` switches history off: weights stay as configured")
 
 
+def _scheduler_advice(policy: Policy) -> Iterator[Advice]:
+    """Yield what the schedulers of the policy advise."""
+    for adapter in adapters():
+        if has_ref(policy, *adapter.prefixes):
+            try:
+                yield from adapter.advise(policy)
+            except PluginFault as fault:
+                yield Advice(("targets", adapter.section), str(fault))
+
+
 def _budget_advice(policy: Policy) -> Iterator[Advice]:
     deserved = {queue.name: queue.deserved for queue in policy.queues}
     teams = {queue.team for queue in policy.queues if queue.team}
@@ -213,30 +217,6 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
         scheduler, _, name = ref.partition(":")
         if not name or (scheduler != _ACCOUNTS and not any(scheduler in each.prefixes for each in adapters())):
             yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
-
-
-def _kai_advice(policy: Policy) -> Iterator[Advice]:
-    """Yield warnings about settings that fit only the other mode of the target KAI. History must count once."""
-    kai = policy.targets.kai
-    if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
-        return
-    if kai.mode == "usage":
-        if policy.measure != "allocated" or policy.window.gpu_weights:
-            text = "KAI's own history counts GPU time as it was held: for this measure set `targets.kai.mode: weight`"
-            yield Advice(("measure",), text)
-        if any(budget.exhausted == "no-over-quota" for budget in policy.budgets):
-            text = "in mode `usage` a used-up budget changes no weight: set `mode: weight`"
-            yield Advice(("targets", "kai", "mode"), text)
-        if policy.window.kind != "sliding":
-            yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")
-        if kai.endpoint is None:
-            text = "set `endpoint` to the address that KAI queries: without it, shards that query another go unnoticed"
-            yield Advice(("targets", "kai", "mode"), text)
-    elif kai.endpoint is not None:
-        text = (
-            f"`endpoint` has no effect in mode `{kai.mode}`: shards that read usage as well would count history twice"
-        )
-        yield Advice(("targets", "kai", "endpoint"), text)
 
 
 def show(document: Document, warnings: tuple[Advice, ...]) -> list[str]:

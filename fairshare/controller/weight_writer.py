@@ -23,7 +23,17 @@ from fairshare.controller.cycle_report import Outcome, Result
 from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
 from fairshare.core.scheduler_queue_objects import CONTROLLER, has_ref, join_texts
 from fairshare.targets.installed import adapters
-from fairshare.targets.weight_plan import FIELD_MANAGER, Adapter, Apply, look_at, object_key, release, same, show
+from fairshare.targets.weight_plan import (
+    FIELD_MANAGER,
+    MOST_WRITES,
+    Adapter,
+    Apply,
+    look_at,
+    object_key,
+    release,
+    same,
+    show,
+)
 from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.objects import (
     Cluster,
@@ -37,10 +47,6 @@ from gputally.kubernetes.objects import (
     value_at,
 )
 
-MOST_WRITES = 500
-"""Maximum number of writes of one target in one cycle."""
-MOST_WRITES_AT: Mapping[str, int] = {"runai": 60}
-"""Limits of targets for which each write is two requests to a remote service."""
 NO_RIVALS: Mapping[str, str] = MappingProxyType({})
 _NOT_FAILED: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
 _RESULTS: dict[type[ClusterError], Result] = {

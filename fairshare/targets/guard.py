@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Observation, Pod, TargetQueue, Value, Weight
-from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
+from fairshare.targets.weight_plan import Adapter, Advice, ObjectQuery, Seen
 from gputally.base.background_tasks import error_summary
 from gputally.base.errors import ClusterError
 from gputally.base.plugins import TakesTooLong, within
@@ -69,6 +69,9 @@ class GuardedAdapter(Adapter):
         if strange is not None:
             raise PluginFault(f"{self.name}: queue {strange} is of a kind that the manifest does not name")
         return found
+
+    def advise(self, policy: Policy) -> tuple[Advice, ...]:
+        return self._call("advise", tuple, lambda: tuple(self._adapter.advise(policy)))
 
     def publishes(self, policy: Policy) -> bool:
         return self._call("publishes", bool, lambda: self._adapter.publishes(policy))

@@ -12,7 +12,7 @@ owns the field by server-side apply, the write is a conflict, which the controll
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from fairshare.core.queues_and_weights import Condition, Observation, Pod, Targe
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from fairshare.targets.whole_stop import WholeStop
 from gputally.base.errors import ClusterError, NotFound, Refused
+from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
 
@@ -49,17 +50,31 @@ class ObjectQuery:
     fields: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A setting of a policy that is allowed but probably not intended. path: its place in the document."""
+
+    path: tuple[Key, ...]
+    message: str
+
+
+MOST_WRITES = 500
+"""Largest number of writes of one target in one cycle."""
+
+
 class Adapter(ABC):
     """Converts the objects of one scheduler to the controller's model and back.
 
     prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `kueue`.
     settings: the model of the section of the policy of a scheduler of another package.
-    stop: stops its workloads through their own objects; None: by evicting their pods."""
+    stop: stops its workloads through their own objects; None: by evicting their pods.
+    most_writes: the largest number of writes in one cycle."""
 
     name: str
     prefixes: tuple[str, ...]
     settings: type[SchedulerTarget] = SchedulerTarget
     stop: WholeStop | None = None
+    most_writes: int = MOST_WRITES
 
     @abstractmethod
     def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:
@@ -87,6 +102,10 @@ class Adapter(ABC):
     def section(self) -> str:
         """The name of the scheduler's section of the policy."""
         return self.name.replace("-", "_")
+
+    def advise(self, _policy: Policy, /) -> Iterable[Advice]:
+        """Return the settings of a policy with queues of this scheduler that are probably not intended."""
+        return ()
 
     def publishes(self, _policy: Policy, /) -> bool:
         """Return True if the controller writes this target's weights, False if history reaches the target otherwise."""

@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller.weight_writer import MOST_WRITES_AT, adopt, release_weights
+from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.schedulers.runai import adapter as runai_target
-from fairshare.schedulers.runai.adapter import PROJECT, RunaiApi, RunaiCluster, RunaiFault, opened
+from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, NotFound, Refused, Unavailable
@@ -304,8 +304,8 @@ def test_writes_of_one_cycle_are_few(loop: Make, there: StandIn, accountant: Acc
     queues = [{"name": name, "refs": [f"runai:{name}"]} for name in names]
     accountant.spend(**{name: 0.0125 * (i % 3) for i, name in enumerate(names)})
     results = list(results_of(loop(_policy(queues=queues)).cycle()).values())
-    assert results.count("applied") == MOST_WRITES_AT["runai"] == len(there.patches)
-    assert results.count("deferred") == len(results) - MOST_WRITES_AT["runai"] > 0
+    assert results.count("applied") == RunaiAdapter.most_writes == len(there.patches)
+    assert results.count("deferred") == len(results) - RunaiAdapter.most_writes > 0
 
 
 def test_it_is_opened_where_the_policy_names_it(cluster: MemoryCluster, credentials: Path, clock: VirtualClock) -> None:

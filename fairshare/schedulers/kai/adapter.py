@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from math import fsum, inf, isfinite
 from typing import Any
@@ -54,7 +54,8 @@ from fairshare.core.scheduler_queue_objects import (
     target_queue,
 )
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
-from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
+from fairshare.schedulers.kai.policy_advice import advice
+from fairshare.targets.weight_plan import Adapter, Advice, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import (
@@ -124,6 +125,9 @@ class KaiAdapter(Adapter):
             ObjectQuery((NODE,)),
             ObjectQuery((CONFIG,), name=CONFIG_NAME),
         )
+
+    def advise(self, policy: Policy) -> Iterator[Advice]:
+        return advice(policy)
 
     def publishes(self, policy: Policy) -> bool:
         return policy.targets.kai.mode == "weight"

@@ -253,6 +253,7 @@ class RunaiAdapter(Adapter):
 
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
+    most_writes = 60  # each write is two requests to a remote service
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery((PROJECT,), required=True), ObjectQuery((DEPARTMENT,)), ObjectQuery((NODE_POOL,)))
