@@ -17,7 +17,7 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.schedulers.runai.adapter import effective as runai_effective
-from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
+from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster

@@ -11,13 +11,14 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
-from fairshare.preemption.unfinished_preemptions import PREEMPTION, PreemptionIntent, finish_all
-from fairshare.schedulers.kai.adapter import QUEUE as KAI_QUEUE
-from fairshare.schedulers.kueue.adapter import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.adapter import COMMAND, JOB
-from fairshare.schedulers.volcano.adapter import POD_GROUP as VOLCANO_GROUP
-from fairshare.schedulers.volcano.adapter import QUEUE as VOLCANO_QUEUE
+from fairshare.preemption.unfinished_preemptions import finish_all
+from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.volcano.kinds import COMMAND, JOB
+from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
+from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.status_config_map import StatusObject
+from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.base.errors import Conflict, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD, Object, value_at

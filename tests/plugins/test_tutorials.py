@@ -85,8 +85,8 @@ def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: P
     )
     built = BUILT[page]
     listed = json.loads(call(folder, site, "-m", "gputally", "plugins", "--output", "json"))
-    (found,) = [one for one in listed if one["name"] == built.name]
-    assert (found["seam"], found["fault"]) == (built.seam, "")
+    (found,) = [one for one in listed if (one["seam"], one["name"]) == (built.seam, built.name)]
+    assert found["fault"] == ""
     told = call(folder, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml")
     assert " passed" in told
     assert built.shows in call(folder, site, *built.command)

@@ -356,7 +356,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     listed.write_text(f"tokens:\n{entry}")
     settings = Settings(
         policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply="file",
-        accountant="http://127.0.0.1:1", status_namespace="gputally",
+        url="http://127.0.0.1:1", status_namespace="gputally",
     )  # fmt: skip
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
     with (
