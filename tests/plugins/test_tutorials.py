@@ -40,6 +40,7 @@ class Built(NamedTuple):
 
 BUILT = {
     "docs/plugins/channel.md": Built("gputally.channels", "ntfy", ("-c", DELIVERIES), "['ntfy']"),
+    "docs/plugins/export.md": Built("gputally.exports", "journal", ("-m", "gputally", "report", "--help"), "journal>"),
     "docs/plugins/gpu-reader.md": Built(
         "gputally.gpu_readers",
         "jsonl",
