@@ -1,4 +1,5 @@
-"""The tutorials, word by word: their files, installed as a package of another author, pass the suite of their seam."""
+"""The tutorials, word by word, and the examples: installed as packages of other authors, they pass the suites of their
+seams."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 _UV = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
 MOST_LINES = 150
 TUTORIALS = sorted(page for page in PAGES if page.startswith("docs/plugins/"))
+EXAMPLES = ("datev",)
 DELIVERIES = """
 from pathlib import Path
 from accountant.notifications.subscriptions import DeliveriesFile
@@ -72,6 +75,19 @@ def call(folder: Path, site: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def install_and_prove(folder: Path, site: Path, seam: str, name: str) -> None:
+    """Install the package of the folder, which has a plug-in of this name, and run its tests."""
+    subprocess.run(
+        [_UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), str(folder)],
+        check=True,
+    )
+    listed = json.loads(call(folder, site, "-m", "gputally", "plugins", "--output", "json"))
+    (found,) = [one for one in listed if (one["seam"], one["name"]) == (seam, name)]
+    assert found["fault"] == ""
+    told = call(folder, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml")
+    assert " passed" in told
+
+
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: Path) -> None:
     folder, site = tmp_path / "package", tmp_path / "site"
@@ -80,14 +96,15 @@ def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: P
         if block.words and "." in block.words[0]:
             (folder / block.words[0]).write_text(block.text)
     assert lines_of_code(folder) <= MOST_LINES
-    subprocess.run(
-        [_UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), str(folder)],
-        check=True,
-    )
     built = BUILT[page]
-    listed = json.loads(call(folder, site, "-m", "gputally", "plugins", "--output", "json"))
-    (found,) = [one for one in listed if (one["seam"], one["name"]) == (built.seam, built.name)]
-    assert found["fault"] == ""
-    told = call(folder, site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-c", "pyproject.toml")
-    assert " passed" in told
+    install_and_prove(folder, site, built.seam, built.name)
     assert built.shows in call(folder, site, *built.command)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_is_a_package_of_its_own_that_passes_the_suite(example: str, tmp_path: Path) -> None:
+    folder = tmp_path / "package"
+    shutil.copytree(ROOT / "examples/plugins" / example, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    ((seam, points),) = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"].items()
+    (name,) = points
+    install_and_prove(folder, tmp_path / "site", seam, name)
