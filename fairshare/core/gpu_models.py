@@ -4,7 +4,7 @@ The GPUs of each model that the policy names are one part, and all other GPUs ar
 belongs to the part with the most precise name that covers its model. Parts share nothing: a quota of one model serves
 no request for another.
 
-A node's labels state its model. A quota of the target (a flavor of Kueue) is of the model that its node labels state,
+A node's labels state its model. A quota of the target (a flavor) is of the model that its node labels state,
 otherwise of the model that its name states. A workload that can run on several models counts as a request for each of
 them, because its scheduler decides."""
 

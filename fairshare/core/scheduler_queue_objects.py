@@ -55,7 +55,7 @@ def match(
     """Find the one object of each queue of the policy, and report an issue if there is none or several.
 
     owner: the queues of the policy, by reference.
-    ref: returns an object's reference as policies write it (`kueue:NAME`).
+    ref: returns an object's reference as policies write it (`lanes:NAME`).
     kind: scheduler and kind in messages, such as `KAI queue`."""
     objects_by_queue: dict[str, list[Object]] = {}
     strangers = []

@@ -65,7 +65,7 @@ MOST_WRITES = 500
 class Adapter(ABC):
     """Converts the objects of one scheduler to the controller's model and back.
 
-    prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `kueue`.
+    prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `lanes`.
     settings: the model of the section of the policy of a scheduler of another package.
     stop: stops its workloads through their own objects; None: by evicting their pods.
     most_writes: the largest number of writes in one cycle."""

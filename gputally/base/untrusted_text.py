@@ -29,7 +29,7 @@ LONGEST_EPOCH: Final = 200
 LONGEST_NAME: Final = 253
 """The longest name of an object of Kubernetes, in characters."""
 LONGEST_REFERENCE: Final = 1024
-"""The longest text that is composed of names, such as `Kind/name`, `kueue:NAMESPACE/NAME` or a list of nodes."""
+"""The longest text that is composed of names, such as `Kind/name`, `SCHEDULER:NAMESPACE/NAME` or a list of nodes."""
 _END = r"$(?!\n)"
 """Matches the end of the text; `$` alone would allow a trailing line feed."""
 EPOCH: Final = rf"^[0-9A-Za-z][0-9A-Za-z._:-]*{_END}"

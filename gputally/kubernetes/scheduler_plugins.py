@@ -97,7 +97,7 @@ class SchedulerPlugin:
 
     name: the scheduler's name in reports, metrics, decisions and references to queues of pods, also the name of the
         entry point. Its section of the policy has the same name, with `_` for `-`.
-    prefixes: what references to its queues begin with in a policy (`kueue:`).
+    prefixes: what references to its queues begin with in a policy (`lanes:`).
     adapter: where the adapter's class is, as `module:Class`. It is made without arguments, and connects to nothing.
     kinds: the kinds that the adapter and preemption read or write, each with the supported versions, the newest first.
         The first kind is that of the queues: the scheduler is installed if the API server serves it. Empty if the

@@ -13,7 +13,53 @@ PROGRAMS = ("agent", "accountant", "fairshare", "gputally")
 HISTORY = "accountant/histories/prometheus/"
 _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
-NAMED_ELSEWHERE = {
+_SECTION = "the scheduler's section of a policy, which the accountant stores"
+_FORM = "its fields in the form of the policy"
+_DEMAND = "labels and annotations of pods by which it forms gangs and shares GPUs"
+_QUEUES = "the queue of a pod that its PodGroup, Workload or owner names"
+_REFS = "the references to queues in the ledger"
+_OWNERS = "kinds that own pods"
+_SHARED = "its way to share GPUs: the seam of holders"
+_CREDENTIALS = "the options that name its credentials"
+SCHEDULERS = {
+    "kueue": {
+        "accountant/inventory/pod_facts.py": _QUEUES,
+        "accountant/ledger/team_assignment.py": _REFS,
+        "accountant/web/job_and_node_pages.py": "names of gangs in decisions",
+        "accountant/wire/policy_models.py": _SECTION,
+        "agent/core/settings.py": "labels that are reported by default",
+        "agent/wire.py": _REFS,
+        "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
+        "fairshare/core/gpu_demand.py": _DEMAND,
+        "fairshare/web/policy_form.py": _FORM,
+    },
+    "volcano": {
+        "accountant/inventory/pod_facts.py": _QUEUES,
+        "accountant/wire/policy_models.py": _SECTION,
+        "agent/wire.py": _REFS,
+        "fairshare/core/gpu_demand.py": _DEMAND,
+        "fairshare/web/policy_form.py": _FORM,
+        "gputally/doctor/rbac_checks.py": _OWNERS,
+    },
+    "run[:_.]?ai": {
+        "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
+        "accountant/inventory/pod_facts.py": _OWNERS,
+        "accountant/reports/savings_hints.py": _OWNERS,
+        "accountant/wire/policy_models.py": _SECTION,
+        "agent/core/readings.py": _SHARED,
+        "agent/core/settings.py": _SHARED,
+        "agent/holders/device_allocations.py": _SHARED,
+        "agent/holders/kubernetes_api_objects.py": _SHARED,
+        "fairshare/cli/command_options.py": _CREDENTIALS,
+        "fairshare/composition.py": _CREDENTIALS,
+        "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
+        "fairshare/core/settings.py": _CREDENTIALS,
+        "fairshare/web/policy_form.py": _FORM,
+        "gputally/doctor/rbac_checks.py": "the ConfigMap of the controller with its notes",
+        "gputally/kubernetes/pod_queue_labels.py": _SHARED,
+    },
+}
+NAMED_ELSEWHERE = SCHEDULERS | {
     "nvml": {
         "agent/core/settings.py": "the default of gpu_readers",
         "agent/core/readings.py": "the bits of throttle reasons are NVML's",
@@ -53,7 +99,7 @@ NAMED_ELSEWHERE = {
     },
 }
 EXPORTS = ("accountant/exports/",)
-FOLDERS = {
+FOLDERS = dict.fromkeys(SCHEDULERS, ("fairshare/schedulers/",)) | {
     "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
     "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
 }  # fmt: skip
