@@ -45,6 +45,7 @@ from accountant.bookkeeping.corrections_and_adjustments import (
     differences,
     of_month,
     proposal,
+    refuse_equal,
     refuse_twice,
     repriced_refusals,
 )
@@ -289,7 +290,7 @@ class Credits(_Books):
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         """Books an approved credit or charge in the first open month, or in its own month if none was ever closed.
 
-        Raises CannotClose."""
+        Raises CannotClose, also for one that is booked already: a caller whose answer was lost sends it again."""
         book = self._prices.current
         if book is None:
             raise CannotClose(
@@ -298,6 +299,7 @@ class Credits(_Books):
         books = self._books()
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
         adjustment = booked(new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
+        refuse_equal(adjustment, books.adjustments)
         self._ledger.record([adjustment_act(adjustment)], books.seen)
         return adjustment
 

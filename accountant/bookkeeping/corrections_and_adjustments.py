@@ -205,6 +205,17 @@ class NewAdjustment(Model):
         return amount
 
 
+def refuse_equal(new: Adjustment, known: Iterable[Adjustment]) -> None:
+    """Raises CannotClose if an adjustment differs from a known one in nothing but its number, instant and month of
+    booking."""
+    for one in known:
+        if replace(one, id=new.id, at_ms=new.at_ms, booked_in=new.booked_in) == new:
+            raise CannotClose(
+                f"{one.id} of {utc(one.at_ms)} is equal, so this is booked already: if it is meant twice, give another"
+                " reason"
+            )
+
+
 def booked(new: NewAdjustment, *, number: int, booked_in: str, currency: str, who: str, at_ms: int) -> Adjustment:
     """The adjustment to book.
 

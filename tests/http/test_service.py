@@ -164,6 +164,20 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(start_service, tm
     assert service.book().version != first
 
 
+def test_a_credit_that_is_sent_again_is_booked_once(tmp_path, clock):
+    with Service(settings_in(tmp_path, prices=price_book_text(H100="2")), clock) as service:
+        client = client_of(service)
+        credit = {"month": "2026-11", "team": "__unassigned__", "amount": "-5", "reason": "r", "approved_by": "cfo"}
+        others = [credit | {"reason": "another"}, credit | {"amount": "-6"}, credit | {"approved_by": "ceo"}]
+        for body in (credit, *others):
+            assert client.post("/v1/adjustments", json=body).status_code == 200
+            clock.advance(1_000)
+        for body in (credit, credit | {"amount": "-5.00"}, *others):
+            answer = client.post("/v1/adjustments", json=body)
+            assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "books-refuse")
+        assert len(client.get("/v1/adjustments").json()) == 4
+
+
 def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_path, clock, logs):
     settings = settings_in(tmp_path, prices=price_book_text(H100="2"))
     path = settings.prices
