@@ -115,7 +115,7 @@ class Catalogue:
     def connect(cls, settings: Lake) -> Catalogue:
         """Opens the catalog in the settings, and creates its namespace if it is missing."""
         secrets = secret_properties(settings.secrets)
-        properties = {**settings.catalog.properties, **secrets, "warehouse": settings.warehouse}
+        properties = {**settings.catalog.properties, **secrets, "warehouse": _address(settings.warehouse)}
         uri = settings.catalog.uri
         if settings.catalog.type == "sql":
             uri = uri or _sqlite_in(settings.warehouse)
@@ -283,6 +283,11 @@ def committed(table: Table, batch: str) -> bool:
 def described(error: BaseException | None) -> str:
     """The first line of an exception's message, shortened and without passwords; the type if there is no message."""
     return without_password(str(error).partition("\n")[0])[:300] or type(error).__name__
+
+
+def _address(warehouse: str) -> str:
+    """The warehouse as an address, because some engines (Trino) do not read tables whose files have no scheme."""
+    return warehouse if "://" in warehouse else f"file://{Path(warehouse).absolute()}"
 
 
 def _sqlite_in(warehouse: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +151,15 @@ def test_the_example_for_duckdb_gives_what_the_ledger_says() -> None:
         catalog = load_catalog("gputally", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=place)
         table = catalog.load_table("gputally.usage_hourly")
         found = table.scan(row_filter="day >= '2026-10-01' and day < '2026-11-01'").to_duckdb("usage_hourly")
-        asked = {team: (hours, costs) for team, hours, costs in found.sql(example).fetchall()}
+        asked = {team: row for team, *row in found.sql(example).fetchall()}
         assert isinstance(found, duckdb.DuckDBPyConnection)
         for line in known.ledger.usage(SPAN, ("team",)).lines():
-            assert asked[line.key["team"]][0] == line.accounts_gpu_us.allocated / 3.6e9
+            assert asked[line.key["team"]][:2] == ["USD", line.accounts_gpu_us.allocated / 3.6e9]
         for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines:
+            _, _, unpriced_hours, amount = asked[line.key["team"]]
+            assert unpriced_hours == line.unpriced_gpu_us / 3.6e9
             if line.cost is not None:
-                assert abs(asked[line.key["team"]][1] - line.cost) < 1
+                assert abs(amount - line.cost) < Decimal("1e-6")
         found.close()
 
 

@@ -48,7 +48,7 @@ def name() -> str:
 def known(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PublishedLedger]:
     place = str(tmp_path_factory.mktemp("lake"))
     uri = f"sqlite:///{place}/catalog.db"
-    with published(f"file://{place}", LakeCatalog(uri=uri, name=name)) as found:
+    with published(place, LakeCatalog(uri=uri, name=name)) as found:
         yield found
 
 
@@ -56,7 +56,7 @@ def jdbc(known: PublishedLedger) -> tuple[str, str]:
     """Return catalog and warehouse in the form for Java's engines."""
     assert known.settings.lake is not None
     warehouse = known.settings.lake.warehouse
-    return f"jdbc:sqlite:{warehouse.removeprefix('file://')}/catalog.db", warehouse
+    return f"jdbc:sqlite:{warehouse}/catalog.db", f"file://{warehouse}"
 
 
 # PySpark leaves the sockets open over which Arrow batches come.

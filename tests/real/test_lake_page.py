@@ -25,8 +25,10 @@ from tests.real.trino import Trino
 
 pytestmark = pytest.mark.real
 
-Answer = Mapping[str, tuple[float, Decimal]]
-"""GPU-hours and cost by team."""
+Answer = Mapping[tuple[str, str], tuple[float, float, Decimal]]
+"""GPU-hours, unpriced GPU-hours and cost by team and currency."""
+
+COLUMNS = ("team", "currency", "gpu_hours", "unpriced_gpu_hours", "cost")
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +65,19 @@ def settings(text: str, separator: str | None) -> dict[str, str]:
 
 def as_the_ledger_says(known: PublishedLedger, answer: Answer) -> bool:
     """Compare hours exactly, and costs, which the rows store with nine decimals, within a millionth. Time without a
-    price costs nothing here."""
+    price is beside the cost."""
+    held = {line.key["team"]: line.accounts_gpu_us.allocated for line in known.ledger.usage(SPAN, ("team",)).lines()}
+    billed = {line.key["team"]: line for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines}
+    priced = {line.key["team"]: line.cost for line in billed.values() if not line.unpriced_gpu_us}
     hours = {
-        line.key["team"]: line.accounts_gpu_us.allocated / 3.6e9 for line in known.ledger.usage(SPAN, ("team",)).lines()
+        (team, "USD"): (us / 3.6e9, (billed[team].unpriced_gpu_us if team in billed else 0) / 3.6e9)
+        for team, us in held.items()
     }
-    priced = {
-        line.key["team"]: line.cost
-        for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines
-        if line.cost is not None
-    }
-    return {team: found for team, (found, _) in answer.items()} == pytest.approx(hours) and all(
-        abs(answer[team][1] - expected) < Decimal("1e-6") for team, expected in priced.items()
+    assert any(unpriced for _, unpriced in hours.values())
+    return answer.keys() == hours.keys() and all(
+        found[:2] == pytest.approx(hours[of])
+        and (of[0] not in priced or abs(found[2] - (priced[of[0]] or 0)) < Decimal("1e-6"))
+        for of, found in answer.items()
     )
 
 
@@ -82,10 +86,14 @@ def test_pandas_and_polars(known: PublishedLedger) -> None:
     names: dict[str, Any] = {"scan": scan, "pl": pl}
     exec(block("python", holding="to_pandas"), names)
     assert as_the_ledger_says(
-        known, {team: (row.gpu_hours, Decimal(row.cost or 0)) for team, row in names["by_team"].iterrows()}
+        known,
+        {
+            of: (row.gpu_hours, row.unpriced_gpu_hours, Decimal(row.cost or 0))
+            for of, row in names["by_team"].iterrows()
+        },
     )
     exec(block("python", holding="to_polars"), names)
-    assert as_the_ledger_says(known, {team: (hours, costs) for team, hours, costs in names["by_team"].rows()})
+    assert as_the_ledger_says(known, answered(names["by_team"].select(*COLUMNS).rows()))
 
 
 def test_clickhouse(known: PublishedLedger) -> None:
@@ -94,9 +102,7 @@ def test_clickhouse(known: PublishedLedger) -> None:
     shown = block("sql", "clickhouse")
     asked = shown.replace("/lake/gputally/usage_hourly", place).replace("00012-….metadata.json", version)
     rows = clickhouse_rows(asked)
-    assert as_the_ledger_says(
-        known, {row["team"]: (float(row["gpu_hours"]), Decimal(row["cost"] or 0)) for row in rows}
-    )
+    assert as_the_ledger_says(known, answered([tuple(row[name] for name in COLUMNS) for row in rows]))
 
 
 def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
@@ -107,7 +113,10 @@ def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
 
 
 def answered(rows: list[tuple[Any, ...]]) -> Answer:
-    return {team: (float(hours), costs or Decimal(0)) for team, hours, costs in rows}
+    return {
+        (team, currency): (float(hours), float(unpriced), Decimal(amount or 0))
+        for team, currency, hours, unpriced, amount in rows
+    }
 
 
 def test_spark_over_a_rest_catalog(
