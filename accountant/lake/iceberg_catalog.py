@@ -71,7 +71,7 @@ _TRIES: Final = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
 """Bounds of the random pause between two tries. Without it, several writers meet again at every try."""
 _RANDOM = SystemRandom()
-_ANSWER_S: Final = 60.0
+ANSWER_S: Final = 60.0
 """The longest wait for an answer of a REST catalog."""
 _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
     "string": StringType(),
@@ -221,7 +221,7 @@ def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     class BoundedRestCatalog(RestCatalog):
         def _create_session(self) -> Any:
             session = super()._create_session()
-            session.request = functools.partial(session.request, timeout=_ANSWER_S)  # type: ignore[method-assign]
+            session.request = functools.partial(session.request, timeout=ANSWER_S)  # type: ignore[method-assign]
             return session
 
     return BoundedRestCatalog(name, **properties)

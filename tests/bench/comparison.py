@@ -1,7 +1,8 @@
 """Measures parts at this commit and at another one in the same run, in alternation: only such ratios are firm.
 
-Both run the benchmarks of this commit: those of the other one may ask easier questions. Of each figure the least of all
-rounds counts, which other load on the machine changes least."""
+Both run the benchmarks of this commit: those of the other one may ask easier questions. A commit at which modules had
+other names cannot load them; it runs its own, and figures of the same name are compared. Of each figure the least of
+all rounds counts, which other load on the machine changes least."""
 
 from __future__ import annotations
 
@@ -34,14 +35,25 @@ class NoSuchCommit(Exception):
 
 
 def export(revision: str, folder: Path) -> None:
-    """Write the tree of a commit into the folder, with the benchmarks of the present tree. Raises NoSuchCommit."""
+    """Write the tree of a commit into the folder. Raises NoSuchCommit."""
     done = subprocess.run(["git", "-C", ROOT, "archive", revision], capture_output=True, check=False)
     if done.returncode:
         raise NoSuchCommit(f"there is no commit {revision!r}: {done.stderr.decode(errors='replace').strip()}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
-    shutil.rmtree(folder / BENCH, ignore_errors=True)
+
+
+def with_present_benchmarks(tree: Path, folder: Path) -> Path:
+    """Copy the tree into the folder, with the benchmarks of the present tree. Return the folder."""
+    shutil.copytree(tree, folder, ignore=lambda at, _: {BENCH.name} if Path(at) == tree / BENCH.parent else set())
     shutil.copytree(ROOT / BENCH, folder / BENCH, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def loads(tree: Path, part: str) -> bool:
+    """Return whether the tree can load its benchmark of a part."""
+    code = f"import tests.bench.{part.replace('-', '_')}"
+    return not subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, check=False).returncode
 
 
 def measured(tree: Path, part: str, cache: Path) -> Measured:
@@ -62,9 +74,13 @@ def compare(revision: str, parts: Sequence[str], rounds: int = ROUNDS) -> tuple[
         table.add_column(heading, justify="right")
     slower = []
     with tempfile.TemporaryDirectory() as folder:
-        other, cache = Path(folder) / "tree", Path(folder) / "cache"
-        export(revision, other)
+        own, cache = Path(folder) / "own", Path(folder) / "cache"
+        export(revision, own)
+        present = with_present_benchmarks(own, Path(folder) / "present")
         for part in parts:
+            other = present if loads(present, part) else own
+            if other is own:
+                print(f"{part}: {revision} runs its own benchmark, as it cannot load the present one", file=sys.stderr)
             runs: dict[Path, list[Measured]] = {ROOT: [], other: []}
             for number in range(rounds):
                 for tree in (ROOT, other) if number % 2 else (other, ROOT):

@@ -58,6 +58,27 @@ def test_what_became_slower_than_another_commit_is_named(monkeypatch: pytest.Mon
     assert table.row_count == 4
 
 
+def test_a_commit_that_cannot_load_the_present_benchmark_runs_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+
+    def measured(tree: Path, part: str, cache: Path) -> comparison.Measured:
+        ran.append("now" if tree == comparison.ROOT else (tree / comparison.BENCH / "cycle.py").read_text())
+        return {"cycle": (1.0, "s")}
+
+    def export(revision: str, folder: Path) -> None:
+        (folder / comparison.BENCH).mkdir(parents=True)
+        (folder / comparison.BENCH / "cycle.py").write_text(f"import a_name_of_{revision}")
+        (folder / "fairshare").mkdir()
+        (folder / "fairshare" / "__init__.py").touch()  # without the modules that the present benchmark imports
+
+    monkeypatch.setattr(comparison, "measured", measured)
+    monkeypatch.setattr(comparison, "export", export)
+    assert comparison.compare("before", ["cycle"], rounds=1)[1] == []
+    assert ran == ["import a_name_of_before", "now"]
+
+
 def test_a_commit_that_does_not_exist_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["division", "--against", "no-such-commit"]) == 2
     assert "no-such-commit" in capsys.readouterr().err
