@@ -52,7 +52,7 @@ from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import JobOrder, JobState
 from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
@@ -323,12 +323,16 @@ Id = Annotated[
 
 
 class JobsParams(SpanParams):
-    """Parameters of a list of jobs, which is filtered and paged."""
+    """Parameters of a list of jobs, which is filtered, sorted and paged."""
 
     state: JobState | None = Field(default=None, description="Only jobs in this state.")
     team: tuple[str, ...] = Field(default=(), description="Only jobs that these teams pay for.")
     namespace: tuple[str, ...] = Field(default=(), description="Only jobs of these namespaces.")
     user: tuple[str, ...] = Field(default=(), description="Only jobs of these users.")
+    search: str = Field(
+        default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
+    )
+    sort: JobOrder = Field(default="name", description="Highest cost, GPU-hours or idle GPU-hours first, or by name.")
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
@@ -368,7 +372,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     zone = span.timezone
     where = team_filter(principal, params.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(params, name))}
-    question = ["jobs", params.start, params.end, zone, params.state, sorted(where.items())]
+    question = ["jobs", params.start, params.end, zone, params.state, params.search, params.sort, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
@@ -380,7 +384,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
-            chosen = [one for one in listed.figures if params.state in (None, one.state)]
+            chosen = asking.chosen(listed.figures, params.state, params.search, params.sort)
             known = [one.cost for one in chosen if one.cost is not None]
             metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(
@@ -389,6 +393,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 currency=book.currency if book else None,
                 price_book_version=book.version if book else "",
                 jobs=(),
+                count=len(chosen),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
                 total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
                 note=note,

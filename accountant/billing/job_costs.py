@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import JobOrder, JobState
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -335,6 +335,27 @@ class JobList:
         if pods.ended == pods.pods:
             return "ended"
         return "running" if pods.placed or key in self._held else "waiting"
+
+
+def chosen(figures: Sequence[JobFigures], state: JobState | None, search: str, order: JobOrder) -> list[JobFigures]:
+    """Return the jobs in this state with this text in their path, in this order. state: None for all. search: "" for
+    all."""
+    text = search.casefold()
+    found = [
+        one
+        for one in figures
+        if state in (None, one.state)
+        and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
+    ]
+    return sorted(found, key=_RANKS[order])
+
+
+_RANKS: Final[Mapping[JobOrder, Callable[[JobFigures], tuple[Any, ...]]]] = {
+    "cost": lambda one: (-(one.cost or 0), -one.allocated_us, one.key),
+    "gpu_hours": lambda one: (-one.allocated_us, one.key),
+    "idle": lambda one: (-one.idle_us, -one.allocated_us, one.key),
+    "name": lambda one: (one.key,),
+}
 
 
 def list_jobs(

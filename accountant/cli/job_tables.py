@@ -19,7 +19,7 @@ from accountant.wire.usage_cost_and_job_models import (
     JobsAnswer,
 )
 from gputally.base.accountant_connection import Query, Unanswered
-from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.money import gpu_hours, plain
 from gputally.base.near_names import nearest
 from gputally.base.number_format import NOTHING, hours
 from gputally.base.terminal import figures, table
@@ -28,16 +28,16 @@ from gputally.base.untrusted_text import for_cell
 
 
 def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
-    """A table with one job per line, in the order of the answer, and totals."""
+    """A table with one job per line, in the order of the answer, and the totals of all pages."""
     currency = answer.currency or ""
     several = len({job.cluster for job in answer.jobs}) > 1
-    burning = [job.burn_per_hour for job in answer.jobs if job.state == "running"]
-    known = [burn for burn in burning if burn is not None]
+    more = answer.count - len(answer.jobs)
     priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
     return table(
         f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [
-            *(Column(name, overflow="fold") for name in ("job", "team", "state")),
+            *(Column(name, overflow="fold") for name in ("job", "team")),
+            Column("state", no_wrap=True),
             *figures("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/"), no_wrap=True),
             *figures(f"cost {currency}", style="bold", no_wrap=True),
         ],
@@ -57,15 +57,14 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
             for job in answer.jobs
         ),
         total=(
-            f"{len(answer.jobs):,} jobs", "", "", f"{sum(job.pods for job in answer.jobs):,}", "",
-            hours(answer.total_gpu_us), hours(sum(job.accounts_gpu_us.busy for job in answer.jobs)),
-            f"{sum(job.gpus for job in answer.jobs):,.1f}",
-            money(exact_sum(known) if len(known) == len(burning) else None, answer.currency),
+            f"{answer.count:,} jobs", "", "", "", "", hours(answer.total_gpu_us), "", "", "",
             money(answer.total_cost, answer.currency),
         ),
         caption=noted_caption(
-            answer.note, f"{priced}; GPUs and their price an hour: over the last minutes on record"
+            "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
+            f"{priced}; GPUs and their price an hour: over the last minutes on record",
         ),
+        may_drop=("pods", "waited", "GPUs", f"{currency}/h".lstrip("/"), "busy", "team", "state"),
     )  # fmt: skip
 
 
@@ -173,17 +172,20 @@ def _plain(value: object) -> str:
     return "" if value is None else format(value, "f")
 
 
+_LONGEST = 253
+"""Length of the longest text that the accountant searches for."""
 _SHOWN = 5
 """Number of candidates named in an error about an ambiguous job."""
 
 
 def called(name: str, remote: AccountantClient, span: Query) -> str:
     """The id of the one job of the span with this name. Raises Unanswered, which lists the candidates."""
-    jobs = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
-    ids = sorted(job.id for job in jobs_named(jobs, name))
+    found = remote.whole(JobsAnswer, "/v1/jobs", {**span, "search": name.rpartition("/")[2][:_LONGEST]}).jobs
+    ids = sorted(job.id for job in jobs_named(found, name))
     if len(ids) == 1:
         return ids[0]
     if not ids:
+        jobs = remote.whole(JobsAnswer, "/v1/jobs", span).jobs
         near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in jobs})
         raise Unanswered(
             f"no job {name!r} held or requested a GPU in that time{near}; an earlier --start searches further back"
@@ -201,8 +203,3 @@ def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
         if f"{path}/{job.job}".endswith(end) or f"{path}/{name_only}".endswith(end):
             matching.append(job)
     return matching
-
-
-def rank(job: Job) -> tuple[object, ...]:
-    """The sort key by which the job with the highest cost is first."""
-    return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id

@@ -68,6 +68,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
         ([*_group(answer.by, line.key), *time([line.accounts_gpu_us])] for line in lines),
         total=[*_label(len(answer.by), "total"), *time([line.accounts_gpu_us for line in answer.lines])],
         caption=noted_caption(answer.note, _metered(answer)),
+        may_drop=("down", "unknown", "unmetered", "unallocated", "idle", "busy"),
     )  # fmt: skip
 
 

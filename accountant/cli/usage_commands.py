@@ -20,7 +20,7 @@ from accountant.cli.connection_options import (
     ZonedLedger,
     print_answer,
 )
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import JobOrder, JobState
 from gputally.base.command_options import with_option_groups
 from gputally.base.command_output import show
 
@@ -78,6 +78,10 @@ def _query(wanted: Grouping, timezone: str | None) -> Query:
     return {"by": wanted.by, "start": wanted.start, "end": wanted.end, "timezone": timezone, **filters}
 
 
+SHOWN = 50
+"""Number of jobs in a table without --limit."""
+
+
 @app.command()
 @with_option_groups
 def jobs(
@@ -93,12 +97,17 @@ def jobs(
     team: Annotated[list[str] | None, Option(help="Only jobs that this team pays for (repeatable).")] = None,
     namespace: Annotated[list[str] | None, Option(help="Only jobs of this namespace (repeatable).")] = None,
     user: Annotated[list[str] | None, Option(help="Only jobs of this user (repeatable).")] = None,
+    search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
+    sort: Annotated[JobOrder, Option(help="Highest cost, GPU-hours or idle GPU-hours first, or by name.")] = "cost",
+    limit: Annotated[
+        int | None, Option(min=1, help=f"Number of jobs to show (default: {SHOWN} in a table, all in JSON and CSV).")
+    ] = None,
     output: Printed = "table",
     *,
     at: Priced,
 ) -> None:
-    """List jobs with their GPU-hours, cost so far, burn rate and wait; the highest cost first."""
-    from accountant.cli.job_tables import called, epoch_record, job_record, jobs_table, print_job, rank
+    """List jobs with their GPU-hours, cost so far, burn rate and wait."""
+    from accountant.cli.job_tables import called, epoch_record, job_record, jobs_table, print_job
     from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
 
     zone = at.zone
@@ -110,7 +119,8 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
-        answer = remote.whole(JobsAnswer, "/v1/jobs", query)
-    sorted_answer = answer.model_copy(update={"jobs": tuple(sorted(answer.jobs, key=rank))})
-    rows = [job_record(job, answer.currency) for job in sorted_answer.jobs]
-    show(output, lambda: jobs_table(sorted_answer, zone), sorted_answer.model_dump(mode="json"), rows)
+        query |= {"search": search or None, "sort": sort}
+        most = SHOWN if limit is None and output == "table" else limit
+        answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
+    rows = (job_record(job, answer.currency) for job in answer.jobs)
+    show(output, lambda: jobs_table(answer, zone), answer.model_dump(mode="json"), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 JobState = Literal["waiting", "running", "ended"]
+JobOrder = Literal["cost", "gpu_hours", "idle", "name"]
 
 MOST: Final = 1e15
 """Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""

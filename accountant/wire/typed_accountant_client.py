@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -44,12 +44,15 @@ class AccountantClient(AccountantConnection):
             if following is None:
                 return
 
-    def whole(self, model: type[Paged], path: str, query: Query) -> Paged:
-        """GETs an answer with the lines of all its pages."""
-        pages = list(self.pages(model, path, query))
+    def whole(self, model: type[Paged], path: str, query: Query, most: int | None = None) -> Paged:
+        """GETs an answer with the lines of all its pages, or with its first `most` lines."""
         name = "jobs" if "jobs" in model.model_fields else "lines"
-        lines = tuple(line for page in pages for line in getattr(page, name))
-        return pages[-1].model_copy(update={name: lines})
+        lines: list[Any] = []
+        for page in self.pages(model, path, query if most is None else {**query, "limit": str(most)}):
+            lines += getattr(page, name)
+            if most is not None and len(lines) >= most:
+                break
+        return page.model_copy(update={name: tuple(lines[:most])})
 
     def clock_ms(self, own_ms: int) -> int:
         """The time of the accountant's clock, up to which its windows go; a demo's ledger has a time of its own.

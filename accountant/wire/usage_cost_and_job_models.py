@@ -215,14 +215,17 @@ class Job(Model):
 
 
 class JobsAnswer(Model):
-    """One page of the jobs of a span. total_cost: exact sum of the jobs' costs, over all pages; None if any is
-    unknown."""
+    """One page of the jobs of a span.
+
+    count: number of jobs, over all pages.
+    total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown."""
 
     start_ms: int
     end_ms: int
     currency: str | None
     price_book_version: str
     jobs: tuple[Job, ...]
+    count: int
     total_gpu_us: int
     total_cost: Exact | None
     next_page: str | None = None

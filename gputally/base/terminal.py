@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import TextType
 
 from gputally.base.untrusted_text import for_terminal
 
+_WIDEST = 10_000
+"""More columns than any row has."""
 WIDTH_WITHOUT_TERMINAL = 160
 """Width of a table in columns without a terminal and without COLUMNS, so that a table in a file keeps its shape."""
 
@@ -43,6 +45,29 @@ class Terminal(Console):
             yield segment if text is segment.text else segment._replace(text=text)
 
 
+class _FittingTable(Table):
+    """A table that leaves out columns before it breaks a name or a number, and says which."""
+
+    may_drop: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        dropped: list[str] = []
+        if self.may_drop:
+            wide = options.update(max_width=_WIDEST)
+            need = {id(column): self._measure_column(console, wide, column).maximum for column in self.columns}
+            for heading in self.may_drop:
+                if sum(need[id(column)] for column in self.columns) + self._extra_width <= options.max_width:
+                    break
+                kept = [column for column in self.columns if column.header != heading]
+                dropped += [heading] * (len(kept) < len(self.columns))
+                self.columns = kept
+            for index, column in enumerate(self.columns):
+                column._index = index
+        if dropped:
+            self.caption = f"{self.caption or ''}\nnot shown at this width: {', '.join(dropped)}".lstrip()
+        yield from super().__rich_console__(console, options)
+
+
 def table(
     title: TextType,
     columns: Sequence[str | Column],
@@ -50,15 +75,18 @@ def table(
     *,
     total: Sequence[RenderableType] | None = None,
     caption: str = "",
+    may_drop: Sequence[str] = (),
 ) -> Table:
     """Return a command's table.
 
     columns: the headings of text columns, and columns from `figures`.
-    total: a last row, in bold."""
-    drawn = Table(
+    total: a last row, in bold.
+    may_drop: the headings of columns that a narrow terminal does not show, the first one first."""
+    drawn = _FittingTable(
         *columns, title=title or None, caption=caption or None, title_justify="left", caption_justify="left",
         box=SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
+    drawn.may_drop = may_drop
     for row in rows:
         drawn.add_row(*row)
     if total is not None:

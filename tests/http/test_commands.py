@@ -12,17 +12,20 @@ import sys
 import urllib.request
 import zipfile
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 import typer
 
 from accountant.__main__ import app
-from accountant.cli.job_tables import jobs_named
+from accountant.cli.job_tables import jobs_named, jobs_table
 from accountant.cli.report_command import before
 from accountant.composition import Service
-from accountant.wire.usage_cost_and_job_models import Job
-from tests.http.conftest import TOKENS, pod_minutes, settings_in, token_list
+from accountant.wire.usage_cost_and_job_models import Accounts, Job, JobsAnswer
+from gputally.base.terminal import draw
+from tests.http.conftest import HOUR_US, TOKENS, pod_minutes, settings_in, token_list
 from tests.price_books import price_book_text
 from tests.usage_records import running_accountant
 
@@ -228,7 +231,9 @@ def test_jobs_as_table_json_and_csv(stopped, run_command):
     assert "Jobs, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
     figures = r"0\s+[–—-]?\s*0\.5\s+0\.2\d?\s+1\.0\s+2\.40\s+1\.20"
     assert re.search(r"vision/Pod/train-0\s+\(unassigned\)\s+running\s+" + figures, out), out
-    assert re.search(r"1 jobs\s+" + figures, out)
+    assert re.search(r"1 jobs\s+0\.5\s+1\.20", out)
+    assert "1 jobs" in run_command.shown("jobs", *common, "--search", "TRAIN", "--limit", "1")
+    assert "0 jobs" in run_command.shown("jobs", *common, "--search", "none")
     code, out, err = run_command("jobs", *common, "--output", "csv")
     head, line = out.splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
@@ -243,6 +248,63 @@ def test_jobs_as_table_json_and_csv(stopped, run_command):
         assert (code, json.loads(out)["job"]["id"], err) == (0, "prod~vision~Pod~train-0", "")
     for name in ("rain-0", "other/train-0", "vision/Job/train-0"):
         assert f"no job {name!r} held or requested a GPU in that time" in run_command.refused("jobs", name, *common)
+
+
+def _job(number: int) -> Job:
+    return Job(
+        id=f"prod~research-vision~PyTorchJob~resnet-{number}", cluster="prod", namespace="research-vision",
+        job=f"PyTorchJob/resnet-{number}", teams=("vision",), queues=("vision",), users=("ann",), state="running",
+        pods=8, pods_running=8, created_ms=0, held_from_ms=0, held_until_ms=None, ended_ms=None, waited_ms=61_000,
+        gpu_models=("H100",), accounts_gpu_us=Accounts(busy=HOUR_US * 1234), gpus=Decimal(8), cost=Decimal("2961.60"),
+        unpriced_gpu_us=0, burn_per_hour=Decimal("19.20"), epochs=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "shown", "dropped"),
+    [(80, {"team", "cost USD", "GPU-hours"}, {"pods", "waited", "busy"}), (120, {"busy", "waited"}, {"pods"})],
+)
+def test_a_narrow_terminal_loses_columns_before_names_break(width, shown, dropped, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    answer = JobsAnswer(
+        start_ms=0, end_ms=HOUR_US, currency="USD", price_book_version="1", jobs=tuple(map(_job, range(3))),
+        count=6_290, total_gpu_us=HOUR_US * 3702, total_cost=Decimal("8884.80"),
+    )  # fmt: skip
+    draw(jobs_table(answer, ZoneInfo("UTC")))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith(" job "))
+    assert all(name in head for name in shown)
+    assert not any(name in head for name in dropped)
+    for number in range(3):
+        (line,) = [line for line in lines if f"research-vision/PyTorchJob/resnet-{number} " in line]
+        assert "2,961.60" in line
+    assert "6,287 more" in " ".join(lines)
+    assert bool(dropped) == ("not shown at this width" in " ".join(lines))
+
+
+def test_a_client_does_not_load_the_server(tmp_path, clock):
+    with running_accountant(settings_in(tmp_path), clock, pod_minutes(rows=3)) as (_, url):
+        for command in ("usage", "cost", "jobs", "months"):
+            call = f"from accountant.__main__ import main; main(['{command}', '--url', '{url}'])"
+            code = f"import sys; {call}; print(*sys.modules, file=sys.stderr)"
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert done.stdout.strip(), done.stderr
+            loaded = set(done.stderr.split())
+            assert not loaded & {
+                "fastapi",
+                "starlette",
+                "uvicorn",
+                "duckdb",
+                "numpy",
+                "pandas",
+                "jinja2",
+                "structlog",
+                "mcp",
+            }
+            assert not {
+                one for one in loaded if one.startswith(("accountant.storage", "accountant.runtime", "accountant.web"))
+            }
 
 
 def test_a_job_is_meant_by_the_end_of_its_name():

@@ -102,6 +102,24 @@ def test_running_ended_and_waiting_jobs_with_their_cost(service: Service) -> Non
     assert Decimal(only["total_cost"]) == 6
 
 
+def test_jobs_are_searched_and_sorted(service: Service) -> None:
+    caller = Caller(service, "all")
+
+    def ids(**query: str) -> list[str]:
+        found = caller.get("/v1/jobs", **query)
+        assert found["count"] == len(found["jobs"])
+        return [job["id"].rpartition("~")[2] for job in found["jobs"]]
+
+    assert ids(search="NLP/pod") == ["eval", "later"]
+    assert ids(search="nlp", state="waiting") == ["later"]
+    assert ids(search="none") == []
+    assert ids(sort="cost") == ["train", "eval", "later"]  # of no known cost, who held more GPU time comes first
+    assert ids(sort="idle")[0] == "train"
+    assert ids(sort="name") == ids() == ["eval", "later", "train"]
+    page = caller.get("/v1/jobs", sort="cost", limit="1")
+    assert (page["count"], len(page["jobs"])) == (3, 1)
+
+
 def test_pages_of_one_job_are_the_list_and_each_has_the_totals_of_all(service: Service) -> None:
     caller = Caller(service, "all")
     for filters in ({}, {"state": "running"}, {"namespace": "nlp"}):
