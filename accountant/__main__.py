@@ -37,6 +37,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("usage_commands", ("usage", "cost", "check")),
     ("server_commands", ("token",)),
     ("token_secrets_command", ("install",)),
+    ("assistant_command", ("mcp",)),
     (OF_PLUGINS, ()),
     ("fleet_commands", ("fleet",)),
 )  # fmt: skip

@@ -35,6 +35,7 @@ from accountant.api.access_control import CallersFile
 from accountant.api.dependencies import Deps
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.api.middleware import AccessMiddleware
+from accountant.assistant import route as assistant_route
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.channels.protocol import SEAM, ChannelPlugin
@@ -109,6 +110,7 @@ ROUTES = (
     ]
     + month_and_decision_pages.SIGN_IN_ROUTES
     + month_and_decision_pages.STATIC
+    + [assistant_route.ROUTE]
 )
 """The routes of every app of the process. `include_router` would copy every route for each app, which takes half a
 second, and would search 15 routers per request."""

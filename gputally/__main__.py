@@ -51,6 +51,7 @@ COMMANDS = {
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
     "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),
+    "mcp": Command("accountant.__main__", "let an assistant ask the accountant; it only reads", prefix=("mcp",)),
     "plugins": Command("gputally.plugin_list", "list the installed plug-ins, and what each of them may do"),
     "demo": Command("gputally.demo.__main__", "simulate a cluster for a month: metering, bills and weights"),
 }

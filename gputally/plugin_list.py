@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _SEAMS = {
+    "accountant.assistant.protocol": "AssistantTool",
     "accountant.channels.protocol": "ChannelPlugin",
     "accountant.exports.protocol": "ExportPlugin",
     "accountant.history_import.protocol": "HistoryPlugin",

@@ -48,7 +48,7 @@ ROUTES = {
         "GET /month", "GET /month/{month}", "GET /month/{month}/lines", "GET /month/{month}/lines.csv",
         "GET /act/{number}", "GET /team/{team:path}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
         "GET /prices", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage",
-        "GET /jobs", "GET /job/{id:path}", "GET /nodes", "GET /node/{cluster}/{node}",
+        "GET /jobs", "GET /job/{id:path}", "GET /nodes", "GET /node/{cluster}/{node}", "POST /mcp",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
@@ -77,7 +77,7 @@ OF_TEAMS = frozenset(
         "GET /v1/prices/versions", "GET /v1/waits", "GET /v1/proposals", "GET /v1/periods/{month}/proposals",
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
-        "GET /job/{id:path}", "POST /v1/jobs/{id}/progress",
+        "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""

@@ -31,7 +31,7 @@ ELSEWHERE = {
 TEXT = {
     "accountant serve", "accountant fleet serve", "fleet serve", "accountant token new", "accountant token revoke",
     "fairshare run", "fairshare check", "fairshare shard", "accountant slurm",
-    "agent run", "agent top", "dashboards build", "dashboards check",
+    "agent run", "agent top", "dashboards build", "dashboards check", "accountant mcp", "mcp",
 }  # fmt: skip
 """Commands that print lines, or show a screen of their own."""
 

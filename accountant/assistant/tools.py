@@ -1,0 +1,350 @@
+"""The tools of an assistant: usage, cost, jobs, holders, and the explanation of a statement, a weight and a wait.
+
+Each tool asks the same question as the API and returns the same figures, as exact decimal texts with their unit. It
+never decides what a caller may see: the API does, by the caller's token. Names (of jobs, users, teams, …) are written
+by users. They are returned as values, in one line and cut to a length, and never as text to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+from pydantic import Field, TypeAdapter
+
+from accountant.assistant.protocol import AssistantTool
+from accountant.core.periods import Month, utc, zone
+from accountant.wire.option_types import JobOrder, JobState
+from accountant.wire.policy_models import Decision
+from accountant.wire.typed_accountant_client import AccountantClient
+from accountant.wire.usage_cost_and_job_models import BudgetState, CostAnswer, Job, JobsAnswer, UsageAnswer
+from gputally.base.accountant_connection import Query, Unanswered
+from gputally.base.clock import SystemClock
+from gputally.base.instants import parse_edge
+from gputally.base.money import gpu_hours, plain
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
+from gputally.base.untrusted_text import as_name
+
+MOST_ROWS: Final = 100
+"""Rows of one answer."""
+_LONGEST = 300
+"""Characters of a text in an answer."""
+_DEEPEST = 6
+_FORBIDDEN = 403
+
+By = Annotated[
+    str,
+    Field(
+        max_length=200,
+        description="Dimensions of the rows, joined by commas: team, queue, namespace, job, pod, user, gpu_model, gpu, "
+        "node, cluster, month, day, hour, …",
+    ),
+]
+Start = Annotated[
+    str | None,
+    Field(max_length=40, description="Start of the span: 7d (before its end), 2026-10-01 or RFC 3339. Default: month."),
+]
+End = Annotated[str | None, Field(max_length=40, description="End of the span, exclusive. Default: now.")]
+Where = Annotated[
+    dict[str, str] | None, Field(description='Only these values of dimensions: {"team": "vision"}', max_length=10)
+]
+Limit = Annotated[int, Field(ge=1, le=MOST_ROWS, description="Rows of one page.")]
+Page = Annotated[str | None, Field(max_length=4096, description="next_page of the previous answer of this question.")]
+
+
+def usage(
+    accountant: AccountantClient,
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    limit: Limit = 20,
+    page: Page = None,
+) -> dict[str, Any]:
+    """GPU-hours by account and group: held (busy + idle + unknown), unallocated, unmetered, down. The rows of all pages
+    add up to the capacity, unless a filter or the caller's teams limit them."""
+    query = _grouped(by, start, end, where, limit, page)
+    found = accountant.ask(UsageAnswer, "/v1/usage", query)
+    rows = [
+        {**line.key, "held": _hours(line.accounts_gpu_us.allocated)}
+        | {name: _hours(amount) for name, amount in line.accounts_gpu_us.model_dump().items()}
+        for line in found.lines
+    ]
+    return _answer(
+        accountant, "GPU-hours", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page,
+        _api("/v1/usage", query, found.start_ms, found.end_ms),
+    )  # fmt: skip
+
+
+def cost(
+    accountant: AccountantClient,
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    limit: Limit = 20,
+    page: Page = None,
+) -> dict[str, Any]:
+    """The exact cost by group, and the total of all pages. A cost is null where some of the time has no price."""
+    query = _grouped(by, start, end, where, limit, page)
+    found = accountant.ask(CostAnswer, "/v1/cost", query)
+    rows = [
+        {**line.key, "gpu_hours": _hours(line.gpu_us), "cost": _money(line.cost),
+         "unpriced_gpu_hours": _hours(line.unpriced_gpu_us)}
+        for line in found.lines
+    ]  # fmt: skip
+    covered = _coverage(accountant, found.start_ms, found.end_ms)
+    return _answer(
+        accountant, found.currency or "no price book", found.start_ms, found.end_ms, covered, rows, found.note,
+        found.next_page, _api("/v1/cost", query, found.start_ms, found.end_ms), total=_money(found.total),
+        price_book=found.price_book_version,
+    )  # fmt: skip
+
+
+def jobs(
+    accountant: AccountantClient,
+    start: Start = None,
+    end: End = None,
+    state: Annotated[JobState | None, Field(description="Only jobs in this state.")] = None,
+    team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
+    search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
+    sort: Annotated[JobOrder, Field(description="Highest cost, GPU-hours or idle first, or by name.")] = "cost",
+    limit: Limit = 20,
+    page: Page = None,
+) -> dict[str, Any]:
+    """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
+    query: Query = {
+        "start": start, "end": end, "state": state, "team": team, "search": search or None, "sort": sort,
+        "limit": str(limit), "page": page,
+    }  # fmt: skip
+    found = accountant.ask(JobsAnswer, "/v1/jobs", query)
+    covered = _coverage(accountant, found.start_ms, found.end_ms)
+    rows = [_job(accountant, job) for job in found.jobs]
+    return _answer(
+        accountant, f"GPU-hours; {found.currency or 'no price book'}", found.start_ms, found.end_ms, covered, rows,
+        found.note, found.next_page, f"/jobs?{_of({'start': start, 'end': end, 'state': state, 'team': team})}",
+        jobs=found.count, gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
+    )  # fmt: skip
+
+
+def holds(
+    accountant: AccountantClient,
+    at: Annotated[str, Field(max_length=40, description="The instant: 2026-10-03T14:00:00Z, or 2h (ago).")],
+    gpu: Annotated[str | None, Field(max_length=253, description="UUID of one GPU.")] = None,
+    node: Annotated[str | None, Field(max_length=253, description="A node: all its GPUs.")] = None,
+    cluster: Annotated[str | None, Field(max_length=253, description="Only this cluster.")] = None,
+    limit: Limit = 50,
+    page: Page = None,
+) -> dict[str, Any]:
+    """Who held a GPU, or the GPUs of a node, in the minute of an instant: pod, namespace, team, user and how much of
+    the GPU. A row without a pod is a part that nobody held."""
+    if gpu is None and node is None:
+        raise ValueError("give a gpu or a node")
+    at_ms = parse_edge(at, zone("UTC"), SystemClock().wall_ms()) // MS_PER_MINUTE * MS_PER_MINUTE
+    query: dict[str, str | None] = {
+        "by": "node,gpu,namespace,pod,team,user", "start": str(at_ms), "end": str(at_ms + MS_PER_MINUTE),
+        "where.gpu": gpu, "where.node": node, "where.cluster": cluster, "limit": str(limit), "page": page,
+    }  # fmt: skip
+    found = accountant.ask(UsageAnswer, "/v1/usage", query)
+    of_minute = MS_PER_MINUTE * 1000
+    rows = [
+        {**line.key, "held_gpus": round(line.accounts_gpu_us.allocated / of_minute, 4),
+         "busy_gpus": round(line.accounts_gpu_us.busy / of_minute, 4),
+         "state": "held" if line.accounts_gpu_us.allocated else _unheld(line.accounts_gpu_us.model_dump())}
+        for line in found.lines
+    ]  # fmt: skip
+    link = f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}" if node and cluster else "/nodes"
+    return _answer(
+        accountant, "GPUs", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page, link
+    )
+
+
+def explain_statement(
+    accountant: AccountantClient,
+    month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
+    team: Annotated[str | None, Field(max_length=253, description="The team whose lines to explain.")] = None,
+    gpu_model: Annotated[str | None, Field(max_length=253, description="Only lines of this GPU model.")] = None,
+    account: Annotated[str | None, Field(max_length=40, description="Only lines of this account, as `busy`.")] = None,
+    offset: Annotated[int, Field(ge=0, le=1_000_000, description="Lines to skip: `next_offset`.")] = 0,
+    limit: Limit = 20,
+) -> dict[str, Any]:
+    """Why a month's statement says what it says: each line is GPU-hours times the price of a row of the price book, and
+    the five jobs that cost most. `due` is what each team owes, with corrections, credits and rounding."""
+    month_of = Month.parse(month)
+    statement = TypeAdapter(dict[str, Any]).validate_json(
+        accountant.get("/v1/statement", {"month": month, "team": team})
+    )
+    lines = [
+        line
+        for line in statement["lines"]
+        if gpu_model in (None, line["gpu_model"]) and account in (None, line["account"])
+    ]
+    shown = lines[offset : offset + limit]
+    start_ms, end_ms = month_of.span(zone(statement.get("timezone", "UTC")))
+    dearest = accountant.ask(
+        JobsAnswer, "/v1/jobs",
+        {"start": str(start_ms), "end": str(min(end_ms, SystemClock().wall_ms() + 1)), "team": team, "sort": "cost",
+         "limit": "5"},
+    )  # fmt: skip
+    following = offset + len(shown)
+    return _answer(
+        accountant, f"GPU-hours × {statement['currency'] or 'no price book'} per GPU-hour", start_ms, end_ms,
+        statement["coverage"], shown, "", None, f"/month/{month}/lines",
+        lines=len(lines), next_offset=following if following < len(lines) else None,
+        **{name: statement[name] for name in ("status", "cost", "due", "due_total", "price_book_version")},
+        dearest_jobs=[_job(accountant, job) for job in dearest.jobs],
+    )  # fmt: skip
+
+
+def explain_weight(
+    accountant: AccountantClient,
+    queue: Annotated[str, Field(min_length=1, max_length=500, description="The queue, by its full name.")],
+    start: Start = "1d",
+    end: End = None,
+    limit: Limit = 10,
+) -> dict[str, Any]:
+    """Why a queue has its weight: the decisions about it, newest first, with value, value before, reason and inputs.
+    Needs a token that may see all teams."""
+    query: Query = {"start": start, "end": end, "subject": queue, "limit": str(limit)}
+    decisions = accountant.ask(tuple[Decision, ...], "/v1/decisions", query)
+    rows = [{"at": utc(one.at_ms), **one.model_dump(mode="json", exclude={"at_ms", "id"})} for one in decisions]
+    now_ms = SystemClock().wall_ms()
+    end_ms = now_ms if end is None else parse_edge(end, zone("UTC"), now_ms)
+    start_ms = parse_edge(start or "1d", zone("UTC"), end_ms)
+    covered = _coverage(accountant, start_ms, end_ms)
+    return _answer(
+        accountant, "weight", start_ms, end_ms, covered, rows, "", None, f"/decisions?{_of({'subject': queue})}"
+    )
+
+
+def why_waiting(
+    accountant: AccountantClient,
+    job: Annotated[str, Field(min_length=1, max_length=253, description="A part of the job's path or name.")],
+    start: Start = "7d",
+    limit: Limit = 5,
+) -> dict[str, Any]:
+    """Why a job waits: how long so far, the waits in its queue, the budgets of its teams, and (with a token that may
+    see all teams) the last decisions about its queue."""
+    query: Query = {"start": start, "state": "waiting", "search": job, "sort": "name", "limit": str(limit)}
+    found = accountant.ask(JobsAnswer, "/v1/jobs", query)
+    span = {"start": str(found.start_ms), "end": str(found.end_ms)}
+    waits = TypeAdapter(list[dict[str, Any]]).validate_json(accountant.get("/v1/waits", {**span, "by": "queue"}))
+    budgets = accountant.ask(tuple[BudgetState, ...], "/v1/budgets")
+    rows = [
+        {
+            **_job(accountant, one),
+            "waits_of_queue_seconds": [wait for wait in waits if wait["key"] in one.queues],
+            "budgets": [state.model_dump(mode="json") for state in budgets if state.team in one.teams],
+            "decisions": [decision for queue in one.queues for decision in _last_decisions(accountant, queue, span)],
+        }
+        for one in found.jobs
+    ]
+    covered = _coverage(accountant, found.start_ms, found.end_ms)
+    note = found.note or ("" if rows else "no waiting job has this text in its path: ask jobs for its state")
+    return _answer(
+        accountant, "seconds", found.start_ms, found.end_ms, covered, rows, note, found.next_page,
+        f"/jobs?{_of({'state': 'waiting', 'search': job})}", jobs=found.count,
+    )  # fmt: skip
+
+
+TOOLS: Final = tuple(
+    AssistantTool(tool.__name__, tool)
+    for tool in (usage, cost, jobs, holds, explain_statement, explain_weight, why_waiting)
+)
+
+
+def _answer(
+    accountant: AccountantClient,
+    unit: str,
+    start_ms: int,
+    end_ms: int,
+    covered: float | None,
+    rows: Iterable[Mapping[str, Any]],
+    note: str,
+    next_page: str | None,
+    link: str,
+    **more: Any,
+) -> dict[str, Any]:
+    """An answer with what every answer has. link: the path of the page, or of the API, with the same figures."""
+    found = {
+        "unit": unit,
+        "period": {"start": utc(start_ms), "end": utc(end_ms)},
+        "coverage": covered,
+        "note": note,
+        **more,
+        "rows": list(rows),
+    }
+    return {**bounded(found), "next_page": next_page, "link": accountant.url + link}
+
+
+def bounded(value: Any, depth: int = 0) -> Any:
+    """A plain value in which every text is one line of at most _LONGEST characters and every list has at most MOST_ROWS
+    entries, because names come from users."""
+    if isinstance(value, str):
+        return as_name(value, _LONGEST)
+    if depth >= _DEEPEST and isinstance(value, Mapping | list | tuple):
+        return "…"
+    if isinstance(value, Mapping):
+        return {as_name(str(key), _LONGEST): bounded(each, depth + 1) for key, each in list(value.items())[:MOST_ROWS]}
+    if isinstance(value, list | tuple):
+        return [bounded(each, depth + 1) for each in value[:MOST_ROWS]]
+    return value
+
+
+def _grouped(
+    by: str, start: str | None, end: str | None, where: Mapping[str, str] | None, limit: int, page: str | None
+) -> dict[str, str | None]:
+    filters = {f"where.{name}": value for name, value in (where or {}).items()}
+    return {"by": by, "start": start, "end": end, "limit": str(limit), "page": page, **filters}
+
+
+def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
+    held = job.accounts_gpu_us
+    return {
+        "job": f"{job.cluster}/{job.namespace}/{job.job}", "state": job.state, "teams": job.teams,
+        "queues": job.queues, "users": job.users, "gpu_models": job.gpu_models,
+        "gpu_hours": _hours(held.allocated), "busy_gpu_hours": _hours(held.busy),
+        "idle_gpu_hours": _hours(held.allocated_idle), "cost": _money(job.cost),
+        "gpus_now": _money(job.gpus), "cost_an_hour": _money(job.burn_per_hour),
+        "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
+        "link": f"{accountant.url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
+    }  # fmt: skip
+
+
+def _last_decisions(accountant: AccountantClient, queue: str, span: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The last decisions about a queue; none for a caller that may not see all teams."""
+    try:
+        found = accountant.ask(tuple[Decision, ...], "/v1/decisions", {**span, "subject": queue, "limit": "3"})
+    except Unanswered as error:
+        if error.status != _FORBIDDEN:
+            raise
+        return []
+    return [{"at": utc(one.at_ms), "kind": one.kind, "value": one.value, "reason": one.reason} for one in found]
+
+
+def _coverage(accountant: AccountantClient, start_ms: int, end_ms: int) -> float | None:
+    """The metered share of the capacity of a span."""
+    return accountant.ask(
+        UsageAnswer, "/v1/usage", {"by": "cluster", "start": str(start_ms), "end": str(end_ms), "limit": "1"}
+    ).coverage
+
+
+def _unheld(accounts: Mapping[str, int]) -> str:
+    return max(("unallocated", "unmetered", "down"), key=lambda name: accounts[name])
+
+
+def _api(path: str, query: Mapping[str, str | None], start_ms: int, end_ms: int) -> str:
+    given = {name: value for name, value in query.items() if name not in ("page", "limit", "start", "end")}
+    return f"{path}?{_of({**given, 'start': utc(start_ms), 'end': str(end_ms)})}"
+
+
+def _of(query: Mapping[str, str | None]) -> str:
+    return urlencode({name: value for name, value in query.items() if value is not None})
+
+
+def _hours(gpu_us: int) -> str:
+    return plain(gpu_hours(gpu_us))
+
+
+def _money(amount: Any) -> str | None:
+    return None if amount is None else format(amount, "f")
