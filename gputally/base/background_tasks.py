@@ -7,12 +7,12 @@ own."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Final
 
 from gputally.base.clock import Clock
@@ -219,18 +219,21 @@ class BackgroundTasks:
 def set_on_signals(event: threading.Event) -> Mapping[signal.Signals, Any]:
     """Set `event` when SIGTERM or SIGINT asks the program to end. Return the previous handlers by signal.
 
-    The handler interrupts the main thread at any point, and setting the event there would deadlock if the main thread
-    holds the event's lock. The handler therefore passes the signal to a thread through a `SimpleQueue`, whose `put` is
-    reentrant."""
-    arrived: SimpleQueue[int] = SimpleQueue()
+    Python runs handlers in the main thread alone, between two steps of it. A main thread that begins to wait just when
+    the signal arrives takes no further step, and one that holds the event's lock would deadlock. The event is therefore
+    set by a thread that reads the numbers of signals, which the interpreter itself writes into a pipe."""
+    numbers = signal.SIGTERM, signal.SIGINT
+    arriving, written = os.pipe()
+    os.set_blocking(written, False)
 
     def forward() -> None:
         while True:
-            arrived.get()
-            event.set()
+            if os.read(arriving, 1)[0] in numbers:
+                event.set()
 
     threading.Thread(target=forward, name="signals", daemon=True).start()
-    return {number: signal.signal(number, lambda at, _: arrived.put(at)) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    return {number: signal.signal(number, lambda *_: None) for number in numbers}
 
 
 def error_summary(error: BaseException) -> str:

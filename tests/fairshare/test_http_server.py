@@ -351,6 +351,21 @@ print("ended")
 """
 
 
+_ELSEWHERE = """
+import signal, threading
+from gputally.base.background_tasks import set_on_signals
+stop = threading.Event()
+set_on_signals(stop)
+def arrive():  # in a thread, once the main thread waits, which the signal does not wake
+    while not stop._cond._waiters:
+        pass
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=arrive, daemon=True).start()
+stop.wait()
+print("ended")
+"""
+
+
 def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     accountant.spend(a=0.6, b=0.4)
     tasks, stop = BackgroundTasks(clock), threading.Event()
@@ -443,10 +458,12 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
     assert pods.fault == "no answer"
 
 
-def test_a_signal_inside_the_event_that_it_sets_is_not_lost() -> None:
-    """A handler that sets the event itself would wait for ever for the main thread that it interrupts."""
+@pytest.mark.parametrize("program", [_INTERRUPTED, _ELSEWHERE], ids=["inside the event", "not waking the main thread"])
+def test_a_signal_is_not_lost_whatever_the_main_thread_does(program: str) -> None:
+    """A handler that sets the event itself would wait for ever for the main thread that it interrupts, and one that
+    runs in the main thread for a main thread that waits for the event."""
     done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=patience_s(), check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience_s(), check=True
     )
     assert done.stdout == "ended\n"
 
