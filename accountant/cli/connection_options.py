@@ -70,12 +70,16 @@ def print_answer(
     """Prints an answer.
 
     table: makes the table that people read.
-    records: the rows of CSV; None: the models of `answer`."""
+    records: the rows of CSV; None: the models of `answer`. They get the answer's currency, because no amount stands
+        without one."""
     from pydantic import BaseModel
 
     models = [answer] if isinstance(answer, BaseModel) else list(answer)
     document = _dumped(answer) if isinstance(answer, BaseModel) else [_dumped(model) for model in models]
-    show(output, lambda: table(answer), document, map(_dumped, models if records is None else records))
+    rows = [_dumped(model) for model in (models if records is None else records)]
+    if isinstance(document, dict) and "currency" in document:
+        rows = [{**row, "currency": row.get("currency", document["currency"])} for row in rows]
+    show(output, lambda: table(answer), document, rows)
 
 
 def write_file(path: Path, content: bytes, mode: int | None = None) -> None:

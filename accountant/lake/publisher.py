@@ -247,6 +247,7 @@ class Publisher:
             "sealed": over and all(at >= one.end_ms for at in newest.values()),
             "rows": one.rows.num_rows,
             **dict(zip(_ACCOUNTS, one.accounts, strict=True)),
+            "currency": one.currency,
             "cost": one.cost,
             "unpriced_us": one.unpriced_us,
             "digest": one.digest,

@@ -58,7 +58,7 @@ class DayRows:
     """The rows of [start_ms, end_ms) of a local day.
 
     accounts: the sums of the six accounts, in the order of ACCOUNT_COLUMNS.
-    cost: the sum of the known costs.
+    cost: the sum of the known costs, in `currency`, which is None without a price book.
     unpriced_us: the billed GPU-microseconds without a price."""
 
     day: date
@@ -68,6 +68,7 @@ class DayRows:
     accounts: tuple[int, ...]
     cost: Decimal
     unpriced_us: int
+    currency: str | None
 
     @property
     def digest(self) -> str:
@@ -128,6 +129,7 @@ def day_rows(
     return DayRows(
         day, start_ms, end_ms, rows.combine_chunks(), tuple(usage.gpu_us[:, : len(ACCOUNTS)].sum(axis=0).tolist()),
         sum((cost for cost in costs if cost is not None), Decimal(0)), sum(unpriced_us),
+        book.currency if book else None,
     )  # fmt: skip
 
 

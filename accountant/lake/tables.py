@@ -203,6 +203,7 @@ DAYS: Final = LakeTable(
         Column("sealed", "boolean", "whether the day is over and all clusters have reported later records"),
         Column("rows", "long", "number of the day's rows"),
         *(Column(name, "long", _TEXTS[name]) for name in ACCOUNT_COLUMNS[:6]),
+        Column("currency", "string", "currency of the cost; null without a price book"),
         Column("cost", "decimal", "sum of the known costs"),
         Column("unpriced_us", "long", "billed time without a price, GPU-µs"),
         Column("digest", "string", "SHA-256 of the day's rows"),

@@ -251,8 +251,8 @@ def _total(cluster: str, day: date, rows: pa.Table) -> dict[str, Any]:
         "ledger": cluster, "day": day, "start_ms": begin_ms, "end_ms": begin_ms + MS_PER_DAY, "sealed": True,
         "rows": rows.num_rows,
         **{name: pa.compute.sum(rows[name]).as_py() for name in tables.ACCOUNT_COLUMNS[:6]},
-        "cost": pa.compute.sum(rows["cost"]).as_py(), "unpriced_us": 0, "digest": "", "timezone": "UTC",
-        "published": datetime(2026, 11, 1, tzinfo=UTC),
+        "currency": "USD", "cost": pa.compute.sum(rows["cost"]).as_py(), "unpriced_us": 0, "digest": "",
+        "timezone": "UTC", "published": datetime(2026, 11, 1, tzinfo=UTC),
     }  # fmt: skip
 
 

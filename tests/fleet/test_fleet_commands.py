@@ -67,6 +67,13 @@ def test_a_month_s_lines_add_up_to_what_the_statements_say(two: TwoLedgers, caps
         assert sum(int(row["gpu_us"]) for row in found) == own.gpu_us
 
 
+def test_every_amount_of_a_table_of_costs_has_its_currency(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("cost", "--lake", two.warehouse, "--by", "gpu_model", "--start", "2026-10-01", "--output", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["currency"] for row in rows if row["cost"]} == {"USD"}
+    assert all(row["unpriced_gpu_us"] for row in rows)
+
+
 def test_each_cluster_s_report_lands_in_the_folder(
     two: TwoLedgers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_day_has_the_accounts_and_the_cost_of_the_ledger(known):
     priced = sum((one.cost for one in answer.lines if one.cost is not None), Decimal(0))
     assert abs(total["cost"] - priced) < Decimal("1e-6")
     assert total["unpriced_us"] == answer.unpriced_gpu_us
+    assert total["currency"] == "USD"
     assert total["rows"] == len(hourly)
 
 
