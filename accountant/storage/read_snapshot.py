@@ -98,8 +98,8 @@ class Snapshot:
             parameters["names"] = sorted({key.job.partition("/")[2] for key in of})
             named = statement("pods_named")
             tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
-        only, begins = _WAITING * waiting, _PLACED * placed
-        sql = statement("pods_between", columns=_POD, ending=_BY_UID, only=only, placed=begins, **tables)
+        tables |= {"only": _WAITING * waiting, "placed": _PLACED * placed}
+        sql = statement("pods_between", columns=_POD, ending=_BY_UID, **tables)
         rows = self._cursor.run(sql, parameters)
         pods = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in called_off.each(rows)]
         if of is None:

@@ -88,8 +88,9 @@ OWN = {
         "source",
     },
     "accountant/storage/read_snapshot.py": {
-        "_PLACED * placed",
-        "_WAITING * waiting",
+        "_BY_UID",
+        "_COUNTED",
+        "_POD",
         "condition",
         "named",
         "only",
