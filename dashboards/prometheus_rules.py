@@ -381,8 +381,16 @@ LEDGER = Group(
             "5m",
             "warning",
             "The lake and the ledger differ in {{ $value }} figures",
-            "Reports of the fleet and of other engines show the figures of the lake. No program repairs the "
-            "difference.",
+            "Reports of the fleet and of other engines show the figures of the lake, until they are repaired.",
+        ),
+        Alert(
+            "GputallyLakeRefused",
+            "max by (cluster) (gputally_lake_refused) > 0",
+            "5m",
+            "warning",
+            "The accountant publishes nothing to the lake until a person decides",
+            "The lake or the ledger is not what it was, or another ledger has its name. What is in the lake stays as "
+            "it is.",
         ),
         Alert(
             "GputallyFleetBehind",

@@ -6,6 +6,7 @@ the others are pydantic models. Instants are UTC milliseconds, and money is a de
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
 
 import msgspec
@@ -43,6 +44,14 @@ class Balance(Model):
     lake_days: int | None = None
     lake_differences: tuple[str, ...] = ()
     note: str = ""
+
+
+class LakeRepaired(Model):
+    """What was written to the lake: days of usage, months of statements, and the names of other tables."""
+
+    days: tuple[date, ...]
+    months: tuple[str, ...]
+    tables: tuple[str, ...]
 
 
 class BookedAdjustment(Model):

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field, model_validator
 
 from accountant.api.access_control import Admin, Reader, admit, body, require_all_teams
-from accountant.api.bookkeeping_models import Balance, DeliveryState, GpuOwners
+from accountant.api.bookkeeping_models import Balance, DeliveryState, GpuOwners, LakeRepaired
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answers, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
@@ -126,6 +126,26 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
         lake_differences=comparison.differences[:_SHOWN] if comparison is not None else (),
         note=params.note(start, now, zone, newest, deps.silence_note()),
     )
+
+
+class LakeRepair(Model):
+    """The request to make the lake equal to the ledger. reason: for the audit trail."""
+
+    reason: str = Field(min_length=1, max_length=1000)
+
+
+@operation_router.post(
+    "/v1/lake/repair",
+    summary="Write to the lake what differs from the ledger",
+    **with_body(LakeRepair, "invalid-parameter", "ledger-unavailable"),
+)
+def repair_lake(request: Annotated[LakeRepair, body(LakeRepair)], deps: AppDeps, principal: Admin) -> LakeRepaired:
+    """Makes the lake equal to the ledger, also where the ledger has fewer acts or begins later, and begins a lake that
+    is missing. Recorded in the audit trail. This is slow: it reads every published day."""
+    if deps.lake is None:
+        raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
+    written = deps.lake.repair(principal.name, request.reason)
+    return LakeRepaired(days=written.days, months=written.months, tables=written.registers)
 
 
 @operation_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -100,6 +101,30 @@ def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> N
     ]  # fmt: skip
     show(output, drawn, records)
     _name_left_out([member.fault for member in members if member.fault])
+
+
+@fleet_app.command()
+def retire(
+    lake: LakePlace,
+    ledger: Annotated[str, Argument(help="Name of the ledger, as `fleet clusters` shows it.")],
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    output: Printed = "table",
+) -> None:
+    """Remove a ledger's tables from the lake, with its closed months. Stop its accountant first, or publish it under
+    another name. The ledger itself stays as it is."""
+    from accountant.fleet.fleet_ledgers import load_lake
+    from accountant.lake.iceberg_catalog import Catalogue
+    from gputally.base.terminal import table
+
+    if not yes:
+        typer.confirm(f"Remove all tables of the ledger {ledger} from the lake?", abort=True)
+    catalogue = Catalogue.connect(load_lake(lake).model_copy(update={"ledger": ledger}))
+    with closing(catalogue):
+        removed = catalogue.retire()
+    show(
+        output, lambda: table("Removed from the lake", ["ledger", "tables"], [(ledger, str(removed))]),
+        [{"ledger": ledger, "tables": removed}],
+    )  # fmt: skip
 
 
 @fleet_app.command()

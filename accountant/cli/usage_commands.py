@@ -61,12 +61,20 @@ def check(
     output: Printed = "table",
     *,
     lake: Annotated[bool, Option("--lake", help="Also compare the lake with the ledger.")] = False,
+    repair: Annotated[
+        bool, Option("--repair", help="With --lake: first write to the lake what differs from the ledger.")
+    ] = False,
+    reason: Annotated[str, Option(help="With --repair: the reason, which the audit trail records.")] = "",
     at: Ledger,
 ) -> None:
     """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
-    from accountant.api.bookkeeping_models import Balance
+    from accountant.api.bookkeeping_models import Balance, LakeRepaired
     from accountant.cli import terminal_tables
 
+    if repair and not (lake and reason):
+        raise typer.BadParameter("--repair needs --lake and a --reason for the audit trail", param_hint="--repair")
+    if repair:
+        at.act(LakeRepaired, "/v1/lake/repair", {"reason": reason})
     balance = at.ask(Balance, "/v1/check", {"lake": "true"} if lake else {})
     print_answer(output, balance, terminal_tables.balance_table)
     if balance.imbalance_gpu_us or balance.month_faults or balance.lake_differences:

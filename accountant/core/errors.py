@@ -41,6 +41,11 @@ class LakeUnavailable(AccountantError):
     """The lake cannot be read or written at present; the message has the place and the reason."""
 
 
+class LakeRefused(LakeUnavailable):
+    """Nothing is published, because the lake or the ledger is not the one that it was. A person has to decide; the
+    message says between what."""
+
+
 class LedgerLocked(AccountantError):
     """Another process has the ledger file open."""
 

@@ -1,27 +1,37 @@
-"""Opens the lake's Iceberg catalog, replaces whole partitions of its tables, and removes old versions of the tables.
+"""Opens the lake's Iceberg catalog, replaces whole partitions of one ledger's tables, and removes old versions of them.
 
-A commit of Iceberg replaces one pointer. Writers of other partitions can commit at the same time: the library validates
-and repeats the commit. If a commit gives no answer, `committed` looks for its id in the table's snapshots: the commit
-succeeded if and only if a snapshot has it.
+Each ledger has a namespace of its own, so no commit and no removal touches the tables of another. Before a process
+writes, it claims the tables: it commits the ledger's id and the next term to each of them. Every later commit carries
+both, and is made only while they are the newest. A process that was paused while another one claimed the tables
+therefore writes nothing more, and an accountant that has a different ledger under the same name writes nothing at all.
+
+A commit of Iceberg replaces one pointer, and only if the table has not changed since it was read. If a commit gives no
+answer, `committed` looks for its id in the table's snapshots: the commit succeeded if and only if a snapshot has it.
 
 When a closed month is published, the current versions of the tables with its usage and statement are tagged. A tagged
-version is never removed, so the month stays readable as it was stated. A file is removed only if no remaining version
-needs it and it is older than the age limit of versions plus one day, because a newer file can belong to a commit in
-progress."""
+version is never removed, so the month stays readable as it was stated. What is old is decided by the times at which the
+store wrote the files, never by the clock of a machine. A file is removed only if no remaining version needs it and it
+is older than the age limit of versions plus one day.
+
+Nothing is created by reading. Only `begin` makes a catalog, a namespace and tables."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import re
 import time
 import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.fs
@@ -30,6 +40,7 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
     NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
     ValidationException,
@@ -45,15 +56,15 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, NestedField, StringType, TimestamptzType
 
-from accountant.core.errors import LakeUnavailable
+from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.core.settings import Lake, secret_properties
-from accountant.lake.tables import DECIMALS, TABLES, ColumnType, LakeTable
+from accountant.lake.tables import DECIMALS, LEDGERS, TABLES, ColumnType, LakeTable
 from gputally.base.errors import AccountantError, without_password
-from gputally.base.units import MS_PER_SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,9 +74,23 @@ if TYPE_CHECKING:
 # The first rows of a partition replace none, and the library warns about that.
 warnings.filterwarnings("ignore", message="Delete operation did not match any records", category=UserWarning)
 
-NAMESPACE: Final = "gputally"
+PREFIX: Final = "gputally_"
+"""The beginning of the name of every ledger's namespace."""
+_SQLITE: Final = "sqlite:///"
+_PLAIN: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+"""Names of ledgers that differ if and only if their namespaces differ in more than the hash."""
+_MOST_OF_NAME: Final = 60
+"""Characters of a ledger's name in its namespace; Hive allows 128 in all."""
 BATCH: Final = "gputally.batch-id"
 """Property of a snapshot that identifies the commit, so that its outcome can be looked up."""
+LEDGER_ID: Final = "gputally.ledger-id"
+"""Property of a snapshot: the id of the ledger that wrote it."""
+TERM: Final = "gputally.term"
+"""Property of a snapshot: the number of the claim under which it was written, over all processes of the ledger."""
+_PROCESS: Final = "gputally.process"
+"""Property of a snapshot: the process that made the claim. It tells two processes apart that made the same one."""
+VERSION: Final = "gputally.version"
+"""Property of a snapshot: the number of the publication within the term, from 1; 0: the claim itself."""
 _TRIES: Final = 8
 """Number of tries of a commit, beyond the library's own retries."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 3.0
@@ -83,8 +108,7 @@ _ICEBERG: Final[dict[ColumnType, IcebergType]] = {
 }
 _PROPERTIES: Final = {
     "commit.manifest-merge.enabled": "true",
-    "commit.retry.num-retries": "10",
-    "commit.retry.max-wait-ms": "1000",
+    "commit.retry.num-retries": "0",  # each try checks first that the claim still holds
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "write.parquet.row-group-limit": "15000",
@@ -104,25 +128,45 @@ class Removed:
     files: int = 0
 
 
-class Catalogue:
-    """The lake's tables. Methods raise LakeUnavailable with the place and the reason."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A process's right to write a ledger's tables, until another process claims them.
 
-    def __init__(self, catalog: Catalog, place: str) -> None:
-        self._catalog = catalog
+    term: higher than that of every earlier claim.
+    process: a random id of the process."""
+
+    ledger_id: str
+    term: int
+    process: str
+
+
+class Catalogue:
+    """The lake's tables; those of one ledger can be written. ledger: the name of this ledger; "": only reading.
+
+    Methods raise LakeUnavailable with the place and the reason, those that write also LakeRefused."""
+
+    def __init__(self, catalog: Catalog, place: str, settings: Lake) -> None:
+        self._catalog, self._settings = catalog, settings
         self.place = place
+        self.ledger = settings.ledger
+        self._claim: Claim | None = None
+        self.version = 0
+        """The number of the publication that is in progress, within the claim."""
 
     @classmethod
     def connect(cls, settings: Lake) -> Catalogue:
-        """Opens the catalog in the settings, and creates its namespace if it is missing."""
+        """Opens the catalog in the settings. Creates nothing."""
         secrets = secret_properties(settings.secrets)
         properties = {**settings.catalog.properties, **secrets, "warehouse": _address(settings.warehouse)}
         uri = settings.catalog.uri
         if settings.catalog.type == "sql":
             uri = uri or _sqlite_in(settings.warehouse)
-            if uri.startswith("sqlite:///"):
-                Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         if uri:
             properties["uri"] = uri
+        if uri.startswith(_SQLITE):  # opened without being created
+            file = Path(uri.removeprefix(_SQLITE))
+            properties["uri"] = f"{_SQLITE}file:{quote(str(file))}?mode=rw&uri=true"
+            properties["init_catalog_tables"] = str(file.is_file()).lower()
         place = (
             f"{settings.catalog.type} catalog {without_password(uri)}".rstrip() + f", warehouse {settings.warehouse}"
         )
@@ -131,38 +175,158 @@ class Catalogue:
                 catalog: Catalog = _rest_catalog(settings.catalog.name, properties)
             else:
                 catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
-            catalog.create_namespace_if_not_exists(NAMESPACE)
-        return cls(catalog, place)
+        _keep_commits_in_order(catalog)
+        return cls(catalog, place, settings)
 
     def close(self) -> None:
         """Closes the connections; the next query opens others."""
         self._catalog.close()
 
-    def create_missing(self) -> None:
-        """Creates the tables that do not exist yet."""
-        for table in TABLES:
-            self.open(table)
+    # --- reading ------------------------------------------------------------------------------
 
-    def open(self, table: LakeTable) -> Table:
-        """The newest version of a table."""
-        name = (NAMESPACE, table.name)
+    def namespaces(self) -> list[str]:
+        """The namespaces of all ledgers, ascending."""
         with _reachable(self.place):
+            self._require_files()
+            names = sorted(".".join(found) for found in self._catalog.list_namespaces())
+            return [name for name in names if name.startswith(PREFIX) and self._has_tables(name)]
+
+    def open(self, table: LakeTable, namespace: str = "") -> Table:
+        """The newest version of a table of a namespace, or of the own ledger."""
+        with _reachable(self.place):
+            self._require_files()
             try:
-                return self._catalog.load_table(name)
-            except NoSuchTableError:
-                try:
-                    return self._catalog.create_table(
-                        name, _schema(table), partition_spec=_partitions(table), properties=_PROPERTIES
-                    )
-                except (TableAlreadyExistsError, NamespaceAlreadyExistsError):
-                    return self._catalog.load_table(name)
+                return self._catalog.load_table((namespace or namespace_of(self.ledger), table.name))
+            except (NoSuchTableError, NoSuchNamespaceError) as error:
+                raise LakeRefused(
+                    f"{self.place}: the ledger {self.ledger or namespace} has no table {table.name} there. If the "
+                    "lake was moved or its volume is not mounted, restore it. If the ledger was retired, "
+                    "`gputally accountant check --lake --repair` publishes it again"
+                ) from error
+
+    def read(self, table: LakeTable) -> list[dict[str, Any]]:
+        """The own ledger's rows of a small table."""
+        with _reachable(self.place):
+            rows: list[dict[str, Any]] = self.open(table).scan().to_arrow().to_pylist()
+            return rows
+
+    def exists(self) -> bool:
+        """Whether the own ledger has tables in the lake."""
+        with _reachable(self.place):
+            return self._files_exist() and self._has_tables(namespace_of(self.ledger))
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Creates what is missing of the own ledger's tables, and of the catalog. The folder of the warehouse must
+        exist: a folder that does not is a volume that is not mounted."""
+        for folder in self._folders():
+            if not folder.is_dir():
+                raise LakeRefused(
+                    f"{self.place}: the folder {folder} does not exist: mount its volume, or create the folder"
+                )
+        namespace = namespace_of(self.ledger)
+        with _reachable(self.place):
+            file = self._sqlite()
+            if file is not None:
+                file.touch()
+                cast(Any, self._catalog).create_tables()
+            self._catalog.create_namespace_if_not_exists(namespace)
+            there = {name[-1] for name in self._catalog.list_tables(namespace)}
+            for table in sorted(TABLES, key=lambda one: one is LEDGERS):  # the last shows that all are there
+                if table.name in there:
+                    continue
+                with contextlib.suppress(TableAlreadyExistsError, NamespaceAlreadyExistsError):
+                    self._catalog.create_table(
+                        (namespace, table.name), _schema(table), partition_spec=_partitions(table),
+                        properties=_PROPERTIES,
+                    )  # fmt: skip
+
+    def retire(self) -> int:
+        """Removes the own ledger's tables with their files; returns how many tables. The first is that from which
+        readers know the ledger, so that no one counts half of it."""
+        namespace = namespace_of(self.ledger)
+        with _reachable(self.place):
+            self._require_files()
+            try:
+                names = sorted(self._catalog.list_tables(namespace), key=lambda name: name[-1] != LEDGERS.name)
+            except NoSuchNamespaceError as error:
+                raise LakeUnavailable(f"{self.place}: no ledger {self.ledger!r} publishes there") from error
+            for name in names:
+                table = self._catalog.load_table(name)
+                self._catalog.drop_table(name)
+                store, folder = _folder(table)
+                with contextlib.suppress(FileNotFoundError):
+                    store.delete_dir(folder)
+            self._catalog.drop_namespace(namespace)
+        return len(names)
+
+    def owner(self) -> str | None:
+        """The id of the ledger that published the tables last; None if none has."""
+        found = [mark for table in TABLES if (mark := newest_claim(self.open(table))) is not None]
+        return max(found, key=lambda mark: mark.term).ledger_id if found else None
+
+    def claim(self, ledger_id: str) -> Claim:
+        """Claims the own ledger's tables for this process, until another one does. Raises LakeRefused if they belong to
+        a ledger with another id."""
+        owner = self.owner()
+        if owner not in (None, ledger_id):
+            raise LakeRefused(self._another(owner, ledger_id))
+        known = [mark.term for table in TABLES if (mark := newest_claim(self.open(table))) is not None]
+        mine = Claim(ledger_id, max(known, default=0) + 1, uuid.uuid4().hex)
+        self._claim, self.version = None, 0
+        for table in TABLES:
+            # All writers claim in this order, so the slower one fails at the first table.
+            self._commit(table, mine, table.arrow.empty_table(), None)
+        self._claim = mine
+        return mine
 
     def replace(self, table: LakeTable, rows: pa.Table, partition: Mapping[str, object | Sequence[object]]) -> None:
         """Replaces the content of the partitions with these rows; idempotent. partition: by column, the value or the
-        values of the partitions."""
+        values of the partitions; empty: all rows."""
         rows = rows.cast(table.arrow)
-        replaced = rows_where(partition)
+        self._commit(table, self._claimed(), rows, rows_where(partition))
+
+    def tag(self, table: LakeTable, name: str) -> None:
+        """Tags the newest version of a table permanently. If the name is in use already, nothing changes."""
+        with _reachable(self.place):
+            opened = self.open(table)
+            self._require(opened, self._claimed())
+            snapshot = opened.current_snapshot()
+            if snapshot is not None and name not in opened.refs():
+                opened.manage_snapshots().create_tag(snapshot.snapshot_id, name).commit()
+
+    def remove_old_versions(self, keep_s: int) -> Removed:
+        """Removes versions that were replaced more than keep_s seconds before the newest file was written, by the
+        store's times, and then the files that no version needs."""
+        versions = files = 0
+        for table in TABLES:
+            with _reachable(self.place):
+                opened = self.open(table)
+                self._require(opened, self._claimed())
+                written = _written(opened)
+                if not written:
+                    continue
+                oldest = max(written.values()) - timedelta(seconds=keep_s)
+                past = _replaced_before(opened, oldest, written)
+                if past:
+                    try:
+                        opened.maintenance.expire_snapshots().by_ids(past).commit()
+                    except CommitFailedException:
+                        continue  # the table has changed; the next run tries again
+                versions += len(past)
+                files += _remove_orphans(self.open(table), oldest - _GRACE, written)
+        return Removed(versions, files)
+
+    # --- internal -----------------------------------------------------------------------------
+
+    def _commit(self, table: LakeTable, claim: Claim, rows: pa.Table, replaced: BooleanExpression | None) -> None:
+        """Makes one commit, if the claim is the newest or a new one. replaced: the rows that leave; None: none."""
         batch = str(uuid.uuid4())
+        marks = {
+            BATCH: batch, LEDGER_ID: claim.ledger_id, TERM: str(claim.term), _PROCESS: claim.process,
+            VERSION: str(self.version),
+        }  # fmt: skip
         failure: Exception | None = None
         for attempt in range(_TRIES):
             if failure is not None:
@@ -170,10 +334,14 @@ class Catalogue:
             opened = self.open(table)
             if failure is not None and committed(opened, batch):
                 return
+            self._require(opened, claim)
             try:
-                opened.overwrite(rows, replaced, snapshot_properties={BATCH: batch})
+                if replaced is None:
+                    opened.append(rows, snapshot_properties=marks)
+                else:
+                    opened.overwrite(rows, replaced, snapshot_properties=marks)
             except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
-                failure = error  # another writer was faster, or the outcome is unknown: the next try checks
+                failure = error  # the table has changed, or the outcome is unknown: the next try checks
             except Exception as error:
                 if failure is not None:
                     raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(error)}") from error
@@ -182,36 +350,102 @@ class Catalogue:
                 return
         raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(failure)}") from failure
 
-    def tag(self, table: LakeTable, name: str) -> None:
-        """Tags the newest version of a table permanently. If the name is in use already, nothing changes."""
-        with _reachable(self.place):
-            opened = self.open(table)
-            snapshot = opened.current_snapshot()
-            if snapshot is not None and name not in opened.refs():
-                opened.manage_snapshots().create_tag(snapshot.snapshot_id, name).commit()
+    def _claimed(self) -> Claim:
+        assert self._claim is not None, "claim the tables before writing"
+        return self._claim
 
-    def read(self, table: LakeTable, ledger: str) -> list[dict[str, Any]]:
-        """A ledger's rows of a small table."""
-        with _reachable(self.place):
-            rows: list[dict[str, Any]] = self.open(table).scan(rows_where({"ledger": ledger})).to_arrow().to_pylist()
-            return rows
+    def _require(self, opened: Table, claim: Claim) -> None:
+        """Raises LakeRefused if the newest claim of a table is another ledger's, or a later one."""
+        newest = newest_claim(opened)
+        if newest is None:
+            return
+        if newest.ledger_id != claim.ledger_id:
+            raise LakeRefused(self._another(newest.ledger_id, claim.ledger_id))
+        if newest.term > claim.term or (newest.term == claim.term and newest.process != claim.process):
+            raise LakeRefused(
+                f"{self.place}: another process of the ledger {self.ledger} has begun to publish (term {newest.term}; "
+                f"this one has term {claim.term}), so this one publishes nothing more. If two accountants run with "
+                "copies of one ledger, stop one of them and restart the other"
+            )
 
-    def remove_old_versions(self, now_ms: int, keep_s: int) -> Removed:
-        """Removes versions older than keep_s seconds, and then the files that no version needs."""
-        oldest = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC) - timedelta(seconds=keep_s)
-        versions = files = 0
-        for table in TABLES:
-            with _reachable(self.place):
-                opened = self.open(table)
-                before = len(opened.snapshots())
-                try:
-                    opened.maintenance.expire_snapshots().older_than(oldest).commit()
-                except CommitFailedException:
-                    continue  # another writer was faster; the next run tries again
-                opened = self.open(table)
-                versions += before - len(opened.snapshots())
-                files += _remove_orphans(opened, oldest - _GRACE)
-        return Removed(versions, files)
+    def _another(self, theirs: str | None, mine: str) -> str:
+        return (
+            f"{self.place}: the name {self.ledger} belongs to the ledger {theirs}, and this accountant has the ledger "
+            f"{mine}: set another name in `lake.ledger`. If this accountant lost its ledger, restore it from the "
+            f"backup or the archive. To give the name to this ledger, remove the other one from the lake with "
+            f"`gputally fleet retire {self.ledger}`"
+        )
+
+    def _has_tables(self, namespace: str) -> bool:
+        try:
+            return any(name[-1] == LEDGERS.name for name in self._catalog.list_tables(namespace))
+        except NoSuchNamespaceError:
+            return False
+
+    def _files_exist(self) -> bool:
+        """Whether the folders of the lake and the catalog's file exist, if they are on this machine."""
+        file = self._sqlite()
+        return all(folder.is_dir() for folder in self._folders()) and (file is None or file.is_file())
+
+    def _require_files(self) -> None:
+        if not self._files_exist():
+            raise LakeUnavailable(
+                f"{self.place}: there is no lake: mount the volume of the warehouse, or correct its address. The first "
+                "publication of an accountant makes one"
+            )
+
+    def _sqlite(self) -> Path | None:
+        """The file of an SQLite catalog."""
+        catalog = self._settings.catalog
+        uri = catalog.uri or (_sqlite_in(self._settings.warehouse) if catalog.type == "sql" else "")
+        return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+    def _folders(self) -> list[Path]:
+        """The folders on this machine that have to exist before anything is created."""
+        warehouse, file = self._settings.warehouse.removeprefix("file://"), self._sqlite()
+        found = [] if "://" in warehouse else [Path(warehouse)]
+        return found if file is None else [*found, file.parent]
+
+
+def namespace_of(ledger: str) -> str:
+    """The name of a ledger's namespace. It consists of small letters, digits and underscores, in one level, because
+    Glue, Hive and Trino accept no more. Different ledgers have different ones."""
+    if _PLAIN.fullmatch(ledger) and len(ledger) <= _MOST_OF_NAME:
+        return PREFIX + ledger.replace("-", "_")
+    plain = re.sub(r"[^a-z0-9]+", "_", ledger.lower()).strip("_")[:_MOST_OF_NAME]
+    return f"{PREFIX}{plain}__{hashlib.sha256(ledger.encode()).hexdigest()[:12]}"
+
+
+def newest_claim(table: Table) -> Claim | None:
+    """The claim under which the newest of this program's commits was made; None if there is none. Commits of other
+    programs, such as a compaction, say nothing."""
+    for snapshot in sorted(table.snapshots(), key=lambda one: one.sequence_number or 0, reverse=True):
+        marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        if TERM in marks:
+            return Claim(marks[LEDGER_ID], int(marks[TERM]), marks[_PROCESS])
+    return None
+
+
+def _keep_commits_in_order(catalog: Catalog) -> None:
+    """Lets no commit have an earlier time than the one before it, as it would after a clock that was ahead is set back:
+    engines refuse to read such a table."""
+    commit = catalog.commit_table
+
+    def ordered(
+        table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        return commit(
+            table, requirements, tuple(_not_before(update, table.metadata.last_updated_ms) for update in updates)
+        )
+
+    catalog.commit_table = ordered  # type: ignore[method-assign]
+
+
+def _not_before(update: TableUpdate, at_ms: int) -> TableUpdate:
+    """The change of a table; a new version with a time that is not before this one."""
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= at_ms:
+        return update
+    return update.model_copy(update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": at_ms})})
 
 
 def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
@@ -227,26 +461,51 @@ def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     return BoundedRestCatalog(name, **properties)
 
 
-def _remove_orphans(table: Table, before: datetime) -> int:
-    """Removes files that no version needs and that were written before this time; returns how many."""
-    needed = _needed_files(table)
+def _folder(table: Table) -> tuple[Any, str]:
+    """The file system with a table's files, and their folder."""
     io: Any = table.io
     scheme, netloc, folder = io.parse_location(table.location(), io.properties)
-    store = io.fs_by_scheme(scheme, netloc)
+    return io.fs_by_scheme(scheme, netloc), folder
+
+
+def _written(table: Table) -> dict[str, datetime]:
+    """When the store wrote each file of a table, by path."""
+    store, folder = _folder(table)
+    entries = store.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True))
+    return {
+        entry.path: entry.mtime
+        for entry in entries
+        if entry.type == pyarrow.fs.FileType.File and entry.mtime is not None
+    }
+
+
+def _replaced_before(table: Table, oldest: datetime, written: Mapping[str, datetime]) -> list[int]:
+    """The ids of the versions that a later one replaced before this time, by the store. Versions with a name stay."""
+    named = {ref.snapshot_id for ref in table.refs().values()}
+    ordered = sorted(table.snapshots(), key=lambda one: one.sequence_number or 0)
+    found = []
+    for snapshot, successor in pairwise(ordered):
+        replaced = written.get(_path(table, successor.manifest_list))
+        if snapshot.snapshot_id not in named and replaced is not None and replaced < oldest:
+            found.append(snapshot.snapshot_id)
+    return found
+
+
+def _remove_orphans(table: Table, before: datetime, written: Mapping[str, datetime]) -> int:
+    """Removes files that no version needs and that were written before this time; returns how many."""
+    needed = _needed_files(table)
+    store, _ = _folder(table)
     removed = 0
-    for entry in store.get_file_info(pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)):
-        old = entry.mtime is not None and entry.mtime < before
-        is_file = entry.type == pyarrow.fs.FileType.File
-        if is_file and old and entry.path not in needed and removed < _MOST_FILES:
-            with contextlib.suppress(FileNotFoundError):  # the accountant of another ledger was faster
-                store.delete_file(entry.path)
+    for path, at in written.items():
+        if at < before and path not in needed and removed < _MOST_FILES:
+            with contextlib.suppress(FileNotFoundError):  # another process of the ledger was faster
+                store.delete_file(path)
                 removed += 1
     return removed
 
 
 def _needed_files(table: Table) -> set[str]:
     """The paths of all files that a version of the table needs, including its metadata."""
-    io: Any = table.io
     locations = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
     for snapshot in table.snapshots():
         locations.add(snapshot.manifest_list)
@@ -254,7 +513,14 @@ def _needed_files(table: Table) -> set[str]:
             if manifest.manifest_path not in locations:  # versions share most of their manifests
                 locations.add(manifest.manifest_path)
                 locations |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-    return {io.parse_location(location, io.properties)[2] for location in locations}
+    return {_path(table, location) for location in locations}
+
+
+def _path(table: Table, location: str) -> str:
+    """The path of a file in its file system."""
+    io: Any = table.io
+    path: str = io.parse_location(location, io.properties)[2]
+    return path
 
 
 def rows_where(
@@ -297,7 +563,7 @@ def _sqlite_in(warehouse: str) -> str:
         raise LakeUnavailable(
             f"warehouse {warehouse} is not a folder: set `lake.catalog.uri` to a database or a REST catalog"
         )
-    return f"sqlite:///{folder}/catalog.db"
+    return f"{_SQLITE}{folder}/catalog.db"
 
 
 def _schema(table: LakeTable) -> Schema:

@@ -79,13 +79,17 @@ _NODES = msgspec.json.Decoder(NodeFacts)
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """A row of the table `ledgers`; the columns are explained in accountant.lake.tables.LEDGERS.
+    """The row of a ledger's table `ledgers`; the columns are explained in accountant.lake.tables.LEDGERS.
 
+    namespace: the namespace of the ledger's tables.
     clusters: the end of the newest record of each cluster, in UTC milliseconds.
     version: the version of gputally that published.
     fault: why this version cannot read the row; the other fields are then empty. "" if it can."""
 
+    namespace: str
     ledger: str
+    id: str
+    acts: int
     timezone: str
     grace_days: int
     first_ms: int
@@ -118,24 +122,31 @@ def _reason(error: Exception) -> str:
 
 
 def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
-    """Every ledger of the lake by name, ascending."""
-    found = engine.query(exp.select("*").from_("ledgers"), Bounds(()))
-    rows = sorted(found.to_pylist(), key=lambda row: row["ledger"])
-    return {row["ledger"]: _status(row) for row in rows}
+    """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that two namespaces know, and
+    counts once, under the name that it has recorded last."""
+    newest: dict[str, LedgerStatus] = {}
+    for namespace in engine.namespaces():
+        for row in engine.query(exp.select("*").from_("ledgers"), Bounds((namespace,))).to_pylist():
+            found = _status(row, namespace)
+            if found.id not in newest or newest[found.id].acts < found.acts:
+                newest[found.id] = found
+    return {one.ledger: one for one in sorted(newest.values(), key=attrgetter("ledger"))}
 
 
-def _status(row: Mapping[str, Any]) -> LedgerStatus:
+def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
     """The status in a row of the table `ledgers`; one with a fault if the row cannot be read."""
     name, version = row["ledger"], str(row.get("version") or "")
+    ledger_id = str(row.get("id") or namespace)
     try:
         with readable(name, version):
             clusters = {str(cluster): int(at_ms) for cluster, at_ms in json.loads(row["clusters"]).items()}
             return LedgerStatus(
-                name, zone(row["timezone"]).key, int(row["grace_days"]), int(row["first_ms"]), int(row["newest_ms"]),
-                int(row["until_ms"]), clusters, frozenset(json.loads(row["teams"])), version,
+                namespace, name, ledger_id, int(row["acts"]), zone(row["timezone"]).key, int(row["grace_days"]),
+                int(row["first_ms"]), int(row["newest_ms"]), int(row["until_ms"]), clusters,
+                frozenset(json.loads(row["teams"])), version,
             )  # fmt: skip
     except UnreadableLedger as error:
-        return LedgerStatus(name, "UTC", 0, 0, 0, 0, {}, frozenset(), version, str(error))
+        return LedgerStatus(namespace, name, ledger_id, 0, "UTC", 0, 0, 0, 0, {}, frozenset(), version, str(error))
 
 
 class LakeLedger:
@@ -575,7 +586,7 @@ class LakeLedger:
 
     def _table(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
         days = None if start_ms is None or end_ms is None else self._days(start_ms, end_ms)
-        return self._engine.query(query, Bounds((self.status.ledger,), days))
+        return self._engine.query(query, Bounds((self.status.namespace,), days))
 
     def _list(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._table(query, start_ms, end_ms).to_pylist()

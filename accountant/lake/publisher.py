@@ -1,5 +1,9 @@
 """Writes the ledger's settled figures and registers to the lake, and compares the lake with the ledger.
 
+The ledger's first publication records the act `lake` with a random id, the ledger's name in the lake and the warehouse.
+Everything in the lake carries this id. A publisher whose lake is missing, has another id, or knows more acts or earlier
+records than the ledger writes nothing, because then the lake or the ledger is not what it was (LakeRefused).
+
 Registers are the tables of pods, nodes, decisions, policies, prices, acts (journal entries) and epochs. A day is
 written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to the table
 `days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run writes the
@@ -10,7 +14,9 @@ The comparison is per cluster, day and account, exact to the microsecond and the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import threading
+import uuid
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -27,12 +33,14 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper, closed_statement
 from accountant.bookkeeping.month_closing import ClosedMonth, ClosedMonths, statement_hash
-from accountant.core.periods import Month, day_span, local_date
+from accountant.core.errors import LakeRefused
+from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
-from accountant.lake.iceberg_catalog import Catalogue, Removed
+from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
+from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import EpochReport, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
@@ -72,7 +80,7 @@ class LakeComparison:
 
 
 class Publisher:
-    """Publishes one ledger. catalogue: opens the lake; called on first use."""
+    """Publishes one ledger. catalogue: opens the lake; called on first use, and after the lake was refused."""
 
     def __init__(
         self,
@@ -86,7 +94,7 @@ class Publisher:
         self._ledger, self._books, self._clock = ledger, books, clock
         self._zone, self._timezone, self._grace_days = settings.zone, settings.timezone, settings.grace_days
         self._lake, self._issuer = settings.lake, settings.issuer
-        self.name = settings.lake.ledger or settings.kubernetes.cluster
+        self.name = name_of(settings)
         self._connect = catalogue
         self._opened: Catalogue | None = None
         self._marks: dict[Hashable, Hashable] = {}
@@ -99,25 +107,52 @@ class Publisher:
         """Start of the last successful run."""
         self.compared: LakeComparison | None = None
         """Result of the last comparison."""
+        self.refused = ""
+        """Why the last run wrote nothing, if a person has to decide what is right; "": nothing was refused."""
+        self._alone = threading.RLock()
+        """Only one thread writes or removes."""
         self._log = structlog.get_logger("accountant.lake")
 
     def publish(self, progress: ProgressCallback = lambda *_: None) -> Published:
-        """Writes the days, months and registers that have changed. Raises AccountantError."""
-        now = self._clock.wall_ms()
-        stored = self._stored_statements()
-        # Before the days are written again, because records that came after the closing are in them.
-        self._tag_hours(stored)
-        days = self._publish_days(now, progress)
-        months = self._publish_statements(now, stored)
-        registers = self._publish_registers(now)
-        self.published_ms = now
+        """Writes the days, months and registers that have changed. Raises AccountantError; LakeRefused if the lake or
+        the ledger is not what it was."""
+        return self._run(progress, repair=False)
+
+    def repair(self, who: str, reason: str, progress: ProgressCallback = lambda *_: None) -> Published:
+        """Makes the lake equal to the ledger, also where they do not differ by the control totals, and where the ledger
+        begins later or has other acts than the lake. Begins a lake that is missing. Recorded as an act. Raises
+        AccountantError; LakeRefused if the tables belong to a ledger with another id."""
+        with self._alone:
+            self._opened = self._open(repair=True)
+            self._record(self._id(), who, reason)
+            self._marks.clear()
+            self._parts = self.published_ms = None
+            return self._run(progress, repair=True)
+
+    def _run(self, progress: ProgressCallback, *, repair: bool) -> Published:
+        with self._alone:
+            now = self._clock.wall_ms()
+            try:
+                self._catalogue.version += 1
+                stored = {} if repair else self._stored_statements()
+                # Before the days are written again, because records that came after the closing are in them.
+                self._tag_hours(stored)
+                days = self._publish_days(now, progress, repair=repair)
+                months = self._publish_statements(now, stored)
+                registers = self._publish_registers(now, repair=repair)
+            except LakeRefused as error:
+                self.refused = str(error)
+                raise
+            self.refused = ""
+            self.published_ms = now
         if days or months or registers:
             self._log.info("published", days=len(days), months=len(months), tables=len(registers))
         return Published(days, months, registers)
 
     def remove_old_versions(self) -> Removed:
         """Removes old versions of the tables, and files that no version needs. Raises LakeUnavailable."""
-        return self._catalogue.remove_old_versions(self._clock.wall_ms(), self._lake.keep_snapshots)
+        with self._alone:
+            return self._catalogue.remove_old_versions(self._lake.keep_snapshots)
 
     def compare(self) -> LakeComparison:
         """Compares the lake with the ledger: the last `days_back` days, as many older days (different ones every day),
@@ -179,10 +214,12 @@ class Publisher:
         """The rows of the table `days` of this ledger, by day."""
         return {row["day"]: row for row in self._read(tables.DAYS)}
 
-    def _publish_days(self, now_ms: int, progress: ProgressCallback) -> tuple[date, ...]:
+    def _publish_days(self, now_ms: int, progress: ProgressCallback, *, repair: bool) -> tuple[date, ...]:
         known: dict[date, dict[str, Any]] | None = None
         days = self.days_to_check(now_ms)
-        if self.published_ms is None and days:  # days that no run has written yet, of any age
+        if repair:
+            known, days = self._days_as_written(), self._every_day(now_ms)
+        elif self.published_ms is None and days:  # days that no run has written yet, of any age
             known = self._known_days()
             days = sorted({*days, *(day for day in self._every_day(now_ms) if day not in known)})
         changed = []
@@ -195,6 +232,7 @@ class Publisher:
         if not changed:
             return ()
         known = self._known_days() if known is None else known
+        self._remove_days(known, set(known) - set(self._every_day(now_ms)))
         written: list[date] = []
         pending: list[DayRows] = []
         for number, (day, mark, rows_mark) in enumerate(changed, 1):
@@ -209,6 +247,25 @@ class Publisher:
                 pending = []
         written += self._write_days(pending, known, now_ms)
         return tuple(written)
+
+    def _days_as_written(self) -> dict[date, dict[str, Any]]:
+        """The rows of the table `days` of this ledger, by day. A day whose rows are not those of its control total has
+        no digest."""
+        known, hourly = self._known_days(), self._catalogue.open(tables.USAGE_HOURLY)
+        there = set(hourly.scan(selected_fields=("day",)).to_arrow()["day"].unique().to_pylist())
+        for day in there | set(known):
+            rows = hourly.scan(rows_where({"day": day})).to_arrow().cast(tables.USAGE_HOURLY.arrow)
+            if known.setdefault(day, {"ledger": self.name, "day": day}).get("digest") != tables.digest(rows):
+                known[day]["digest"] = None
+        return known
+
+    def _remove_days(self, known: dict[date, dict[str, Any]], days: Collection[date]) -> None:
+        """Removes days of which the ledger has no records, for example because an import was withdrawn."""
+        if days:
+            self._catalogue.replace(tables.USAGE_HOURLY, tables.USAGE_HOURLY.arrow.empty_table(), {"day": [*days]})
+            for day in days:
+                del known[day]
+            self._replace(tables.DAYS, list(known.values()))
 
     def _day(self, day: date, now_ms: int) -> DayRows:
         start_ms, end_ms = day_span(day, self._zone)
@@ -226,7 +283,7 @@ class Publisher:
             return []
         try:
             rows = pa.concat_tables([one.rows for one in days])
-            self._catalogue.replace(tables.USAGE_HOURLY, rows, {"ledger": self.name, "day": [one.day for one in days]})
+            self._catalogue.replace(tables.USAGE_HOURLY, rows, {"day": [one.day for one in days]})
             for one in days:
                 known[one.day] = self._control_total(one, now_ms)
             self._replace(tables.DAYS, list(known.values()))
@@ -313,7 +370,7 @@ class Publisher:
         self._catalogue.replace(
             tables.STATEMENT_LINES,
             tables.STATEMENT_LINES.of_rows([row for _, several in lines.values() for row in several]),
-            {"ledger": self.name, "month": [str(one) for one in lines]},
+            {"month": [str(one) for one in lines]},
         )
         for one in lines:
             closed = books.of(str(one))
@@ -361,12 +418,12 @@ class Publisher:
         if report.currency is None:
             return
         rows = focus_rows(self.name, str(month), report)
-        self._catalogue.replace(tables.FOCUS, rows, {"ledger": self.name, "month": str(month)})
+        self._catalogue.replace(tables.FOCUS, rows, {"month": str(month)})
         self._marks["focus", month] = mark
 
     # --- registers ----------------------------------------------------------------------------
 
-    def _publish_registers(self, now_ms: int) -> tuple[str, ...]:
+    def _publish_registers(self, now_ms: int, *, repair: bool) -> tuple[str, ...]:
         """Publishes the parts of registers whose digests differ from those in the table `registers`, and then updates
         that table."""
         if self._parts is None:
@@ -381,7 +438,7 @@ class Publisher:
             for value, of_part in parts.items():
                 part, key = table.of_rows(of_part), (table.name, "" if value is None else str(value))
                 digest = tables.digest(part)
-                if key not in known or known[key]["digest"] != digest:
+                if repair or key not in known or known[key]["digest"] != digest:
                     known[key] = {
                         "ledger": self.name, "register": table.name, "part": key[1], "rows": part.num_rows,
                         "digest": digest,
@@ -389,7 +446,7 @@ class Publisher:
                     changed[value] = part
             if changed:
                 partition = {by: list(changed)} if by else {}
-                self._catalogue.replace(table, pa.concat_tables(changed.values()), {"ledger": self.name, **partition})
+                self._catalogue.replace(table, pa.concat_tables(changed.values()), partition)
                 written_tables.append(table.name)
         if written_tables:
             self._replace(tables.REGISTERS, list(known.values()))
@@ -401,7 +458,8 @@ class Publisher:
         the row describes published data only."""
         first_ms, newest_ms = self._ledger.extent()
         row = {
-            "ledger": self.name, "timezone": self._timezone, "grace_days": self._grace_days, "first_ms": first_ms,
+            "ledger": self.name, "id": self._id(), "acts": self._ledger.last_act(), "timezone": self._timezone,
+            "grace_days": self._grace_days, "first_ms": first_ms,
             "newest_ms": newest_ms, "until_ms": now_ms,
             "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
             "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
@@ -495,16 +553,78 @@ class Publisher:
     @property
     def _catalogue(self) -> Catalogue:
         if self._opened is None:
-            self._opened = self._connect()
-            self._opened.create_missing()
+            self._opened = self._open(repair=False)
         return self._opened
 
+    def _open(self, *, repair: bool) -> Catalogue:
+        """Opens the lake and claims this ledger's tables. Begins a lake only if the ledger has not published there yet,
+        or to repair it."""
+        catalogue, known = self._connect(), self._ledger.acts("lake")
+        is_new = not known or (known[-1].subject, json.loads(known[-1].content)["warehouse"]) != self._place
+        ledger_id = self._id() if known else uuid.uuid4().hex
+        if is_new and catalogue.exists() and not catalogue.read(tables.LEDGERS) and catalogue.owner() != ledger_id:
+            catalogue.retire()  # left by a process that ended before it had recorded the id
+        if is_new or repair:
+            catalogue.begin()
+        catalogue.claim(ledger_id)
+        if is_new:
+            self._record(ledger_id, "accountant", "the ledger is published for the first time under this name")
+        if not repair:
+            self._require_whole(catalogue)
+        return catalogue
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        """The name and the warehouse under which the ledger is published."""
+        return self.name, self._lake.warehouse
+
+    def _id(self) -> str:
+        """The id that the ledger got when it was published first."""
+        found: str = json.loads(self._ledger.acts("lake")[0].content)["id"]
+        return found
+
+    def _record(self, ledger_id: str, who: str, reason: str) -> None:
+        content = json.dumps({"id": ledger_id, "warehouse": self._lake.warehouse})
+        record(self._ledger, [NewAct(self._clock.wall_ms(), "lake", self.name, who, reason, content)], None)
+
+    def _require_whole(self, catalogue: Catalogue) -> None:
+        """Raises LakeRefused if the ledger lacks acts or records that the lake has."""
+        cure = (
+            "If the ledger was lost or an old backup was restored, restore the newest backup and the archive. If the "
+            "ledger is right, `gputally accountant check --lake --repair` makes the lake equal to it"
+        )
+        last = max(catalogue.read(tables.ACTS), key=lambda row: row["number"], default=None)
+        after = 0
+        if last is not None:
+            after = last["number"]
+            own = self._ledger.trail(after - 1, 1)
+            if not own or own[0].digest != last["digest"]:
+                raise LakeRefused(
+                    f"{catalogue.place}: act {after} of the ledger {self.name} in the lake is not in the ledger "
+                    f"(its last act is {self._ledger.last_act()}), so nothing was published. {cure}"
+                )
+        begun = [row["first_ms"] for row in catalogue.read(tables.LEDGERS) if row["first_ms"]]
+        first_ms, _ = self._ledger.extent()
+        moved = any(act.number > after for act in self._ledger.acts("withdrawn", "redated"))
+        if begun and (not first_ms or begun[0] < first_ms) and not moved:
+            begins = f"begins at {utc(first_ms)}" if first_ms else "has no records"
+            raise LakeRefused(
+                f"{catalogue.place}: in the lake the ledger {self.name} begins at {utc(begun[0])}, and the ledger "
+                f"{begins}, so nothing was published. {cure}"
+            )
+
     def _read(self, table: tables.LakeTable) -> list[dict[str, Any]]:
-        return self._catalogue.read(table, self.name)
+        return self._catalogue.read(table)
 
     def _replace(self, table: tables.LakeTable, rows: list[dict[str, Any]]) -> None:
-        """Replaces all rows of this ledger in a table."""
-        self._catalogue.replace(table, table.of_rows(rows), {"ledger": self.name})
+        """Replaces all rows of a table."""
+        self._catalogue.replace(table, table.of_rows(rows), {})
+
+
+def name_of(settings: Settings) -> str:
+    """The name under which an accountant publishes its ledger."""
+    assert settings.lake is not None
+    return settings.lake.ledger or settings.kubernetes.cluster
 
 
 def _first_seen_ms(facts: PodFacts) -> int:
@@ -531,7 +651,7 @@ def compare_days(
     if not days:
         return LakeComparison(0, ())
     dates = [day for day, _ in days]
-    bounds = Bounds((name,), (min(dates), max(dates)))
+    bounds = Bounds((namespace_of(name),), (min(dates), max(dates)))
     until_ms = max(
         (row["until_ms"] for row in _rows(engine, exp.select("*").from_("ledgers"), name, bounds)), default=0
     )
@@ -560,7 +680,7 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
     due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
     query = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
     in_lake: dict[str, dict[str, Decimal]] = {}
-    for row in _rows(engine, query, name, Bounds((name,))):
+    for row in _rows(engine, query, name, Bounds((namespace_of(name),))):
         in_lake.setdefault(row["month"], {})[row["SubAccountId"]] = row["due"]
     differences = []
     for one in stated:
@@ -589,7 +709,7 @@ def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: Zon
         .from_("usage_hourly")
         .where(exp.column("day") >= first, exp.column("day") <= last)
     )
-    (row,) = _rows(engine, query, name, Bounds((name,), days))
+    (row,) = _rows(engine, query, name, Bounds((namespace_of(name),), days))
     unmetered, down = (
         sum(line.gpu_us for line in stated.lines if line.account == account) for account in ("unmetered", "down")
     )

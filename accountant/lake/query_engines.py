@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -28,22 +28,22 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
-from accountant.lake.iceberg_catalog import NAMESPACE, Catalogue, described, rows_where
-from accountant.lake.tables import ARROW, TABLES, LakeTable
+from accountant.lake.iceberg_catalog import PREFIX, Catalogue, described, rows_where
+from accountant.lake.tables import ARROW, LEDGERS, TABLES, LakeTable
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 """Name of the Iceberg catalog in Spark or Trino; default `lake`."""
 _BY_NAME: Final = {table.name: table for table in TABLES}
-_PLANS: Final = 64
-"""Number of cached plans: a query reads at most three tables, of up to twenty ledgers in turn."""
+_PLANS: Final = 256
+"""Number of cached plans: a page reads a few tables of up to twenty ledgers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The partitions that a query needs. ledgers: their names; empty: all. days: the first and the last, both
-    inclusive; None: all."""
+    """What a query needs to read. namespaces: those of its ledgers, at least one; the rows of all are one table. days:
+    the first and the last, both inclusive; None: all."""
 
-    ledgers: tuple[str, ...]
+    namespaces: tuple[str, ...]
     days: tuple[date, date] | None = None
 
 
@@ -60,6 +60,10 @@ class Engine(Protocol):
     """A query engine that can read the lake. name: its name in the option --engine."""
 
     name: str
+
+    def namespaces(self) -> Sequence[str]:
+        """The namespaces of all ledgers. Raises LakeUnavailable."""
+        ...
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         """The rows of the answer, in any order. bounds: the partitions that hold all rows that the query selects.
@@ -84,31 +88,38 @@ class DuckDbEngine:
             config["threads"] = threads
         self._connection = duckdb.connect(config=config)
         self._lock = threading.Lock()
-        self._plans: LRUCache[tuple[str, Bounds], _Plan] = LRUCache(_PLANS)
+        self._plans: LRUCache[tuple[str, tuple[date, date] | None], _Plan] = LRUCache(_PLANS)
+
+    def namespaces(self) -> Sequence[str]:
+        return self._catalogue.namespaces()
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         names = sorted({table.name for table in question.find_all(exp.Table)})
+        registered: list[str] = []
         with self._lock, self._connection.cursor() as cursor:
             try:
                 for name in names:
-                    self._register(cursor, _BY_NAME[name], bounds)
-                return cursor.execute(question.sql(dialect="duckdb")).to_arrow_table()
+                    for namespace in bounds.namespaces:
+                        self._register(cursor, _BY_NAME[name], namespace, bounds)
+                        registered.append(_local_name(namespace, name))
+                return cursor.execute(_text(question, "duckdb", bounds, _local_table)).to_arrow_table()
             except duckdb.Error as error:
                 raise LakeUnavailable(f"{self._catalogue.place}: {described(error)}") from error
             finally:
-                for name in names:
+                for name in registered:
                     cursor.unregister(name)
 
     def close(self) -> None:
         self._connection.close()
         self._catalogue.close()
 
-    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, bounds: Bounds) -> None:
-        found = self._catalogue.open(table)
+    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, namespace: str, bounds: Bounds) -> None:
+        found = self._catalogue.open(table, namespace)
+        name = _local_name(namespace, table.name)
         scan = found.scan(row_filter=_filter(table, bounds))
         # Cached, because a table version never changes, and planning a month takes longer than reading some of its
         # days.
-        version = found.metadata_location, bounds
+        version = found.metadata_location, bounds.days
         plan = self._plans.get(version)
         if plan is None:
             tasks = list(scan.plan_files())
@@ -116,21 +127,27 @@ class DuckDbEngine:
             self._plans[version] = plan
         files = plan.files
         if not files:
-            cursor.register(table.name, table.arrow.empty_table())
+            cursor.register(name, table.arrow.empty_table())
         elif plan.has_deletes:
-            cursor.register(table.name, scan.to_arrow_batch_reader())
+            cursor.register(name, scan.to_arrow_batch_reader())
         elif all(_is_local(place) for place in files):
             cursor.read_parquet(
                 [_local(place) for place in files], union_by_name=len(found.metadata.schemas) > 1
-            ).create_view(table.name)
+            ).create_view(name)
         else:
-            cursor.register(table.name, _remote(found, files, table))
+            cursor.register(name, _remote(found, files, table))
+
+
+def _local_name(namespace: str, table: str) -> str:
+    return f"{namespace}.{table}"
+
+
+def _local_table(namespace: str, table: str) -> exp.Table:
+    return exp.Table(this=exp.to_identifier(_local_name(namespace, table), quoted=True))
 
 
 def _filter(table: LakeTable, bounds: Bounds) -> BooleanExpression:
-    by_day = bounds.days is not None and "day" in table.partition
-    ledgers = {"ledger": tuple(bounds.ledgers)} if bounds.ledgers else {}
-    return rows_where(ledgers, {"day": bounds.days} if by_day and bounds.days is not None else {})
+    return rows_where({}, {"day": bounds.days} if bounds.days is not None and "day" in table.partition else {})
 
 
 def _is_local(place: str) -> bool:
@@ -172,15 +189,31 @@ class SparkEngine:
             raise LakeUnavailable(f"spark {url}: {described(error)}") from error
         return cls(session, os.environ.get(CATALOG_VARIABLE, "lake"))
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:  # noqa: ARG002 - the question has its own bounds
+    def namespaces(self) -> Sequence[str]:
+        catalog = exp.to_identifier(self._catalog, quoted=True).sql(dialect="spark")
+        shown = exp.Command(this="SHOW NAMESPACES IN", expression=catalog).sql(dialect="spark")
         try:
-            found: pa.Table = self._session.sql(_text(question, "spark", self._catalog)).toArrow()
+            names = [row[0] for row in self._session.sql(shown).collect()]
+            return [
+                name for name in sorted(names)
+                if name.startswith(PREFIX)
+                and self._session.catalog.tableExists(f"{self._catalog}.{name}.{LEDGERS.name}")
+            ]  # fmt: skip
+        except Exception as error:
+            raise LakeUnavailable(f"spark: {described(error)}") from error
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        try:
+            found: pa.Table = self._session.sql(_text(question, "spark", bounds, self._table)).toArrow()
         except Exception as error:
             raise LakeUnavailable(f"spark: {described(error)}") from error
         return found
 
     def close(self) -> None:
         self._session.stop()
+
+    def _table(self, namespace: str, table: str) -> exp.Table:
+        return exp.table_(table, db=namespace, catalog=self._catalog)
 
 
 class TrinoEngine:
@@ -207,10 +240,20 @@ class TrinoEngine:
         )
         return cls(connection, os.environ.get(CATALOG_VARIABLE, "lake"))
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:  # noqa: ARG002 - the question has its own bounds
+    def namespaces(self) -> Sequence[str]:
+        tables = exp.table_("tables", db="information_schema", catalog=self._catalog)
+        named = exp.column("table_name").eq(exp.Literal.string(LEDGERS.name))
         try:
             cursor = self._connection.cursor()
-            cursor.execute(_text(question, "trino", self._catalog))
+            cursor.execute(exp.select("table_schema").from_(tables).where(named).sql(dialect="trino"))
+            return sorted(name for (name,) in cursor.fetchall() if name.startswith(PREFIX))
+        except Exception as error:
+            raise LakeUnavailable(f"trino: {described(error)}") from error
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        try:
+            cursor = self._connection.cursor()
+            cursor.execute(_text(question, "trino", bounds, self._table))
             rows = cursor.fetchall()
             names = [column.name for column in cursor.description]
             columns = list(zip(*rows, strict=True)) or [()] * len(names)
@@ -221,10 +264,24 @@ class TrinoEngine:
     def close(self) -> None:
         self._connection.close()
 
+    def _table(self, namespace: str, table: str) -> exp.Table:
+        return exp.table_(table, db=namespace, catalog=self._catalog)
 
-def _text(question: exp.Select, dialect: str, catalog: str) -> str:
+
+def _text(question: exp.Select, dialect: str, bounds: Bounds, table_of: Callable[[str, str], exp.Table]) -> str:
+    """The query in an engine's dialect. Several namespaces are read as one table. table_of: the engine's table for a
+    namespace and the name of a table."""
+
     def qualified(node: exp.Expression) -> exp.Expression:
-        return exp.table_(node.name, db=NAMESPACE, catalog=catalog) if isinstance(node, exp.Table) else node
+        if not isinstance(node, exp.Table):
+            return node
+        first, *others = (table_of(namespace, node.name) for namespace in bounds.namespaces)
+        if not others:
+            return first
+        whole: exp.Query = exp.select("*").from_(first)
+        for other in others:
+            whole = whole.union(exp.select("*").from_(other), distinct=False)
+        return whole.subquery(node.name)
 
     return question.transform(qualified).sql(dialect=dialect)
 

@@ -1,7 +1,8 @@
 """Defines the tables of the lake: columns, units, keys, partitions and order.
 
-Every table has the column `ledger`: the name under which one accountant publishes. Only the accountant of that name
-replaces rows, a whole partition at a time. All columns are nullable; null means "unknown" or "not applicable", never
+Each ledger has tables of its own, in a namespace of its own (accountant.lake.iceberg_catalog.namespace_of). Every table
+has the column `ledger`, the name under which the accountant publishes, so that rows of several ledgers can be put
+together. A partition is replaced as a whole. All columns are nullable; null means "unknown" or "not applicable", never
 zero. Instants are `timestamptz` in UTC, and also integer milliseconds since 1970 (`…_ms`), which all engines treat
 alike. Amounts are decimal(38,9)."""
 
@@ -188,7 +189,7 @@ USAGE_HOURLY: Final = LakeTable(
         ),
         Column("unpriced_us", "long", "billed time without a price, GPU-µs; `cost` does not contain it"),
     ),
-    ("ledger", "day"),
+    ("day",),
     ("ledger", "start_ms", *map(column_of, (*DIMENSIONS, *PRICED_BY))),
     ("team", "queue", "namespace", "job", "pod", "gpu", "start_ms"),
 )
@@ -210,7 +211,7 @@ DAYS: Final = LakeTable(
         Column("timezone", "string", "time zone of the ledger's days"),
         Column("published", "timestamptz", "instant at which the day was last written"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "day"),
     ("day",),
 )
@@ -224,15 +225,17 @@ REGISTERS: Final = LakeTable(
         Column("rows", "long", "number of rows of the part"),
         Column("digest", "string", "SHA-256 of the part's rows"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "register", "part"),
     ("register", "part"),
 )
 LEDGERS: Final = LakeTable(
     "ledgers",
-    "Each ledger that publishes here.",
+    "The ledger that publishes here, in one row.",
     (
         _LEDGER,
+        Column("id", "string", "id of the ledger; a ledger that is renamed keeps it"),
+        Column("acts", "long", "number of acts in the ledger's journal"),
         Column("timezone", "string", "time zone of the ledger's months, days and hours"),
         Column("grace_days", "long", "days for which a month waits for late records after its end"),
         Column("first_ms", "long", "start of the oldest record"),
@@ -243,7 +246,7 @@ LEDGERS: Final = LakeTable(
         Column("published", "timestamptz", "instant of the last publication"),
         Column("version", "string", "version of gputally that published"),
     ),
-    ("ledger",),
+    (),
     ("ledger",),
     ("ledger",),
 )
@@ -265,7 +268,7 @@ STATEMENTS: Final = LakeTable(
         Column("hash", "string", "SHA-256 of `canonical`"),
         Column("canonical", "string", "the statement's canonical JSON"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "month"),
     ("month",),
 )
@@ -291,7 +294,7 @@ STATEMENT_LINES: Final = LakeTable(
         Column("about_month", "string", "month that a correction or adjustment is about"),
         Column("reason", "string", "reason of a correction or adjustment"),
     ),
-    ("ledger", "month"),
+    ("month",),
     ("ledger", "month", "line"),
     ("line",),
 )
@@ -374,7 +377,7 @@ FOCUS: Final = LakeTable(
         Column("month", "string", "2026-10"),
         *(Column(name, _focus_type(name), _FOCUS_TEXTS[name]) for name in COST_AND_USAGE),
     ),
-    ("ledger", "month"),
+    ("month",),
     ("ledger", "month", "x_ChargeKey"),
     ("SubAccountId", "ChargePeriodStart", "x_ChargeKey"),
 )
@@ -397,7 +400,7 @@ PODS: Final = LakeTable(
         Column("ended", "timestamptz", "end of the pod"),
         Column("facts", "string", "all known facts of the pod, JSON"),
     ),
-    ("ledger", "month"),
+    ("month",),
     ("ledger", "cluster", "uid"),
     ("cluster", "namespace", "pod", "uid"),
 )
@@ -413,7 +416,7 @@ NODES: Final = LakeTable(
         Column("capacity_type", "string", _TEXTS["capacity_type"]),
         Column("facts", "string", "all known facts of the node, JSON"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "cluster", "node"),
     ("cluster", "node"),
 )
@@ -431,7 +434,7 @@ DECISIONS: Final = LakeTable(
         Column("subject", "string", "queue, node or pod that it is about"),
         Column("decision", "string", "the decision, JSON"),
     ),
-    ("ledger", "day"),
+    ("day",),
     ("ledger", "cluster", "id"),
     ("at_ms", "id"),
 )
@@ -445,7 +448,7 @@ POLICIES: Final = LakeTable(
         Column("effective_ms", "long", "instant from which the policy is in force"),
         Column("policy", "string", "the policy, JSON"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "effective_ms"),
     ("effective_ms",),
 )
@@ -466,7 +469,7 @@ PRICES: Final = LakeTable(
         Column("currency", "string", "currency of the price"),
         Column("row", "string", "the whole row, JSON"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "price_book", "price_row"),
     ("taken", "price_book", "price_row"),
 )
@@ -485,7 +488,7 @@ ACTS: Final = LakeTable(
         Column("content", "string", "content of the act, JSON; its fields depend on the kind"),
         Column("digest", "string", "SHA-256 over the digest of the preceding act and this act"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "number"),
     ("number",),
 )
@@ -501,7 +504,7 @@ EPOCHS: Final = LakeTable(
         Column("at_ms", "long", "end of the epoch"),
         Column("who", "string", "caller that reported the epoch"),
     ),
-    ("ledger",),
+    (),
     ("ledger", "cluster", "namespace", "job", "epoch"),
     ("cluster", "namespace", "job", "epoch"),
 )

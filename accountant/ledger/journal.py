@@ -20,7 +20,7 @@ from gputally.base.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
-    "pods", "delivery", "imported", "withdrawn", "retired", "redated", "moved",
+    "pods", "delivery", "imported", "withdrawn", "retired", "redated", "moved", "lake",
 ]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ class Journal(Protocol):
 
 
 BESIDE: Final[frozenset[ActKind]] = frozenset(
-    {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved"}
+    {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved", "lake"}
 )
 """Kinds of acts that never invalidate a decision made before them, such as the progress of an import."""
 _TRIES = 20

@@ -334,6 +334,12 @@ def lake_metrics(publisher: Publisher) -> Iterable[Metric]:
             "When the last publication that succeeded began (Unix time); absent before the first.",
             value=publisher.published_ms / MS_PER_SECOND,
         )
+    yield GaugeMetricFamily(
+        "gputally_lake_refused",
+        "1 if the accountant publishes nothing because the lake or the ledger is not what it was, and a person has to "
+        "decide; the log and /v1/check?lake=true have the reason.",
+        value=float(bool(publisher.refused)),
+    )
     if publisher.compared is not None:
         yield GaugeMetricFamily(
             "gputally_lake_differences",

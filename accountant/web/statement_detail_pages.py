@@ -226,6 +226,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "retired": "GPUs were retired",
     "moved": "GPUs moved to another node",
     "redated": "Dates in the future were corrected",
+    "lake": "Publication in a lake",
 }  # fmt: skip
 
 

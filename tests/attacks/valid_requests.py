@@ -93,6 +93,7 @@ BODIES: dict[str, Any] = {
     "/v1/deliveries/again": {"key": "k", "reason": "r"},
     "/v1/clock/accept": {},
     "/v1/clock/heal": {"reason": "r"},
+    "/v1/lake/repair": {"reason": "r"},
     "/node/{cluster}/{node}/gpus": "gpu=GPU-1&reason=r",
 }
 """A valid body of every route that takes one; a text is sent as it is."""

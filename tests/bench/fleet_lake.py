@@ -211,7 +211,7 @@ def _ask(place: str, question: str) -> dict[str, float]:
 
     def ask() -> None:
         if question == "top":
-            assert engine.query(top_jobs(), Bounds((), _span())).num_rows
+            assert engine.query(top_jobs(), Bounds(tuple(engine.namespaces()), _span())).num_rows
         else:
             _QUESTIONS[question](fleet, names)
 
@@ -244,7 +244,7 @@ def _read_mib() -> float:
 
 
 def _files(place: Path) -> list[Path]:
-    return sorted((place / "gputally" / "usage_hourly" / "data").rglob("*.parquet"))
+    return sorted(place.glob("gputally_*/usage_hourly/data/**/*.parquet"))
 
 
 # --- pages -------------------------------------------------------------------------------------
@@ -297,7 +297,10 @@ def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
         return []
     figures: list[Figure] = []
     engine = DuckDbEngine(Catalogue.connect(Lake(warehouse=str(place))))
-    beside, seconds = "DuckDB in one process", timed(lambda: engine.query(by_team(), Bounds((), _span())))
+    beside, seconds = (
+        "DuckDB in one process",
+        timed(lambda: engine.query(by_team(), Bounds(tuple(engine.namespaces()), _span()))),
+    )
     engine.close()
     for number in workers:
         found = child(__name__, "spark", place, number)
@@ -319,7 +322,7 @@ def _ask_spark(place: str, workers: int) -> dict[str, float]:
         engine: Engine = SparkEngine(cluster.session, "gputally")
 
         def ask() -> None:
-            assert engine.query(by_team(), Bounds((), _span())).num_rows
+            assert engine.query(by_team(), Bounds(tuple(engine.namespaces()), _span())).num_rows
 
         first = timed(ask)
         return {"first_s": first, "seconds": sorted(timed(ask) for _ in range(RUNS))[RUNS // 2]}
@@ -350,10 +353,10 @@ def _publish(folder: Path, nodes: int) -> dict[str, float]:
     ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
     books = Bookkeeper(ledger, clock, "UTC")
     books.prices.take(load.price_book(), "put", "bench", "prices", bulk.BEGIN_MS)
+    (folder / "lake").mkdir()
     lake = Lake(warehouse=str(folder / "lake"), ledger="one")
     catalogue = Catalogue.connect(lake)
     publisher = Publisher(ledger, books, Settings(auth="off", data=folder, lake=lake), clock, lambda: catalogue)
-    catalogue.create_missing()
     seconds = timed(publisher.publish)
     rows = catalogue.open(tables.USAGE_HOURLY).scan().to_arrow()
     again = Publisher(ledger, books, Settings(auth="off", data=folder, lake=lake), clock, lambda: catalogue)
@@ -370,13 +373,14 @@ def _side_by_side(folder: Path, writers: int) -> Figure:
     commits = 3
 
     def rate(place: str, number: int) -> float:
+        (folder / place).mkdir()
         lake, found = Lake(warehouse=str(folder / place)), []
-        seconds = timed(lambda: found.extend(write_side_by_side(lake, number, commits, ledgers=number)))
+        seconds = timed(lambda: found.extend(write_side_by_side(lake, number, commits)))
         if found != sorted((f"ledger-{at}", commits) for at in range(number)):
             raise RuntimeError(f"{number} writers left {found}")
         return number * commits / seconds
 
-    return Figure(f"{writers} writers of one table, no day lost or doubled", rate("many", writers), "commits/s",
+    return Figure(f"{writers} writers of one lake, no day lost or doubled", rate("many", writers), "commits/s",
                   "one writer", rate("one", 1))  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.bench.load import PRICES, price_book
+from tests.lake.concurrent_writers import claimed
 
 MONTH: Final = Month(2026, 10)
 BEGIN_MS: Final = 1_790_812_800_000  # 2026-10-01T00:00Z
@@ -81,23 +82,22 @@ class LakeFleet:
 
 def write(lake: Lake, fleet: LakeFleet, told: Callable[[float], None] = lambda _: None) -> None:
     """Publish the lake. told: receives the completed share from time to time."""
-    with closing(Catalogue.connect(lake)) as catalogue:
-        catalogue.create_missing()
-        registers = _registers(fleet)
-        days = [date(2026, 10, 1) + timedelta(days=number) for number in range(fleet.days)]
-        for at, cluster in enumerate(fleet.names):
-            totals = []
+    registers = _registers(fleet)
+    days = [date(2026, 10, 1) + timedelta(days=number) for number in range(fleet.days)]
+    for at, cluster in enumerate(fleet.names):
+        totals = []
+        with closing(claimed(lake, cluster)) as catalogue:
             for first in range(0, fleet.days, _DAYS_A_COMMIT):
                 group = days[first : first + _DAYS_A_COMMIT]
                 made = [_day(fleet, at, first + number) for number, _ in enumerate(group)]
-                catalogue.replace(tables.USAGE_HOURLY, pa.concat_tables(made), {"ledger": cluster, "day": group})
+                catalogue.replace(tables.USAGE_HOURLY, pa.concat_tables(made), {"day": group})
                 totals += [_total(cluster, day, rows) for day, rows in zip(group, made, strict=True)]
                 told((at * fleet.days + first + len(group)) / (fleet.clusters * fleet.days))
-            catalogue.replace(tables.DAYS, tables.DAYS.of_rows(totals), {"ledger": cluster})
-            catalogue.replace(tables.PODS, _pods(fleet, at), {"ledger": cluster, "month": "2026-10"})
+            catalogue.replace(tables.DAYS, tables.DAYS.of_rows(totals), {})
+            catalogue.replace(tables.PODS, _pods(fleet, at), {"month": "2026-10"})
             for table, rows in registers.items():
                 own = [{**row, **_own(table, fleet, cluster)} for row in rows]
-                catalogue.replace(table, table.of_rows(own), {"ledger": cluster})
+                catalogue.replace(table, table.of_rows(own), {})
             _publish_statement(catalogue, cluster)
 
 
@@ -106,7 +106,7 @@ def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]
     with TemporaryDirectory() as folder:
         clock = VirtualClock(BEGIN_MS - MS_PER_DAY)
         ledger = open_ledger(Path(folder) / "ledger.duckdb", clock)
-        lake = Lake(warehouse=f"{folder}/lake", ledger="none")
+        lake = Lake(warehouse=folder, ledger="none")
         books = Bookkeeper(ledger, clock, "UTC")
         try:
             ledger.put_policy(fleet.policy(), clock.wall_ms())
@@ -115,7 +115,7 @@ def _registers(fleet: LakeFleet) -> dict[tables.LakeTable, list[dict[str, Any]]]
                 settings = Settings(auth="off", data=Path(folder), lake=lake)
                 Publisher(ledger, books, settings, clock, lambda: found).publish()
                 asked = (tables.POLICIES, tables.PRICES, tables.ACTS, tables.LEDGERS)
-                return {table: found.read(table, "none") for table in asked}
+                return {table: found.read(table) for table in asked}
         finally:
             ledger.close()
 
@@ -126,9 +126,9 @@ def _publish_statement(catalogue: Catalogue, cluster: str) -> None:
     (member,) = Fleet(engine).members([cluster])
     stated = member.books.month(MONTH)
     row = statement_row(cluster, str(MONTH), member.books.status(MONTH), stated)
-    catalogue.replace(tables.STATEMENTS, tables.STATEMENTS.of_rows([row]), {"ledger": cluster})
+    catalogue.replace(tables.STATEMENTS, tables.STATEMENTS.of_rows([row]), {})
     lines = tables.STATEMENT_LINES.of_rows(line_rows(cluster, str(MONTH), stated))
-    catalogue.replace(tables.STATEMENT_LINES, lines, {"ledger": cluster, "month": str(MONTH)})
+    catalogue.replace(tables.STATEMENT_LINES, lines, {"month": str(MONTH)})
 
 
 def _own(table: tables.LakeTable, fleet: LakeFleet, cluster: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _own(table: tables.LakeTable, fleet: LakeFleet, cluster: str) -> dict[str, A
     if table is not tables.LEDGERS:
         return {"ledger": cluster}
     return {
-        "ledger": cluster, "first_ms": BEGIN_MS, "newest_ms": fleet.end_ms, "until_ms": fleet.end_ms,
+        "ledger": cluster, "id": cluster, "first_ms": BEGIN_MS, "newest_ms": fleet.end_ms, "until_ms": fleet.end_ms,
         "clusters": json.dumps({cluster: fleet.end_ms}),
         "teams": json.dumps(sorted({_team(queue) for queue in range(fleet.queues)})),
     }  # fmt: skip

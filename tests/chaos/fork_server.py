@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,18 +27,13 @@ from accountant.core.settings import Lake, Settings
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.runtime.leadership import take_over
 from gputally.base.clock import SystemClock
-from gputally.base.units import MS_PER_DAY
-
-
-def later_ms() -> int:
-    """Return a time three days ahead, at which every file of a lake is old enough to be removed."""
-    return time.time_ns() // 1_000_000 + 3 * MS_PER_DAY
 
 
 def remove_old_versions(arguments: Sequence[str]) -> int:
-    """Remove the files that no version of a lake needs. arguments: the warehouse."""
-    with closing(Catalogue.connect(Lake(warehouse=arguments[0]))) as catalogue:
-        catalogue.remove_old_versions(later_ms(), 3_600)
+    """Remove the files that no version of the ledger `prod` needs. arguments: the warehouse, and the ledger's id."""
+    with closing(Catalogue.connect(Lake(warehouse=arguments[0], ledger="prod"))) as catalogue:
+        catalogue.claim(arguments[1])
+        catalogue.remove_old_versions(3_600)
     return 0
 
 

@@ -32,9 +32,8 @@ from tests.chaos.accountant_process import (
     is_running,
     outbox,
 )
-from tests.chaos.fork_server import later_ms
 from tests.deadlines import until
-from tests.lake.comparison_queries import published
+from tests.lake.comparison_queries import age, published
 
 SEED = 20261124
 PUBLISHED = "gputally_lake_published_timestamp_seconds"
@@ -47,6 +46,7 @@ FILES_OF_A_RUN = 100
 @pytest.fixture
 def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[AccountantProcess]:
     with accountant_process(tmp_path, zygote) as found:
+        (tmp_path / LAKE_FOLDER).mkdir()
         found.settings(lake={"warehouse": str(tmp_path / LAKE_FOLDER), "ledger": "prod"})
         yield found
 
@@ -92,18 +92,30 @@ def _killed(accountant: AccountantProcess, kills: int) -> None:
     assert checked["lake_days"] > 1
     assert checked["lake_differences"] == []
     accountant.end()
-    lake = Lake(warehouse=str(accountant.folder / LAKE_FOLDER))
-    with closing(Catalogue.connect(lake)) as catalogue:
+    folder = accountant.folder / LAKE_FOLDER
+    with closing(Catalogue.connect(Lake(warehouse=str(folder), ledger="prod"))) as catalogue:
         _exact(catalogue, sender)
-        removed = catalogue.remove_old_versions(later_ms(), 3_600)
+        removed = _all_removed(catalogue, folder)
         assert removed.files > 0
         assert removed.versions > kills // 4, "too few were killed after a commit for the test to show something"
-        assert catalogue.remove_old_versions(later_ms(), 3_600) == Removed(0, 0)
+        assert catalogue.remove_old_versions(3_600) == Removed(0, 0)
         _exact(catalogue, sender)
         for described in tables.TABLES:
             table = catalogue.open(described)
-            needed = {Path(task.file.file_path.removeprefix("file://")) for task in table.scan().plan_files()}
+            needed = {
+                Path(task.file.file_path.removeprefix("file://"))
+                for snapshot in table.snapshots()
+                for task in table.scan(snapshot_id=snapshot.snapshot_id).plan_files()
+            }
             assert set((Path(table.location().removeprefix("file://")) / "data").rglob("*.parquet")) == needed
+
+
+def _all_removed(catalogue: Catalogue, folder: Path) -> Removed:
+    """Remove every version and file that is not needed, as if all were written days before another commit."""
+    (row,) = catalogue.read(tables.LEDGERS)
+    age(folder, 9)
+    catalogue.claim(row["id"])
+    return catalogue.remove_old_versions(3_600)
 
 
 def _exact(catalogue: Catalogue, sender: Outbox) -> None:
@@ -112,7 +124,7 @@ def _exact(catalogue: Catalogue, sender: Outbox) -> None:
         found = catalogue.open(described).scan().to_arrow()
         keys = Counter(zip(*(found[name].to_pylist() for name in described.key), strict=True))
         assert not [key for key, times in keys.items() if times > 1], described.name
-    rows = catalogue.read(tables.USAGE_HOURLY, "prod")
+    rows = catalogue.read(tables.USAGE_HOURLY)
     sums: dict[str, list[int]] = {}
     for row in rows:
         of_gpu = sums.setdefault(row["gpu"], [0, 0, 0])
@@ -120,7 +132,7 @@ def _exact(catalogue: Catalogue, sender: Outbox) -> None:
         of_gpu[1] += row["busy_us"] + row["allocated_idle_us"] + row["allocated_unknown_us"]
         of_gpu[2] += row["energy_uj"]
     assert {gpu: tuple(found) for gpu, found in sums.items()} == sender.truth()
-    days = {row["day"]: row for row in catalogue.read(tables.DAYS, "prod")}
+    days = {row["day"]: row for row in catalogue.read(tables.DAYS)}
     assert {day: total["rows"] for day, total in days.items()} == Counter(row["day"] for row in rows)
 
 
@@ -138,15 +150,18 @@ def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> N
     chance = random.Random(SEED)
     with published(f"{folder}/lake") as known:
         catalogue = known.connect()
+        (row,) = catalogue.read(tables.LEDGERS)
+        catalogue.claim(row["id"])
         catalogue.tag(tables.USAGE_HOURLY, "stated")
         rows = catalogue.open(tables.USAGE_HOURLY).scan().to_arrow()
         days = sorted(set(rows["day"].to_pylist()))
         interrupted = 0
         for _ in range(kills):
             for _ in range(3):
-                catalogue.replace(tables.USAGE_HOURLY, rows, {"ledger": "prod", "day": days})
+                catalogue.replace(tables.USAGE_HOURLY, rows, {"day": days})
+            age(folder / "lake", 9)
             before = _files(folder / "lake")
-            upkeep = fork_program(zygote, ["lake_upkeep", f"{folder}/lake"], folder / "log")
+            upkeep = fork_program(zygote, ["lake_upkeep", f"{folder}/lake", row["id"]], folder / "log")
             until(
                 lambda before=before, upkeep=upkeep: _files(folder / "lake") != before or not is_running(upkeep), "idle"
             )
@@ -155,12 +170,13 @@ def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> N
                 os.kill(upkeep, signal.SIGKILL)
                 interrupted += 1
             until(lambda upkeep=upkeep: not is_running(upkeep), "it still lives")
+            catalogue.claim(row["id"])
             table = catalogue.open(tables.USAGE_HOURLY)
             assert table.scan().to_arrow().num_rows == rows.num_rows
             assert table.scan().use_ref("stated").to_arrow().num_rows == rows.num_rows
         assert interrupted > kills // 2, "too few were killed before they ended"
-        catalogue.remove_old_versions(later_ms(), 3_600)
-        assert catalogue.remove_old_versions(later_ms(), 3_600) == Removed(0, 0)
+        _all_removed(catalogue, folder / "lake")
+        assert catalogue.remove_old_versions(3_600) == Removed(0, 0)
         assert known.publisher.compare().differences == ()
 
 

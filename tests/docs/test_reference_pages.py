@@ -149,7 +149,7 @@ def test_the_example_for_duckdb_gives_what_the_ledger_says() -> None:
         assert known.settings.lake is not None
         place = known.settings.lake.warehouse
         catalog = load_catalog("gputally", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=place)
-        table = catalog.load_table("gputally.usage_hourly")
+        table = catalog.load_table("gputally_prod.usage_hourly")
         found = table.scan(row_filter="day >= '2026-10-01' and day < '2026-11-01'").to_duckdb("usage_hourly")
         asked = {team: row for team, *row in found.sql(example).fetchall()}
         assert isinstance(found, duckdb.DuckDBPyConnection)

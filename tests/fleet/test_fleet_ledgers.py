@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -116,6 +117,9 @@ class NotedTables:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.asked: set[str] = set()
+
+    def namespaces(self) -> Sequence[str]:
+        return self._engine.namespaces()
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         self.asked |= {table.name for table in question.find_all(exp.Table)}

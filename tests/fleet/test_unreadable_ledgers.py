@@ -20,7 +20,7 @@ from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.query_engines import DuckDbEngine
 from gputally.base.clock import VirtualClock
-from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+from tests.lake.comparison_queries import SPAN, PublishedLedger, overwrite, published
 
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
@@ -68,19 +68,16 @@ FAULTS = {
 @contextmanager
 def changed(lake: Catalogue, fault: Fault) -> Iterator[None]:
     """The rows of south, changed, and published by a later version."""
-    before = {
-        table: lake.read(table, "south")
-        for table in {fault.table.name: fault.table, "ledgers": tables.LEDGERS}.values()
-    }
+    before = {table: lake.read(table) for table in {fault.table.name: fault.table, "ledgers": tables.LEDGERS}.values()}
     for table, rows in before.items():
         of_version = [{**row, "version": "9.9.9"} if table is tables.LEDGERS else row for row in rows]
         new = [fault.change(row) if table is fault.table else row for row in of_version]
-        lake.replace(table, table.of_rows(new), {"ledger": "south"})
+        overwrite(lake, table, table.of_rows(new), {})
     try:
         yield
     finally:
         for table, rows in before.items():
-            lake.replace(table, table.of_rows(rows), {"ledger": "south"})
+            overwrite(lake, table, table.of_rows(rows), {})
 
 
 @contextmanager
@@ -95,7 +92,7 @@ def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, 
     fault = FAULTS[name]
     with served(both) as client:
         alone = client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json()
-    with changed(both[0].connect(), fault), served(both) as client:
+    with changed(both[1].connect(), fault), served(both) as client:
         for page in PAGES:
             answer = client.get(page)
             assert answer.status_code == 200, (page, answer.text)
@@ -118,9 +115,9 @@ def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, 
 
 
 def test_the_pages_of_a_ledger_that_cannot_be_read_say_why(both):
-    with changed(both[0].connect(), FAULTS["a time zone that is not known here"]), served(both) as client:
+    with changed(both[1].connect(), FAULTS["a time zone that is not known here"]), served(both) as client:
         answer = client.get("/clusters/south/v1/usage")
         assert answer.status_code == 503
         assert "9.9.9" in answer.json()["detail"]
-    with changed(both[0].connect(), FAULTS["a key of a policy"]), served(both) as client:
+    with changed(both[1].connect(), FAULTS["a key of a policy"]), served(both) as client:
         assert client.get("/clusters/south/v1/policy").status_code == 503

@@ -57,7 +57,8 @@ ROUTES = {
         "GET /v1/audit", "POST /v1/backups", "GET /v1/backups", "GET /v1/backups/{name}", "GET /v1/deliveries",
         "POST /v1/deliveries/again", "POST /v1/pods", "POST /v1/gpus/retire", "POST /v1/gpus/move", "GET /v1/clock",
         "POST /v1/imports/withdraw",
-        "POST /v1/clock/accept", "POST /v1/clock/heal", "POST /v1/periods/{month}/proposals/{proposal}/take",
+        "POST /v1/clock/accept", "POST /v1/clock/heal", "POST /v1/lake/repair",
+        "POST /v1/periods/{month}/proposals/{proposal}/take",
         "POST /v1/periods/{month}/proposals/{proposal}/refuse", "POST /node/{cluster}/{node}/gpus",
     ),
     "policy": (

@@ -30,6 +30,7 @@ from gputally.base.units import MS_PER_DAY
 from tests import empty_ledger
 from tests.deadlines import until
 from tests.http.conftest import client_of, encoded, pod_minutes
+from tests.lake.comparison_queries import overwrite
 from tests.price_books import price_book_text
 
 POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
@@ -374,7 +375,8 @@ def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(ar
 
 @pytest.fixture
 def publishing(archiving, tmp_path):
-    return archiving.model_copy(update={"lake": Lake(warehouse=str(tmp_path / "off" / "lake"))})
+    (tmp_path / "lake").mkdir()
+    return archiving.model_copy(update={"lake": Lake(warehouse=str(tmp_path / "lake"))})
 
 
 def test_the_lake_is_written_and_compared_after_a_start_and_then_at_its_time(publishing, clock):
@@ -399,10 +401,10 @@ def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the
         clock.advance(2 * MS_PER_DAY)
         service.publish()
         assert figure(service, "gputally_lake_differences") == 0
-        lake = Catalogue.connect(publishing.lake)
+        lake = Catalogue.connect(publishing.lake.model_copy(update={"ledger": publishing.kubernetes.cluster}))
         hourly = lake.open(USAGE_HOURLY).scan().to_arrow()
         day = min(hourly["day"].to_pylist())
-        lake.replace(USAGE_HOURLY, hourly.slice(0, 0), {"day": day})
+        overwrite(lake, USAGE_HOURLY, hourly.slice(0, 0), {"day": day})
         lake.close()
         clock.advance(MS_PER_DAY)
         with capture_logs() as logged:
@@ -417,8 +419,7 @@ def test_a_lake_that_another_hand_changed_is_named_by_the_metric_the_log_and_the
 
 def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_waiting(publishing, clock):
     warehouse = Path(publishing.lake.warehouse)
-    warehouse.parent.mkdir(exist_ok=True)
-    warehouse.write_text("no folder")
+    warehouse.rmdir()
     with Service(publishing, clock) as service:
         service.ingest.submit_batch(pod_minutes(rows=3)).result()
         service.publish()
@@ -426,7 +427,7 @@ def test_a_lake_that_cannot_be_reached_is_tried_again_and_keeps_nothing_else_wai
         after(clock, service, 7_200_000)
         assert figure(service, 'gputally_task_failures_total{task="lake"}') == 1, "its own thread tries again"
         assert list(Path(publishing.archive.to).glob("part-*"))
-        warehouse.unlink()
+        warehouse.mkdir()
         service.publish()
         assert failing(service, "lake") == 0
         assert figure(service, "gputally_lake_published_timestamp_seconds") == clock.wall_ms() / 1_000

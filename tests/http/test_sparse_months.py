@@ -196,7 +196,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         }
         settings = settings_in(
             folder, prices=month.prices, inventory=SPACES, deliveries=json.dumps(orders),
-            lake=Lake(warehouse=str(folder / "lake")),
+            lake=Lake(warehouse=str(folder)),
             policy=POLICY.model_dump_json(),
         )  # fmt: skip
         with Service(settings, clock) as service, client_of(service) as client:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from accountant.billing.job_costs import list_jobs
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
-from accountant.lake.iceberg_catalog import Catalogue
+from accountant.lake.iceberg_catalog import Catalogue, rows_where
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
 from accountant.lake.query_engines import Engine
+from accountant.lake.tables import LakeTable
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.ledger.usage import MEASURES, START_UP, coverage
 from accountant.prices.price_book import PriceBook
@@ -191,6 +195,8 @@ def published(
         lake = Lake(
             warehouse=warehouse or f"{folder}/lake", catalog=catalog or LakeCatalog(), ledger=name, secrets=secrets
         )
+        if "://" not in lake.warehouse.removeprefix("file://"):
+            Path(lake.warehouse.removeprefix("file://")).mkdir(exist_ok=True)
         settings = Settings(auth="off", data=Path(folder), lake=lake, timezone=timezone)
         clock = VirtualClock(SPAN[1])
         books = Bookkeeper(ledger, clock, timezone)
@@ -228,6 +234,19 @@ def published(
         if publish:
             known.publisher.publish()
         yield known
+
+
+def overwrite(lake: Catalogue, table: LakeTable, rows: pa.Table, partition: Mapping[str, object]) -> None:
+    """Replace rows of a table, as another program would."""
+    lake.open(table).overwrite(rows.cast(table.arrow), rows_where(partition))
+
+
+def age(folder: Path, days: int) -> None:
+    """Let the store have written all present files of a lake this many days earlier."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".db":
+            at = path.stat().st_mtime - days * 86_400
+            os.utime(path, (at, at))
 
 
 def differences(known: PublishedLedger, engine: Engine) -> list[str]:

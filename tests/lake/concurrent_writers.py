@@ -20,28 +20,33 @@ def control_total(ledger: str, rows: int) -> dict[str, Any]:
     return {"ledger": ledger, "day": DAY, "rows": rows, "digest": f"{ledger} {rows}"}
 
 
-def write_side_by_side(lake: Lake, writers: int, commits: int, *, ledgers: int) -> list[tuple[str, int]]:
-    """Let each writer replace its ledger's rows `commits` times; with fewer ledgers than writers, several share one.
-    Returns the lake's content afterwards as (ledger, rows)."""
+def claimed(lake: Lake, ledger: str) -> Catalogue:
+    """Return the tables of a ledger, ready to be written. The ledger's id is its name."""
+    found = Catalogue.connect(lake.model_copy(update={"ledger": ledger}))
+    found.begin()
+    found.claim(ledger)
+    return found
 
-    def write(number: int) -> None:
-        name = f"ledger-{number % ledgers}"
-        with closing(Catalogue.connect(lake)) as found:
+
+def write_side_by_side(lake: Lake, writers: int, commits: int) -> list[tuple[str, int]]:
+    """Let each writer replace the rows of its own ledger `commits` times. Returns the lake's content afterwards as
+    (ledger, rows)."""
+
+    def write(number: int) -> list[tuple[str, int]]:
+        name = f"ledger-{number}"
+        with closing(claimed(lake, name)) as found:
             for commit in range(1, commits + 1):
-                found.replace(DAYS, DAYS.of_rows([control_total(name, commit)]), {"ledger": name})
+                found.replace(DAYS, DAYS.of_rows([control_total(name, commit)]), {})
+            return [(row["ledger"], row["rows"]) for row in found.read(DAYS)]
 
-    with closing(Catalogue.connect(lake)) as known:
-        known.create_missing()
-        with ThreadPoolExecutor(writers) as pool:
-            list(pool.map(write, range(writers)))
-        held = known.open(DAYS).scan().to_arrow()
-    return sorted(zip(held["ledger"].to_pylist(), held["rows"].to_pylist(), strict=True))
+    with ThreadPoolExecutor(writers) as pool:
+        return sorted(row for rows in pool.map(write, range(writers)) for row in rows)
 
 
 def write_once(lake: Lake, ledger: str, rows: int) -> None:
     """Replace the rows of the ledger by one control total."""
-    with closing(Catalogue.connect(lake)) as found:
-        found.replace(DAYS, DAYS.of_rows([control_total(ledger, rows)]), {"ledger": ledger})
+    with closing(claimed(lake, ledger)) as found:
+        found.replace(DAYS, DAYS.of_rows([control_total(ledger, rows)]), {})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ LAKE = """\
 gputally_lake_published_timestamp_seconds {at_s}
 # TYPE gputally_lake_differences gauge
 gputally_lake_differences 2
+# TYPE gputally_lake_refused gauge
+gputally_lake_refused 0
 # TYPE gputally_fleet_published_timestamp_seconds gauge
 gputally_fleet_published_timestamp_seconds{{ledger="prod-eu"}} {at_s}
 """

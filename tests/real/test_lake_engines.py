@@ -91,7 +91,7 @@ def test_eight_writers_on_postgresql_lose_and_double_nothing(postgres: Postgres,
     database = f"lake{uuid.uuid4().hex}"
     postgres.create(database)
     lake = Lake(warehouse=f"file://{tmp_path}", catalog=LakeCatalog(uri=postgres.uri(database)))
-    assert write_side_by_side(lake, 8, 3, ledgers=8) == sorted((f"ledger-{number}", 3) for number in range(8))
+    assert write_side_by_side(lake, 8, 3) == sorted((f"ledger-{number}", 3) for number in range(8))
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.ANSWER_LOST], ids=["not carried out", "carried out"])
@@ -106,11 +106,11 @@ def test_a_writer_killed_at_any_step_leaves_the_rows_before_it(
         settings = {**place, "catalog": {"uri": f"sqlite:///{tmp_path}/catalog.db"}, "secrets": str(secrets)}
         lakes.append(tmp_path / f"{name}.yaml")
         lakes[-1].write_text(yaml.safe_dump(settings))
-    direct, spoilt = load_lake(str(lakes[0])), lakes[1]
+    direct, spoilt = load_lake(str(lakes[0])).model_copy(update={"ledger": "prod"}), lakes[1]
 
     def held() -> list[int]:
         with closing(Catalogue.connect(direct)) as found:
-            return [row["rows"] for row in found.read(DAYS, "prod")]
+            return [row["rows"] for row in found.read(DAYS)]
 
     write_once(direct, "prod", 0)
     for number, step in enumerate(STEPS, 1):
@@ -155,7 +155,7 @@ def test_a_spoilt_request_at_any_step_of_publishing_loses_and_doubles_nothing(
             known.publisher.publish()
             assert known.publisher.compare().differences == ()
             for described in TABLES:
-                rows = known.connect().read(described, "prod")
+                rows = known.connect().read(described)
                 keys = [tuple(row[name] for name in described.key) for row in rows]
                 assert len(set(keys)) == len(keys), (step, described.name)
             (running,) = [row for row in known.connect().read(DAYS, "prod") if not row["sealed"]]

@@ -12,6 +12,7 @@ import pytest
 
 from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
+from accountant.lake.iceberg_catalog import namespace_of
 from accountant.lake.tables import USAGE_HOURLY
 from scripts.reference_pages import LAKE_PAGE
 from tests.docs.code_blocks import CodeBlock, code_blocks_of
@@ -100,16 +101,14 @@ def test_clickhouse(known: PublishedLedger) -> None:
     table = known.connect().open(USAGE_HOURLY)
     place, _, version = table.metadata_location.removeprefix("file://").rpartition("/metadata/")
     shown = block("sql", "clickhouse")
-    asked = shown.replace("/lake/gputally/usage_hourly", place).replace("00012-….metadata.json", version)
+    asked = shown.replace("/lake/gputally_prod_eu/usage_hourly", place).replace("00012-….metadata.json", version)
     rows = clickhouse_rows(asked)
     assert as_the_ledger_says(known, answered([tuple(row[name] for name in COLUMNS) for row in rows]))
 
 
 def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
-    """Return the page's query limited to one ledger, because others publish through the same server."""
-    return sql.replace("lake.gputally", f"{catalog}.gputally").replace(
-        "GROUP BY", f"AND ledger = '{known.publisher.name}' GROUP BY"
-    )
+    """Return the page's query of this ledger."""
+    return sql.replace("lake.gputally_prod_eu", f"{catalog}.{namespace_of(known.publisher.name)}")
 
 
 def answered(rows: list[tuple[Any, ...]]) -> Answer:

@@ -115,6 +115,7 @@ CASES = {
     "GputallyBackupOld": level(BACKUP, -700_000, -600_000, series={"gputally_backups": f"7{HOURS}"}),
     "GputallyBackupDamaged": level("gputally_backups_damaged", 1, 0),
     "GputallyLakeDiffers": level("gputally_lake_differences", 3, 0),
+    "GputallyLakeRefused": level("gputally_lake_refused", 1, 0),
     "GputallyFleetBehind": level(PUBLISHED, 0, "0+60", "8h", ledger="prod-eu"),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),

@@ -132,7 +132,7 @@ def tables(closed: Site, warehouse: Path) -> Iterator[dict[str, Table]]:
     del closed
     opened = load_catalog("gputally", type="sql", uri=f"sqlite:///{warehouse}/catalog.db", warehouse=str(warehouse))
     names = ("focus", "statement_lines", "statements", "usage_hourly")
-    yield {name: opened.load_table(("gputally", name)) for name in names}
+    yield {name: opened.load_table(("gputally_prod", name)) for name in names}
     opened.close()
 
 

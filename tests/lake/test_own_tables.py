@@ -1,0 +1,306 @@
+"""A ledger writes and removes only what is its own, and only while the lake and the ledger are what they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LakeRefused, LakeUnavailable
+from accountant.core.settings import Lake
+from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
+from accountant.lake import tables
+from accountant.lake.iceberg_catalog import Catalogue, namespace_of
+from accountant.lake.publisher import LakeComparison, Publisher
+from accountant.lake.query_engines import DuckDbEngine
+from accountant.ledger.journal import NewAct
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
+from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, overwrite, published
+from tests.ledger.busy_ledger import HAND
+
+
+def lake_of(known: PublishedLedger) -> Lake:
+    assert known.settings.lake is not None
+    return known.settings.lake
+
+
+def publisher(known: PublishedLedger, catalogue: Any = None, **lake: str) -> Publisher:
+    """A process of the ledger that has just started. lake: changed settings of the lake."""
+    settings = known.settings.model_copy(update={"lake": lake_of(known).model_copy(update=lake)})
+    connect = catalogue or (lambda: replace(known, settings=settings).connect())
+    return Publisher(known.ledger, known.books, settings, known.clock, connect)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def billed(known: PublishedLedger) -> dict[str, Any]:
+    """The ledgers that a fleet counts, with the sum of their cost."""
+    with closing(DuckDbEngine(known.connect())) as engine:
+        fleet = Fleet(engine)
+        members = fleet.members()
+        return {
+            ", ".join(one.name for one in members): fleet.cost(members, FleetQuery(*SPAN, ())).lines[0].cost,
+        }
+
+
+def later_record(known: PublishedLedger) -> None:
+    """Book a record of the first hour that no publication has yet."""
+    late = HAND.row(1, 0, 15, "gpu-late", gpu_model="H100")
+    known.clock.advance(HOUR)
+    known.ledger.append([HAND.batch(late, node="n9", epoch="late")], known.clock.wall_ms())
+
+
+def test_a_ledger_that_is_renamed_is_billed_once():
+    with published(name="old-name") as known:
+        ((name, cost),) = billed(known).items()
+        assert name == "old-name"
+        publisher(known, ledger="new-name").publish()
+        assert billed(known) == {"new-name": cost}
+
+
+def test_a_ledger_does_not_write_under_the_name_of_another(tmp_path):
+    with published(str(tmp_path), name="default") as known:
+        before = {table.name: known.connect().read(table) for table in tables.TABLES}
+        with published(str(tmp_path), name="default", rows=[(0, 0, 0, 0, False)], seed=3, publish=False) as other:
+            with pytest.raises(LakeRefused):
+                other.publisher.publish()
+            assert other.publisher.refused
+            with pytest.raises(LakeRefused):
+                other.publisher.repair("ana", "mine")
+        assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
+        known.publisher.publish()
+        assert known.publisher.compare() == LakeComparison(1, ())
+        assert not known.publisher.refused
+
+
+class Woken(Catalogue):
+    """Runs something else before the first write, as a process that is stopped there meets the world changed."""
+
+    def __init__(self, known: PublishedLedger, meanwhile: Any) -> None:
+        good = known.connect()
+        super().__init__(good._catalog, good.place, lake_of(known))
+        self._meanwhile = [meanwhile]
+
+    def replace(self, *args: Any) -> None:
+        while self._meanwhile:
+            self._meanwhile.pop()()
+        super().replace(*args)
+
+
+def test_a_leader_that_wakes_inside_a_publication_writes_over_nothing_newer():
+    with published(publish=False) as known:
+        later = publisher(known)
+
+        def another_leads() -> None:
+            later_record(known)
+            later.publish()
+
+        woken = publisher(known, lambda: Woken(known, another_leads))
+        for _ in range(2):  # also not at its next time
+            with pytest.raises(LakeRefused):
+                woken.publish()
+        assert later.compare() == LakeComparison(1, ())
+        assert any(row["gpu"] == "gpu-late" for row in known.connect().read(tables.USAGE_HOURLY))
+
+
+def test_every_commit_names_its_ledger_its_term_and_its_publication():
+    with published() as known:
+        publisher(known).publish()
+        (act,) = known.ledger.acts("lake")
+        ledger_id = json.loads(act.content)["id"]
+        terms = set()
+        for table in tables.TABLES:
+            for snapshot in known.connect().open(table).snapshots():
+                assert snapshot.summary is not None
+                assert snapshot.summary["gputally.ledger-id"] == ledger_id
+                terms.add((int(snapshot.summary["gputally.term"]), int(snapshot.summary["gputally.version"])))
+        assert {(1, 0), (1, 1), (2, 0), (2, 1)} == terms
+
+
+def test_a_clock_that_is_days_ahead_removes_nothing(tmp_path):
+    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south"):
+        folder = tmp_path / namespace_of("north") / tables.DAYS.name / "data"
+        (folder / "pending.parquet").write_bytes(b"PAR1")
+        (tmp_path / namespace_of("south") / tables.DAYS.name / "data" / "pending.parquet").write_bytes(b"PAR1")
+        north.publisher.publish()
+        before = files(tmp_path)
+        north.clock.advance(9 * 24 * HOUR)
+        removed = north.publisher.remove_old_versions()
+        assert (removed.versions, removed.files) == (0, 0)
+        assert files(tmp_path) == before
+
+
+def test_only_what_is_its_own_is_removed(tmp_path):
+    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south"):
+        age(tmp_path, 9)
+        north.publisher.publish()
+        south = files(tmp_path / namespace_of("south"))
+        for _ in range(2):
+            age(tmp_path / namespace_of("north"), 9)
+            north.clock.advance(HOUR)
+            north.publisher.publish()
+        assert north.publisher.remove_old_versions().files > 0
+        assert files(tmp_path / namespace_of("south")) == south
+        assert north.publisher.compare().differences == ()
+
+
+def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order():
+    """Engines in Java refuse a table whose versions are not."""
+    with published() as known:
+        lake = known.connect()
+        table = lake.open(tables.DAYS)
+        ahead = table.transaction()
+        ahead.append(tables.DAYS.arrow.empty_table())
+        ahead._updates = tuple(
+            update.model_copy(update={"snapshot": update.snapshot.model_copy(
+                update={"timestamp_ms": update.snapshot.timestamp_ms + 8 * 24 * HOUR}
+            )}) if update.action == "add-snapshot" else update
+            for update in ahead._updates
+        )  # fmt: skip
+        ahead.commit_transaction()
+        known.clock.advance(HOUR)
+        known.publisher.publish()
+        times = [entry.timestamp_ms for entry in lake.open(tables.DAYS).metadata.snapshot_log]
+        assert times == sorted(times)
+
+
+def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_is_right(tmp_path):
+    (tmp_path / "lake").mkdir()
+    with published(str(tmp_path / "lake")) as known:
+        known.ledger.checkpoint()
+        backup = tmp_path / "ledger.duckdb"
+        shutil.copy(known.settings.data / "ledger.duckdb", backup)
+        seen = known.ledger.last_act()
+        known.ledger.record([NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")], seen)
+        known.clock.advance(HOUR)
+        known.publisher.publish()
+        acts = known.connect().read(tables.ACTS)
+        settings, at_ms = known.settings, known.clock.wall_ms()
+    clock = VirtualClock(at_ms)
+    with closing(open_ledger(backup, clock)) as ledger, ExitStack() as stack:
+        books = Bookkeeper(ledger, clock, settings.timezone)
+        restored = PublishedLedger(ledger, books, clock, known.publisher, settings, stack)
+        writer = publisher(restored)
+        with pytest.raises(LakeRefused):
+            writer.publish()
+        assert writer.refused
+        assert restored.connect().read(tables.ACTS) == acts
+        writer.repair("ana", "the backup is what is left")
+        assert not writer.refused
+        assert {row["digest"] for row in restored.connect().read(tables.ACTS)} == {act.digest for act in ledger.acts()}
+        assert ledger.acts()[-1].who == "ana"
+        assert writer.compare().differences == ()
+
+
+def test_a_ledger_that_begins_later_than_its_lake_publishes_nothing():
+    with published() as known:
+        lake = known.connect()
+        (row,) = lake.read(tables.LEDGERS)
+        overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, "first_ms": row["first_ms"] - HOUR}]), {})
+        with pytest.raises(LakeRefused):
+            publisher(known).publish()
+
+
+def test_a_volume_that_was_emptied_empties_nothing_in_the_lake(tmp_path):
+    (tmp_path / "lake").mkdir()
+    with published(str(tmp_path / "lake")) as known:
+        before = files(tmp_path / "lake")
+        clock = VirtualClock(known.clock.wall_ms())
+        with closing(open_ledger(tmp_path / "empty.duckdb", clock)) as ledger, ExitStack() as stack:
+            books = Bookkeeper(ledger, clock, "UTC")
+            emptied = PublishedLedger(ledger, books, clock, known.publisher, known.settings, stack)
+            with pytest.raises(LakeRefused):
+                publisher(emptied).publish()
+        assert files(tmp_path / "lake") == before
+
+
+def test_a_warehouse_that_is_not_mounted_becomes_no_new_lake(tmp_path):
+    place, away = tmp_path / "lake", tmp_path / "away"
+    place.mkdir()
+    with published(str(place)) as known:
+        place.rename(away)
+        for mount_point in (False, True):
+            if mount_point:
+                place.mkdir()
+            writer = publisher(known)
+            with pytest.raises(LakeUnavailable):
+                writer.publish()
+            with pytest.raises(LakeUnavailable), closing(DuckDbEngine(known.connect())) as engine:
+                Fleet(engine).members()
+            assert files(place) == {}
+        place.rmdir()
+        away.rename(place)
+        writer.publish()
+        assert writer.compare() == LakeComparison(1, ())
+
+
+def test_the_first_publication_needs_a_folder_that_exists(tmp_path):
+    with published(publish=False) as known:
+        with pytest.raises(LakeRefused):
+            publisher(known, warehouse=str(tmp_path / "nowhere")).publish()
+        assert not (tmp_path / "nowhere").exists()
+        assert known.ledger.acts("lake") == []
+
+
+def test_a_lake_that_was_lost_is_begun_again_only_by_a_person(tmp_path):
+    place = tmp_path / "lake"
+    place.mkdir()
+    with published(str(place)) as known:
+        shutil.rmtree(place)
+        place.mkdir()
+        writer = publisher(known)
+        with pytest.raises(LakeUnavailable):
+            writer.publish()
+        writer.repair("ana", "the store is gone")
+        assert writer.compare() == LakeComparison(1, ())
+        assert publisher(known).publish().days == ()
+
+
+def test_a_repair_writes_what_another_hand_changed_and_nothing_else():
+    with published() as known:
+        known.clock.advance(24 * HOUR)
+        known.publisher.publish()
+        lake = known.connect()
+        hourly = lake.open(tables.USAGE_HOURLY).scan("day = '2026-10-01'").to_arrow()
+        overwrite(lake, tables.USAGE_HOURLY, hourly.slice(1), {"day": hourly["day"][0].as_py()})
+        assert known.publisher.compare().differences
+        assert known.publisher.publish().days == (), "the control totals are as they were"
+        assert known.publisher.repair("ana", "a row was deleted").days == (hourly["day"][0].as_py(),)
+        assert known.publisher.compare() == LakeComparison(2, ())
+        assert known.ledger.acts("lake")[-1].reason == "a row was deleted"
+
+
+def test_a_ledger_that_is_retired_leaves_the_lake_and_no_other_does(tmp_path):
+    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south") as south:
+        before = files(tmp_path / namespace_of("south"))
+        north.connect().retire()
+        assert not (tmp_path / namespace_of("north") / tables.DAYS.name).exists()
+        assert files(tmp_path / namespace_of("south")) == before
+        assert list(billed(south)) == ["south"]
+        north.clock.advance(HOUR)
+        with pytest.raises(LakeRefused):
+            north.publisher.publish()
+        assert list(billed(south)) == ["south"]
+        north.publisher.repair("ana", "it is back")
+        assert list(billed(south)) == ["north, south"]
+
+
+@pytest.mark.parametrize(
+    "names", [("a-b", "a_b"), ("a-b", "A-b"), ("a.b", "a-b"), ("a--b", "a-b"), ("ä", "ö"), ("", "a")]
+)
+def test_different_names_have_different_namespaces_that_every_catalog_accepts(names):
+    one, other = (namespace_of(name) for name in names)
+    assert one != other
+    for namespace in (one, other, namespace_of("x" * 253)):
+        assert len(namespace) <= 128
+        assert namespace.replace("_", "").isalnum()
+        assert namespace == namespace.lower()
