@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.claim_overlap import union
+from accountant.exports import json as json_export
 from accountant.history_import.import_run import (
     ImportedChunk,
     chunks,
@@ -22,7 +23,7 @@ from accountant.history_import.import_run import (
     without,
 )
 from accountant.ledger.journal import Act
-from accountant.reports import html_page, report_tables
+from accountant.reports import html_page
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
 from tests.reports import sample_month
@@ -118,9 +119,9 @@ def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     )
     assert "75.00 % of the time of the GPUs that the source knew" in page
     assert "it is not known which pod was busy" in page
-    (row,) = json.loads(report_tables.render(report))["tables"]["imports"]
+    (row,) = json.loads(json_export.render(report))["tables"]["imports"]
     assert (row["source"], row["gpu_hours"], row["coverage"]) == ("prometheus", "144.000000000", 0.75)
     of_team = replace(sample_month.report("vision"), imports=said)
-    assert json.loads(report_tables.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
+    assert json.loads(json_export.render(of_team))["tables"]["imports"][0]["gpu_hours"] is None
     assert "144.0 GPU-hours" not in html_page.render_html(of_team)
     assert "Imported" not in html_page.render_html(sample_month.report("vision"))

@@ -356,7 +356,7 @@ LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
     "report": (MONTH, "--format", "csv"), "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
     **dict.fromkeys(
         ("close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock", "backup",
-         "restore", "serve", "token", "install", "fleet"), None,
+         "restore", "serve", "token", "install", "fleet", "mcp"), None,
     ),
 }  # fmt: skip
 """The arguments with which a command lists something of the month; None: it does something else. The imports of

@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -65,7 +66,11 @@ def test_a_document_does_not_wait_for_two_others() -> None:
 
 def children() -> set[int]:
     """Return the processes that this one has started, without those that have ended and were asked for their status."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 def test_a_document_that_is_called_off_while_its_process_starts_leaves_no_process() -> None:
