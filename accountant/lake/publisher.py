@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -29,6 +30,7 @@ import structlog
 from sqlglot import exp
 
 from accountant.billing.charge import quantify
+from accountant.billing.quota_usage import ModelSpans
 from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper, closed_statement
@@ -270,9 +272,11 @@ class Publisher:
     def _day(self, day: date, now_ms: int) -> DayRows:
         start_ms, end_ms = day_span(day, self._zone)
         book = self._book_of(day)
-        changes = sorted({at for found in self._books.prices.versions for at in found.book.cuts(start_ms, end_ms)})
+        prices = {at for found in self._books.prices.versions for at in found.book.cuts(start_ms, end_ms)}
         with self._ledger.moment(start_ms, min(end_ms, now_ms)) as moment:
-            return day_rows(self.name, moment, book, day, self._zone, now_ms, changes)
+            # A month is billed in parts, in each of which quotas are by the same GPU models.
+            quotas = ModelSpans.of(moment.policies(start_ms, end_ms), start_ms, end_ms).edges[1:-1]
+            return day_rows(self.name, moment, book, day, self._zone, now_ms, sorted({*prices, *quotas}))
 
     def _book_of(self, day: date) -> PriceBook | None:
         """The price book of the day's month."""
@@ -328,17 +332,23 @@ class Publisher:
             month = Month.parse(closed.month)
             mark = closed.hash, self._books.status(month, books)
             if stored.get(closed.month) != mark and self._changed(("statement", month), mark):
-                self._tag_hours_of(closed)
+                self._tag_hours_of(closed, are_new=False)
 
-    def _tag_hours_of(self, closed: ClosedMonth) -> bool:
+    def _tag_hours_of(self, closed: ClosedMonth, *, are_new: bool) -> bool:
         """Tags the hours in the lake with a closed month if they are those of its statement. Returns whether the month
-        has its tag."""
+        has its tag. are_new: whether the hours are those of the ledger now."""
         hourly, name = tables.USAGE_HOURLY, self._tag_of(closed)
         if name in self._catalogue.open(hourly).refs():
             return True
+        stated = closed_statement(closed)
+        book = self._books.priced_by(stated)
+        # Such a book bills busy time to others than those that the hours name, so only totals can be compared.
+        by_team = book is None or (book.billing.shared_gpus != "busy" and book.mig_basis != "memory")
+        if not (by_team or are_new):
+            return False
         engine = DuckDbEngine(self._catalogue)
         try:
-            is_stated = hours_are_stated(engine, self.name, closed_statement(closed), self._zone)
+            is_stated = hours_are_stated(engine, self.name, stated, self._zone, by_team=by_team)
         finally:
             engine.close()
         if is_stated:
@@ -377,7 +387,7 @@ class Publisher:
             if closed is not None:
                 for table in (tables.STATEMENT_LINES, tables.FOCUS):
                     self._catalogue.tag(table, self._tag_of(closed))
-                if not self._tag_hours_of(closed):
+                if not self._tag_hours_of(closed, are_new=True):
                     self._log.warning(
                         "month_without_tagged_hours", month=closed.month, reason="its hours in the lake were never "
                         "those of its statement: records came between its closing and the publications beside it",
@@ -694,29 +704,41 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
     return differences
 
 
-def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: ZoneInfo) -> bool:
+def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: ZoneInfo, *, by_team: bool = True) -> bool:
     """Whether the rows of `usage_hourly` have the capacity, the unmetered and down time, the unpriced time and, to the
-    cent, the cost of a month's statement. Raises LakeUnavailable."""
+    cent, the cost of a month's statement. Raises LakeUnavailable.
+
+    by_team: whether the busy time of each team and GPU model is compared, too. A statement bills it as it is recorded,
+        unless the price book moves it."""
     days = local_date(stated.start_ms, timezone), local_date(stated.end_ms - 1, timezone)
     columns = ("unmetered_us", "down_us", "unpriced_us")
     sums = {"gpu_us": " + ".join(_ACCOUNTS), **dict(zip(columns, columns, strict=True))}
     first, last = (exp.cast(exp.Literal.string(day.isoformat()), "DATE") for day in days)
-    query = (
-        exp.select(
-            *(exp.cast(exp.func("sum", exp.maybe_parse(of)), "DECIMAL(38, 0)").as_(to) for to, of in sums.items()),
-            exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost"),
-        )
-        .from_("usage_hourly")
-        .where(exp.column("day") >= first, exp.column("day") <= last)
+    of_month = exp.select().from_("usage_hourly").where(exp.column("day") >= first, exp.column("day") <= last)
+    bounds = Bounds((namespace_of(name),), days)
+    query = of_month.select(
+        *(exp.cast(exp.func("sum", exp.maybe_parse(of)), "DECIMAL(38, 0)").as_(to) for to, of in sums.items()),
+        exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost"),
     )
-    (row,) = _rows(engine, query, name, Bounds((namespace_of(name),), days))
+    (row,) = _rows(engine, query, name, bounds)
     unmetered, down = (
         sum(line.gpu_us for line in stated.lines if line.account == account) for account in ("unmetered", "down")
     )
     # Pricing moves no time from or to these two accounts, and all other time is billed.
     time_us = stated.gpu_us, unmetered, down, stated.unpriced_gpu_us
     in_lake = tuple(int(row[name] or 0) for name in sums)
-    return in_lake == time_us and abs((row["cost"] or Decimal(0)) - stated.cost) < _CENT
+    if in_lake != time_us or abs((row["cost"] or Decimal(0)) - stated.cost) >= _CENT:
+        return False
+    if not by_team:
+        return True
+    busy: Counter[tuple[str, str]] = Counter()
+    for line in stated.lines:
+        if line.account == "busy":
+            busy[line.team, line.gpu_model] += line.gpu_us
+    time = exp.cast(exp.func("sum", exp.column("busy_us")), "DECIMAL(38, 0)").as_("busy_us")
+    query = of_month.select("team", "gpu_model", time).group_by("team", "gpu_model")
+    hours = {(row["team"], row["gpu_model"]): int(row["busy_us"]) for row in _rows(engine, query, name, bounds)}
+    return +Counter(hours) == +busy
 
 
 def _day_differences(

@@ -83,19 +83,19 @@ def day_rows(
     day: date,
     timezone: ZoneInfo,
     until_ms: int,
-    price_changes: Sequence[int] = (),
+    changes: Sequence[int] = (),
 ) -> DayRows:
     """The rows of a local day; for the current day up to `until_ms`.
 
     ledger: the name of the ledger in the lake.
     moment: a snapshot with the rows of the day.
     book: the price book of the day's month; None: nothing has a price.
-    price_changes: instants at which a price of any price book of the ledger changes."""
+    changes: instants besides the hours at which rows end, because prices or quotas by GPU model change."""
     start_ms, end_ms = day_span(day, timezone)
     end_ms = max(start_ms, min(end_ms, until_ms))
     hours = local_hours(start_ms, end_ms, timezone) if start_ms < end_ms else ()
     edges = sorted(
-        {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in price_changes if start_ms < at < end_ms)}
+        {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in changes if start_ms < at < end_ms)}
     )
     asked = (*START_UP, *MEASURES, *measures_to_price(book))
     found = moment.usage(edges, (*DIMENSIONS, *PRICED_BY), None, timezone.key, asked)

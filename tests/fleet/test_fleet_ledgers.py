@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -17,11 +19,13 @@ from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.ledger.usage import sum_of_usage_lines
-from accountant.wire.policy_models import Measure, WindowSpec
+from accountant.reports import report_builder
+from accountant.wire.policy_models import Measure, Policy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.comparison_queries import SPAN, PublishedLedger
+from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+from tests.ledger.busy_ledger import MINUTE, START_MS
 
 OCTOBER = Month(2026, 10)
 
@@ -189,3 +193,18 @@ def test_memory_of_a_sum_is_unknown_if_no_ledger_knows_it() -> None:
     total = sum_of_usage_lines({}, [held, unheld])
     assert (total.memory_mib_s, total.memory_unknown_us, total.energy_uj) == (None, 7, 3)
     assert total.accounts_gpu_us == Accounts(allocated_idle=7, unallocated=9)
+
+
+def test_a_month_in_which_quotas_by_gpu_model_began_within_an_hour_is_reported_as_by_its_accountant() -> None:
+    queue = {"name": "left", "team": "red", "gpu_models": {"H100": {"deserved": 1}, "A100-80GB": {"deserved": 1}}}
+    with published(publish=False) as known:
+        known.ledger.put_policy(Policy.model_validate({"queues": [queue]}), START_MS + 130 * MINUTE, "ana")
+        known.publisher.publish()
+        month = Month(2026, 10)
+        span = month.span(ZoneInfo("UTC"))[0], known.clock.wall_ms()
+        own = report_builder.report(known.ledger, known.books, *span, "UTC", month=month)
+        with closing(DuckDbEngine(known.connect())) as engine:
+            (member,) = Fleet(engine).members()
+            of_fleet = member.report(month)
+    assert own.quotas
+    assert (of_fleet.quotas, of_fleet.statement.lines) == (own.quotas, own.statement.lines)

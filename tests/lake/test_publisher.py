@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date, datetime
@@ -316,6 +316,26 @@ def test_the_tag_of_a_month_that_was_closed_with_records_that_no_publication_had
     stated, tagged, newest = stated_cost(ended)
     assert tagged == newest
     assert abs(tagged - stated) < Decimal("0.005")
+
+
+def test_a_tag_is_never_on_hours_of_which_another_team_had_a_part(ended):
+    """Between a publication and the closing an hour is found to be another pod's: no total differs."""
+    owner = Holder("pod", "p1", "ns-1", "p1")
+    rows_ = [HAND.row(1 + n, 15 * n, 15 * n + 15, "gpu-0", gpu_model="H100", holder=owner) for n in range(4)]
+    batch = HAND.batch(*rows_, node="n1", epoch="00000000-0000-7000-8000-000000000000")
+    ended.ledger.append([batch], ended.clock.wall_ms())
+    close_september(ended)
+    ended.publisher.publish()
+    kept = ended.books.kept(SEPTEMBER)
+    assert kept is not None
+    hourly = ended.connect().open(tables.USAGE_HOURLY)
+    tagged = hourly.scan().use_ref(f"prod-2026-09-{statement_hash(kept)[:12]}").to_arrow().to_pylist()
+    busy: Counter[str] = Counter()
+    for row in tagged:
+        busy[row["team"]] += row["busy_us"] * (row["day"].month == 9)
+    assert +busy == +Counter(
+        {team: sum(one.gpu_us for one in kept.lines if (one.team, one.account) == (team, "busy")) for team in busy}
+    )
 
 
 def test_hours_that_were_never_those_of_the_statement_have_no_tag_but_its_lines_and_charges_have(ended):
