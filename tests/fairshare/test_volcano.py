@@ -601,3 +601,17 @@ def test_a_later_tier_overrules_the_cool_down(tiers: list[list[str]], protected:
     ).gangs
     found = gang.protection
     assert (None if found is None else (found.seconds(()), found.seconds(("sci",)))) == protected
+
+
+def test_work_without_a_cool_down_is_work_of_its_own_queue() -> None:
+    """The tier after cdp's chooses victims for other queues, so only work of the own queue must wait."""
+    configured = volcano()
+    listed = [{"plugins": [{"name": name} for name in tier]} for tier in (["cdp"], ["proportion"])]
+    configured["data"]["volcano-scheduler.conf"] = yaml.safe_dump({"tiers": listed})
+    groups = _group("old", "sci", least=4, labels={COOLDOWN: "1h"}), _group("new", "sci", least=4)
+    found = look_at(VolcanoAdapter(), _policy("weight"), MemoryCluster(KINDS, [_queue("sci"), *groups, configured]))
+    new, old = sorted(found.gangs, key=lambda gang: gang.name)
+    assert new.protection is not None
+    assert old.protection is not None
+    own, others = old.protection.seconds(new.protection.path), old.protection.seconds(())
+    assert (own, others) == (3600.0, 0.0)

@@ -352,7 +352,9 @@ def _protection(name: str, queue: Object, group: Object, cools_down: tuple[bool,
     reclaim_s, preempt_s = (cooldown_s if protects else 0.0 for protects in cools_down)
     if value_at(queue, ("spec", "reclaimable")) is False:
         reclaim_s = ALWAYS_S
-    return Protection((name,), (reclaim_s,), preempt_s, True) if reclaim_s or preempt_s else None
+    # A workload that is protected from nothing says of which queue it is, if others are protected from that queue.
+    known = reclaim_s or preempt_s or any(cools_down)
+    return Protection((name,), (reclaim_s,), preempt_s, True) if known else None
 
 
 def _gangs(
