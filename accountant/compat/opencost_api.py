@@ -61,6 +61,7 @@ from accountant.compat.opencost_query import (
     parameters,
     parse_query,
 )
+from accountant.core.errors import UnreadableLedger
 from accountant.core.settings import Limits
 from accountant.ledger.protocols import Ledger, NodeFacts
 from accountant.prices.price_book import PriceBook
@@ -777,16 +778,32 @@ class AllocationsOfLedgers(AllocationSource):
 
     ledgers: by name.
     rates: the operator's exchange rates; with them every cost is in their currency.
+    unreadable: why further ledgers cannot be read. If there are any, every query is refused, because OpenCost's clients
+        add up what they get.
 
     Without rates, a query that would add costs in several currencies is refused."""
 
     def __init__(
-        self, ledgers: Mapping[str, AllocationSource], clock: Clock, limits: Limits, rates: ExchangeRates | None = None
+        self,
+        ledgers: Mapping[str, AllocationSource],
+        clock: Clock,
+        limits: Limits,
+        rates: ExchangeRates | None = None,
+        unreadable: Sequence[str] = (),
     ) -> None:
         # The methods that read one ledger are overridden.
         super().__init__(cast(PodLedger, None), clock, lambda: None, "", limits)
-        self._ledgers = ledgers
+        self._readable = ledgers
         self._rates = rates
+        self._unreadable = unreadable
+
+    @property
+    def _ledgers(self) -> Mapping[str, AllocationSource]:
+        """Every ledger of the lake. Raises UnreadableLedger."""
+        if self._unreadable:
+            hint = "or query one ledger, below its own path"
+            raise UnreadableLedger("; ".join([*self._unreadable, hint]))
+        return self._readable
 
     def groups(self, question: Question) -> tuple[AllocationSets, int]:
         self._check_currencies()

@@ -99,7 +99,7 @@ def published_metrics(state: FleetState) -> Iterable[Metric]:
     )
     readable = GaugeMetricFamily(
         "gputally_fleet_ledger_readable",
-        "1 if this version of gputally can read what the ledger has published, 0 if the ledger is left out.",
+        "1 if the figures that the ledger has published can be used, 0 if the ledger is left out.",
         labels=["ledger"],
     )
     for member in state.members:
@@ -168,8 +168,9 @@ class FleetService:
         members = unreadable | {name: one.member for name, one in self._served.items()}
         self._state.replace_members([member for _, member in sorted(members.items())], pages)
         sources = {name: one.source for name, one in self._served.items()}
+        faults = [member.fault for _, member in sorted(unreadable.items())]
         self._together = opencost_api.create_app(
-            AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates)
+            AllocationsOfLedgers(sources, self._clock, self.settings.limits, self._state.fleet.rates, faults)
         )
         for name in before.keys() - unchanged.keys():
             before[name].deps.answers.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
 from operator import attrgetter
@@ -84,12 +84,12 @@ class LedgerStatus:
     namespace: the namespace of the ledger's tables.
     clusters: the end of the newest record of each cluster, in UTC milliseconds.
     version: the version of gputally that published.
-    fault: why this version cannot read the row; the other fields are then empty. "" if it can."""
+    fault: why the ledger's figures cannot be used: this version cannot read the row, and fields without which it can be
+        named are empty; or a copy of the ledger is published beside it. "" if they can."""
 
     namespace: str
     ledger: str
     id: str
-    acts: int
     timezone: str
     grace_days: int
     first_ms: int
@@ -122,31 +122,72 @@ def _reason(error: Exception) -> str:
 
 
 def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
-    """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that two namespaces know, and
-    counts once, under the name that it has recorded last."""
-    newest: dict[str, LedgerStatus] = {}
+    """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that several namespaces know. It
+    counts once, under its last name. If one of them is no former name, an accountant publishes a copy of the ledger;
+    then this one and the last have a fault."""
+    by_id: dict[str, list[LedgerStatus]] = {}
     for namespace in engine.namespaces():
         for row in engine.query(exp.select("*").from_("ledgers"), Bounds((namespace,))).to_pylist():
             found = _status(row, namespace)
-            if found.id not in newest or newest[found.id].acts < found.acts:
-                newest[found.id] = found
-    return {one.ledger: one for one in sorted(newest.values(), key=attrgetter("ledger"))}
+            by_id.setdefault(found.id, []).append(found)
+    counted = [one for several in by_id.values() for one in _counted(engine, several)]
+    return {one.ledger: one for one in sorted(counted, key=attrgetter("ledger"))}
+
+
+def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[LedgerStatus]:
+    """Of the namespaces with one id, the one with the longest journal without the others, which are former names of it;
+    or with a fault this one and those that are not."""
+    if len(several) == 1:
+        return several
+    # From the journals and not from the statuses, which may be in a form that this version cannot read.
+    columns = exp.select("number", "digest", "kind", "at_ms").from_("acts")
+    journals = {
+        one.namespace: {row["number"]: row for row in engine.query(columns, Bounds((one.namespace,))).to_pylist()}
+        for one in several
+    }
+    last, *others = sorted(several, key=lambda one: max(journals[one.namespace], default=0), reverse=True)
+    copies = [
+        one for one in others
+        if not _was_renamed(one.until_ms, journals[one.namespace], journals[last.namespace])
+    ]  # fmt: skip
+    if not copies:
+        return [last]
+    names = sorted(one.ledger for one in (last, *copies))
+    fault = (
+        f"{', '.join(names)}: these names have published one ledger side by side (id {last.id}), so all but one are "
+        "published from a copy of it: stop the accountant with the copy and remove its tables with "
+        "`gputally fleet retire NAME`"
+    )
+    return [replace(one, fault=f"{one.fault}; {fault}" if one.fault else fault) for one in (last, *copies)]
+
+
+def _was_renamed(until_ms: int, own: Mapping[int, dict[str, Any]], longer: Mapping[int, dict[str, Any]]) -> bool:
+    """Whether the longer journal continues this one, and nothing was published beside it since it did so under another
+    name. until_ms: the instant of the last publication with this journal, 0 if unknown."""
+    seen = max(own, default=0)
+    if seen not in longer or longer[seen]["digest"] != own[seen]["digest"]:
+        return False
+    renamed = [row["at_ms"] for number, row in sorted(longer.items()) if number > seen and row["kind"] == "lake"]
+    return bool(renamed) and 0 < until_ms <= renamed[0]
 
 
 def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
     """The status in a row of the table `ledgers`; one with a fault if the row cannot be read."""
-    name, version = row["ledger"], str(row.get("version") or "")
+    name, version, until_ms = row["ledger"], str(row.get("version") or ""), row.get("until_ms")
     ledger_id = str(row.get("id") or namespace)
     try:
         with readable(name, version):
             clusters = {str(cluster): int(at_ms) for cluster, at_ms in json.loads(row["clusters"]).items()}
             return LedgerStatus(
-                namespace, name, ledger_id, int(row["acts"]), zone(row["timezone"]).key, int(row["grace_days"]),
+                namespace, name, ledger_id, zone(row["timezone"]).key, int(row["grace_days"]),
                 int(row["first_ms"]), int(row["newest_ms"]), int(row["until_ms"]), clusters,
                 frozenset(json.loads(row["teams"])), version,
             )  # fmt: skip
     except UnreadableLedger as error:
-        return LedgerStatus(namespace, name, ledger_id, 0, "UTC", 0, 0, 0, 0, {}, frozenset(), version, str(error))
+        published_ms = until_ms if isinstance(until_ms, int) else 0
+        return LedgerStatus(
+            namespace, name, ledger_id, "UTC", 0, 0, 0, published_ms, {}, frozenset(), version, str(error)
+        )
 
 
 class LakeLedger:

@@ -24,6 +24,7 @@ from tests.lake.comparison_queries import SPAN, PublishedLedger, overwrite, publ
 
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
+WINDOW = "window=2026-10-01T00:00:00Z,2026-10-01T05:00:00Z&aggregate=cluster"
 PAGES = ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes?days=1")
 
 
@@ -92,6 +93,7 @@ def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, 
     fault = FAULTS[name]
     with served(both) as client:
         alone = client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json()
+        whole = client.get(f"/opencost/allocation?{WINDOW}").json()
     with changed(both[1].connect(), fault), served(both) as client:
         for page in PAGES:
             answer = client.get(page)
@@ -104,6 +106,13 @@ def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, 
         assert client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json() == alone
         assert client.get(f"/clusters/north/v1/usage?by=team&{WITHIN}").status_code == 200
         assert client.get("/v1/ledgers").status_code == 200
+        together = client.get(f"/opencost/allocation?{WINDOW}").json()  # its clients show no warnings
+        if together["code"] == 200:
+            assert together["data"] == whole["data"]
+        else:
+            assert together["code"] == 503
+            assert "south" in together["message"]
+        assert client.get(f"/clusters/north/opencost/allocation?{WINDOW}").status_code == 200
         table = client.get("/v1/report?month=2026-10&format=csv")  # complete, or refused by name
         if table.status_code == 200:
             assert {row["ledger"] for row in csv.DictReader(io.StringIO(table.text))} == {"north", "south"}

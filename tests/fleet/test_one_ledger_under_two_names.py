@@ -1,0 +1,90 @@
+"""A renamed ledger counts once under its last name; a copy that publishes under another name hides no figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.lake import tables
+from accountant.lake.lake_ledger import LedgerStatus, ledgers
+from accountant.lake.publisher import Publisher
+from accountant.lake.query_engines import DuckDbEngine
+from accountant.ledger.journal import NewAct
+from accountant.storage.duckdb_ledger import open_ledger
+from gputally.base.clock import VirtualClock
+from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, overwrite, published
+
+
+def under(known: PublishedLedger, name: str) -> PublishedLedger:
+    """The ledger as its accountant publishes it under another name."""
+    assert known.settings.lake is not None
+    lake = known.settings.lake.model_copy(update={"ledger": name})
+    found = replace(known, settings=known.settings.model_copy(update={"lake": lake}))
+    return replace(found, publisher=Publisher(known.ledger, known.books, found.settings, known.clock, found.connect))
+
+
+@contextmanager
+def copy_of(known: PublishedLedger, folder: Path) -> Iterator[PublishedLedger]:
+    kept = known.kept(folder / "copy")
+    clock = VirtualClock(kept.at_ms)
+    with closing(open_ledger(kept.files / "ledger.duckdb", clock)) as ledger, ExitStack() as stack:
+        books = Bookkeeper(ledger, clock, kept.settings.timezone)
+        yield under(PublishedLedger(ledger, books, clock, known.publisher, kept.settings, stack), "restore-test")
+
+
+def seen(known: PublishedLedger) -> Mapping[str, LedgerStatus]:
+    with closing(DuckDbEngine(known.connect())) as engine:
+        return ledgers(engine)
+
+
+def changed(known: PublishedLedger, **values: Any) -> None:
+    """The ledger's status as another version publishes it."""
+    lake = known.connect()
+    (row,) = lake.read(tables.LEDGERS)
+    overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, **values}]), {})
+
+
+@pytest.fixture
+def old() -> Iterator[PublishedLedger]:
+    with published(name="old") as known:
+        yield known
+
+
+def test_a_renamed_ledger_that_cannot_be_read_is_not_replaced_by_its_former_figures(old):
+    new = under(old, "new")
+    new.publisher.publish()
+    changed(new, timezone="Mars/Olympus")
+    assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": True}
+
+
+def test_a_ledger_that_is_renamed_there_and_back_counts_once(old):
+    for name in ("new", "newer", "old"):
+        old.clock.advance(HOUR)
+        under(old, name).publisher.publish()
+        assert {name: one.fault for name, one in seen(old).items()} == {name: ""}
+
+
+def test_a_copy_under_another_name_is_named_and_so_is_the_ledger(old, tmp_path):
+    with copy_of(old, tmp_path) as restored:
+        restored.clock.advance(HOUR)
+        restored.publisher.publish()
+        old.clock.advance(2 * HOUR)
+        act = NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")
+        for acts in ([], [act, act]):
+            old.ledger.record(acts, old.ledger.last_act())
+            old.clock.advance(HOUR)
+            old.publisher.publish()
+            named = seen(old)
+            assert {name: bool(one.fault) for name, one in named.items()} == {"old": True, "restore-test": True}
+            assert all(name in one.fault for name in named for one in named.values())
+        changed(old, timezone="Mars/Olympus")
+        assert set(seen(old)) == {"old", "restore-test"}
+        restored.connect().retire()
+        changed(old, timezone="UTC")
+        assert {name: one.fault for name, one in seen(old).items()} == {"old": ""}
