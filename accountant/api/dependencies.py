@@ -132,14 +132,14 @@ class ClusterPicker:
     names: Sequence[str]
 
 
-WorkKind = Literal["reads", "documents", "acts", "metrics"]
+WorkKind = Literal["reads", "documents", "acts", "metrics", "tools"]
 
 
 class RequestTurns:
     """A pool of turns for each kind of work. Probes and the ingest need none.
 
     reads: queries and pages. documents: statements and reports. acts: what changes something, and its previews; it is
-    not called off when its client goes. metrics: scrapes."""
+    not called off when its client goes. metrics: scrapes. tools: calls of an assistant, whose questions are reads."""
 
     def __init__(self, limits: Limits) -> None:
         self._pools = {
@@ -147,6 +147,7 @@ class RequestTurns:
             "documents": Turns("statements and reports", TurnLimits(limits.documents, 1)),
             "acts": Turns("changes", TurnLimits(4, 4)),
             "metrics": Turns("scrapes", TurnLimits(2, 1, waiting=32, waiting_by_caller=4, patience_s=10)),
+            "tools": Turns("calls of an assistant", TurnLimits(8, 4)),
         }
 
     def turn(self, kind: WorkKind, request: Request, caller: str) -> AbstractAsyncContextManager[None]:

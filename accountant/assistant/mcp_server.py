@@ -1,17 +1,25 @@
 """Serves the tools of an assistant with the Model Context Protocol, on standard input and output and at `/mcp`.
 
 The library is loaded only by those two. At `/mcp` a tool asks this accountant through its own application, with the
-token of the request: every question passes the same sign-in, rate limits and turns as one that came from outside."""
+token of the request: every question passes the same sign-in, rate limits and turns as one that came from outside.
+
+A tool runs in a thread of its own pool, because its questions need threads of the server's pool. A tool of another
+package has a time, and few calls at once, so one that hangs keeps few threads. One that cannot be offered is logged and
+left out."""
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from typing import Any, Final, get_type_hints
 
 import anyio.from_thread
+import anyio.to_thread
 import httpx2
+import structlog
+from anyio.lowlevel import RunVar, current_token
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -22,9 +30,10 @@ from accountant.assistant.protocol import SEAM, AssistantTool
 from accountant.assistant.tools import TOOLS
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.errors import AccountantError
-from gputally.base.plugins import usable
+from gputally.base.plugins import OURS, plugins, within
 from gputally.base.untrusted_text import as_name
 from gputally.base.version import __version__
+from gputally.server.https_server import STOPPING
 
 INSTRUCTIONS: Final = (
     "gputally meters GPUs: usage, cost, jobs, holders and queue weights. Figures are exact decimal texts; every answer "
@@ -36,30 +45,83 @@ _MOST_BODY_BYTES = 64 * 1024
 _LONGEST_REASON = 1_000
 _OF_CALLER: Final = frozenset({b"authorization", b"host", b"x-forwarded-proto"})
 """The headers of a request that its questions repeat. A sign-in cookie is none of them: an assistant has a token."""
+PATIENCE_S: Final = 60.0
+"""How long a call of a tool of another package may take."""
+_FOREIGN_AT_ONCE = 2
+"""Calls at one time of one tool of another package, with those that go on after their time."""
+_THREADS = 8
+"""Calls of tools at one time. Each asks one question at a time, which takes a thread of the server's pool."""
+_pool: Final[RunVar[anyio.CapacityLimiter]] = RunVar("gputally.assistant.pool")
 ClientOf = Callable[[Context[Any, Any]], AbstractContextManager[AccountantClient]]
+Ask = Callable[..., dict[str, Any]]
 
 
-def server(client_of: ClientOf) -> MCPServer[Any]:
-    """Return the server with all tools. client_of: the client of the accountant for one call, with the caller's
-    rights."""
-    made: MCPServer[Any] = MCPServer("gputally", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
-    only_reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    for tool in (*TOOLS, *usable(SEAM, AssistantTool).values()):
-        made.add_tool(
-            _called(tool, client_of), name=tool.name, description=inspect.getdoc(tool.ask), annotations=only_reads
-        )
+def server(client_of: ClientOf, patience_s: float = PATIENCE_S) -> MCPServer[Any]:
+    """Return the server with all tools.
+
+    client_of: the client of the accountant for one call, with the caller's rights.
+    patience_s: how long a call of a tool of another package may take."""
+    made: MCPServer[Any] = MCPServer(
+        "gputally", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR", subscriptions=False
+    )
+    for tool in TOOLS:
+        _add(made, tool, tool.ask, client_of)
+    for one in plugins(SEAM, AssistantTool):
+        fault = one.fault
+        if any(tool.name == one.name for tool in TOOLS):
+            fault = "gputally has a tool of this name"
+        elif one.manifest is not None:
+            ask = one.manifest.ask if one.package == OURS else _bounded(one.manifest, patience_s)
+            try:
+                _add(made, one.manifest, ask, client_of)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: the other tools are offered
+                fault = f"{type(error).__name__}: {error}"
+        if fault:
+            structlog.get_logger("assistant").warning(
+                "tool_left_out", tool=one.name, package=one.package, reason=as_name(fault, _LONGEST_REASON)
+            )
     return made
 
 
-def _called(tool: AssistantTool, client_of: ClientOf) -> Callable[..., dict[str, Any]]:
+def _add(made: MCPServer[Any], tool: AssistantTool, ask: Ask, client_of: ClientOf) -> None:
+    """Offer a tool. ask: calls it, perhaps within limits."""
+    only_reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
+    made.add_tool(
+        _called(tool, ask, client_of), name=tool.name, description=inspect.getdoc(tool.ask), annotations=only_reads
+    )
+
+
+def _bounded(tool: AssistantTool, patience_s: float) -> Ask:
+    """Return the call of another package's tool, with its limits."""
+    free = threading.BoundedSemaphore(_FOREIGN_AT_ONCE)
+
+    def ask(accountant: AccountantClient, **arguments: Any) -> dict[str, Any]:
+        if not free.acquire(blocking=False):
+            raise ToolError(f"{_FOREIGN_AT_ONCE} calls of {tool.name} have not ended: try again later")
+
+        def answer() -> dict[str, Any]:
+            try:
+                return tool.ask(accountant, **arguments)
+            finally:
+                free.release()
+
+        return within(patience_s, answer)
+
+    return ask
+
+
+def _called(tool: AssistantTool, ask: Ask, client_of: ClientOf) -> Callable[..., Any]:
     """Return the tool as the library calls it: with the call's context in place of the client."""
     types = get_type_hints(tool.ask, include_extras=True)
     first, *own = inspect.signature(tool.ask).parameters.values()
 
-    def run(ctx: Context[Any, Any], **arguments: Any) -> dict[str, Any]:
-        try:
+    async def run(ctx: Context[Any, Any], **arguments: Any) -> dict[str, Any]:
+        def call() -> dict[str, Any]:
             with client_of(ctx) as accountant:
-                return tool.ask(accountant, **arguments)
+                return ask(accountant, **arguments)
+
+        try:
+            return await anyio.to_thread.run_sync(call, limiter=_limiter())
         except (AccountantError, ValueError) as error:
             raise ToolError(as_name(str(error), _LONGEST_REASON)) from error
 
@@ -68,6 +130,15 @@ def _called(tool: AssistantTool, client_of: ClientOf) -> Callable[..., dict[str,
     run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": dict[str, Any]}
     vars(run)["__signature__"] = inspect.Signature(parameters, return_annotation=dict[str, Any])
     return run
+
+
+def _limiter() -> anyio.CapacityLimiter:
+    """The pool of tools of this event loop."""
+    try:
+        return _pool.get()
+    except LookupError:
+        _pool.set(anyio.CapacityLimiter(_THREADS))
+        return _pool.get()
 
 
 class McpEndpoint:
@@ -93,13 +164,14 @@ def _client(ctx: Context[Any, Any]) -> AccountantClient:
 
 
 class _InProcess(httpx2.BaseTransport):
-    """Sends GET requests to an ASGI application of this process, from a worker thread.
+    """Sends GET requests to an ASGI application of this process, from any thread. It is made in a worker thread.
 
-    scope: the request whose connection, certificate and token they have."""
+    scope: the request whose connection, certificate and token they have, and which is called off with the server."""
 
     def __init__(self, app: ASGIApp, scope: Mapping[str, Any]) -> None:
         self._app = app
-        kept = ("asgi", "http_version", "scheme", "server", "client", "root_path", "extensions", "type")
+        self._loop = anyio.from_thread.run_sync(current_token)
+        kept = (STOPPING, "asgi", "http_version", "scheme", "server", "client", "root_path", "extensions", "type")
         self._scope = {name: scope[name] for name in kept if name in scope}
         self._headers = [(name, value) for name, value in scope["headers"] if name in _OF_CALLER]
 
@@ -109,7 +181,7 @@ class _InProcess(httpx2.BaseTransport):
             **self._scope, "method": "GET", "path": httpx2.URL(request.url).path, "raw_path": path,
             "query_string": query, "headers": list(self._headers), "state": {},
         }  # fmt: skip
-        status, headers, body = anyio.from_thread.run(self._answer, scope)
+        status, headers, body = anyio.from_thread.run(self._answer, scope, token=self._loop)
         return httpx2.Response(status, headers=headers, content=body)
 
     async def _answer(self, scope: Scope) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

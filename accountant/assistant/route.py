@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from accountant.api.access_control import admit
 from accountant.api.dependencies import deps_of
@@ -18,13 +18,25 @@ if TYPE_CHECKING:
 
 
 class _Mcp:
-    """Checks the caller before the body is read."""
+    """Checks the caller, reads the body within the limits of bodies, and waits for a turn of the caller."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        await admit(request, await deps_of(request), "read")
+        deps = await deps_of(request)
+        principal = await admit(request, deps, "read")
         endpoint = await asyncio.to_thread(_endpoint)
-        await endpoint(scope, receive, send)
+        async with deps.intake.body(request) as body, deps.turns.turn("tools", request, principal.name):
+            await endpoint(scope, _again(body, receive), send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read, and then what comes."""
+    read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def give() -> Message:
+        return read.pop() if read else await receive()
+
+    return give
 
 
 @cache

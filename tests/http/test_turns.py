@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,50 +28,11 @@ from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.turns import Busy, TurnLimits, Turns
 from tests.deadlines import until
+from tests.fakes.gated_ledger import Gate, GatedLedger
 from tests.http.conftest import bearer, pod_minutes, settings_in, token_entry, token_list
 from tests.price_books import price_book_text
 
 LEADS = token_entry("lead", "read", ", teams: [vision]") + token_entry("other", "read", ", teams: [nlp]")
-
-
-class Gate:
-    """Stops every read of the ledger until it opens. inside: how many reads wait in it."""
-
-    def __init__(self) -> None:
-        self._opened = threading.Event()
-        self._lock = threading.Lock()
-        self.inside = 0
-
-    def pass_through(self) -> None:
-        with self._lock:
-            self.inside += 1
-        stop = threading.Event()
-        try:
-            with called_off.stoppable(stop.set):
-                while not (self._opened.wait(0.01) or stop.is_set()):
-                    pass
-        finally:
-            with self._lock:
-                self.inside -= 1
-
-    def open(self) -> None:
-        self._opened.set()
-
-
-class GatedLedger:
-    """A ledger whose snapshots wait at the gate."""
-
-    def __init__(self, ledger: Any, gate: Gate) -> None:
-        self._ledger, self._gate = ledger, gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
-
-    @contextmanager
-    def moment(self, *span: int) -> Iterator[Any]:
-        self._gate.pass_through()
-        with self._ledger.moment(*span) as moment:
-            yield moment
 
 
 @pytest.fixture
