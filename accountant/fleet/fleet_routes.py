@@ -79,22 +79,27 @@ class FleetState:
     """The ledgers served at present, with the methods of a ledger that the shared code of pages calls (`teams`,
     `extent`, `newest_by_cluster`).
 
-    pages: by ledger, the dependencies of its own pages, with their cached answers."""
+    _shown: the ledgers, and by ledger the dependencies of its own pages, with their cached answers."""
 
     fleet: Fleet
     settings: Settings
     clock: Clock
-    members: Sequence[Member] = field(default=())
-    pages: Mapping[str, Deps] = field(default_factory=dict)
+    _shown: tuple[Sequence[Member], Mapping[str, Deps]] = field(default=((), {}), init=False)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self._shown[0]
 
     def replace_members(self, members: Sequence[Member], pages: Mapping[str, Deps]) -> None:
-        self.pages = pages
-        self.members = tuple(members)
+        self._shown = (
+            tuple(members),
+            pages,
+        )  # at once, so that no answer leaves out a ledger that is in one of them alone
 
     def asked(self, names: Collection[str], ask: Callable[[Deps], B]) -> tuple[dict[str, B], list[str]]:
         """By name the answers of these ledgers, computed with the dependencies of their own pages, and why the others
         cannot answer; of all if there are no names. Raises Refusal if one is not in the lake."""
-        pages = self.pages
+        members, pages = self._shown
         unsupported: list[str] = []
 
         def of_member(member: Member) -> B | None:
@@ -106,20 +111,17 @@ class FleetState:
                 unsupported.append(str(error))
                 return None
 
-        found, left_out = asked([one for one in self.chosen(names) if one.fault or one.name in pages], of_member)
+        found, left_out = asked(_chosen(members, names), of_member)
         answers = {name: answer for name, answer in found.items() if answer is not None}
         return answers, [*unsupported, *left_out.values()]
 
     def chosen(self, names: Collection[str] = ()) -> list[Member]:
         """The ledgers with these names; all if there are no names. Raises Refusal if one is not in the lake."""
-        missing = sorted(set(names) - {member.name for member in self.members})
-        if missing:
-            raise invalid("ledger", f"no ledger {missing[0]!r} publishes in this lake")
-        return [member for member in self.members if not names or member.name in names]
+        return _chosen(self.members, names)
 
     def mark(self) -> tuple[object, ...]:
-        """A value that changes when any ledger publishes."""
-        return tuple((member.name, member.status.until_ms, member.status.newest_ms) for member in self.members)
+        """A value that changes when any ledger publishes, or is left out."""
+        return tuple((one.name, one.status.until_ms, one.status.newest_ms, one.fault) for one in self.members)
 
     def teams(self) -> frozenset[str]:
         return frozenset().union(*(member.status.teams for member in self.members))
@@ -135,6 +137,13 @@ class FleetState:
     def no_books(self) -> Bookkeeper:
         """An empty stand-in without a price book, because each ledger of a fleet has its own."""
         return cast(Bookkeeper, SimpleNamespace(prices=SimpleNamespace(current=None), waiting=()))
+
+
+def _chosen(members: Sequence[Member], names: Collection[str]) -> list[Member]:
+    missing = sorted(set(names) - {member.name for member in members})
+    if missing:
+        raise invalid("ledger", f"no ledger {missing[0]!r} publishes in this lake")
+    return [member for member in members if not names or member.name in names]
 
 
 def _state(request: Request) -> FleetState:

@@ -113,7 +113,9 @@ class FleetService:
     """Serves the pages and the API of a fleet.
 
     settings: accountant settings; those about a ledger file have no effect here.
-    fleet: read again every `refresh_seconds`. The caller closes its engine.
+    fleet: read again every `refresh_seconds`. The caller closes its engine after `close`.
+
+    Half of `limits.pages_bytes` is for answers about all ledgers, the other half is divided among the ledgers.
 
     Raises CannotStart, FileFault and LakeUnavailable."""
 
@@ -128,6 +130,7 @@ class FleetService:
         self._served: dict[str, _Served] = {}
         self._unreadable: dict[str, Member] = {}
         self._state = FleetState(fleet, settings, clock)
+        self._threads: list[threading.Thread] = []
         self._sessions: SessionFiles | None = None
         if settings.session_store is not None:
             staging = Path(tempfile.gettempdir())
@@ -136,15 +139,23 @@ class FleetService:
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(FunctionCollector(partial(published_metrics, self._state)))
-        self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "")
+        self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "", self._with_cache(2))
         self.read_lake()
         self.app: ASGIApp = self._composed()
 
     def start(self) -> None:
         """Starts threads that read the lake, and what other replicas store, again until `over` is set."""
-        self.tasks.start("lake", self._read_lake_repeatedly, self.over, self._failed, _PATIENCE_S)
+        self._threads.append(self.tasks.start("lake", self._read_lake_repeatedly, self.over, self._failed, _PATIENCE_S))
         if self._sessions is not None:
-            self.tasks.start("sessions", self._callers.follow_sessions, self.over, self._failed)
+            self._threads.append(self.tasks.start("sessions", self._callers.follow_sessions, self.over, self._failed))
+
+    def close(self) -> None:
+        """Ends the threads, and waits until nothing of this service uses the engine."""
+        self.over.set()
+        for thread in self._threads:
+            thread.join()
+        for deps in (self._own, *(one.deps for one in self._served.values())):
+            deps.answers.close()
 
     def read_lake(self, prepare: Callable[[Deps], None] = lambda _: None) -> None:
         """Reads the status of all ledgers from the lake. Ledgers with new figures get a new application, the others
@@ -155,7 +166,8 @@ class FleetService:
         unchanged = {name: one for name, one in before.items() if one.member.status == published.get(name)}
         changed = sorted(published.keys() - unchanged.keys())
         opened = self._state.fleet.members(changed) if changed else []
-        new = {member.name: self._of_ledger(member) for member in opened if not member.fault}
+        settings = self._with_cache(2 * len(published))
+        new = {member.name: self._of_ledger(member, settings) for member in opened if not member.fault}
         for one in new.values():
             prepare(one.deps)
         unreadable = {member.name: member for member in opened if member.fault}
@@ -273,8 +285,14 @@ class FleetService:
 
         return checked
 
-    def _of_ledger(self, member: Member) -> _Served:
-        settings = self.settings.model_copy(
+    def _with_cache(self, parts: int) -> Settings:
+        """The settings with one of so many parts of the memory for cached answers."""
+        limits = self.settings.limits
+        part = limits.model_copy(update={"pages_bytes": limits.pages_bytes // max(parts, 1)})
+        return self.settings.model_copy(update={"limits": part})
+
+    def _of_ledger(self, member: Member, settings: Settings) -> _Served:
+        settings = settings.model_copy(
             update={"timezone": member.status.timezone, "grace_days": member.status.grace_days}
         )
         deps = self._deps(cast(ServedLedger, member.ledger), member.clock, member.books, member.name, settings)
@@ -282,11 +300,9 @@ class FleetService:
         source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
         return _Served(member, deps, create_app(deps), source, opencost_api.create_app(source))
 
-    def _deps(
-        self, ledger: ServedLedger, clock: Clock, books: Bookkeeper, name: str, settings: Settings | None = None
-    ) -> Deps:
+    def _deps(self, ledger: ServedLedger, clock: Clock, books: Bookkeeper, name: str, settings: Settings) -> Deps:
         return Deps(
-            settings or self.settings,
+            settings,
             clock,
             ledger,
             cast(Ingest, None),  # only GET and HEAD reach a ledger
@@ -299,7 +315,7 @@ class FleetService:
             tasks=self.tasks,
             bound=self._rate,
             shared_turns=self._turns,
-            picker=lambda: ClusterPicker(name, self.names()),
+            picker=lambda: ClusterPicker(name, [one.name for one in self._state.members]),
             settled=bool(name),
         )
 
@@ -319,6 +335,7 @@ def run(service: FleetService) -> None:
         events.info("serving", url=url, ledgers=service.names(), auth=settings.auth)
         service.over.wait()
         events.info("stopping")
+    service.close()
 
 
 def _no_cluster() -> Api:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from decimal import Decimal
 from pathlib import Path
@@ -446,6 +447,25 @@ def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_p
         service.read_lake()
         assert client.get("/clusters/north/v1/usage?by=team&" + WITHIN).status_code == 200
         engine.close()
+
+
+def test_all_answers_that_are_cached_fit_the_limit_together(two: TwoLedgers) -> None:
+    most = 4 * 2**20
+    service = _service(two, limits={"pages_bytes": most})
+    with TestClient(service.app, base_url=HERE) as client:
+        for days in range(1, 7):
+            assert client.get(f"/fleet/nodes?days={days}").status_code == 200
+    kept = [one.deps.answers.nbytes for one in service._served.values()]
+    assert min(kept) > 0
+    assert sum(kept) <= most
+
+
+def test_nothing_uses_the_lake_after_the_service_is_closed(two: TwoLedgers) -> None:
+    before = set(threading.enumerate())
+    service = _service(two)
+    service.start()
+    service.close()
+    assert set(threading.enumerate()) <= before
 
 
 class _Once(VirtualClock):

@@ -99,6 +99,7 @@ def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, 
             answer = client.get(page)
             assert answer.status_code == 200, (page, answer.text)
             assert "/clusters/north/" in answer.text, page
+            assert 'href="/clusters/south' in answer.text, "the menu leads to where the fault is told"
         named = client.get(fault.shown_on)
         assert named.status_code == 200
         assert "south" in named.text
