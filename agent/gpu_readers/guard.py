@@ -80,7 +80,7 @@ class Guard:
             self._reader = within(MOST_LOADING_S, self._open_reader)
         except SettingsError:
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others
+        except Exception as error:  # noqa: BLE001 - code of others
             self._fail(error)
 
     def read(self, at_ms: int, before: Sequence[DeviceReading] = ()) -> GpuReadings:
@@ -89,7 +89,7 @@ class Guard:
             return self._unread()
         try:
             found = within(self._most_s, lambda: self._call(at_ms, before))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others
+        except Exception as error:  # noqa: BLE001 - code of others
             self._fail(error)
             return self._unread()
         self._running = None
@@ -108,7 +108,7 @@ class Guard:
             return
         try:
             within(self._most_s, reader.close)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others
+        except Exception as error:  # noqa: BLE001 - code of others
             self._fail(error)
 
     def _call(self, at_ms: int, before: Sequence[DeviceReading]) -> GpuReadings:
@@ -119,7 +119,7 @@ class Guard:
             self._reader = self._open_reader()
         return checked(self._reader.read(at_ms, before))
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         if isinstance(error, TakesTooLong):
             self._running = error.done
         words = (AgentError, NoPlugin, TakesTooLong)

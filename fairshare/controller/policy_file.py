@@ -31,7 +31,8 @@ from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.near_names import nearest, shown
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
-from gputally.server.config_loading import ReloadedFile, faults_of, validate
+from gputally.kubernetes.scheduler_plugins import left_out
+from gputally.server.config_loading import ReloadedFile, validate
 
 _ACCOUNTS = "slurm"
 """The prefix of refs to accounts of a cluster without a scheduler in Kubernetes."""
@@ -92,12 +93,17 @@ def _scheduler_faults(policy: Policy, document: Document) -> Iterator[str]:
     """Yield the faults in the sections of schedulers of other packages."""
     sections = {adapter.section: adapter for adapter in adapters()}
     for name, section in policy.targets.others.items():
-        faults = faults_of(section.model_dump(), sections[name].settings) if name in sections else (((), ""),)
+        try:
+            faults = sections[name].faults(section) if name in sections else (((), ""),)
+        except PluginFault:  # it is no fault of the policy: it is advice, and its target is degraded
+            continue
         for path, reason in faults:
             place = ("targets", name, *path)
             unknown = f"no scheduler of this name is installed{nearest(name, sections)}"
             yield f"{document.place(place)}: {'.'.join(map(str, place))}: {reason or unknown}"
-    stopped = [name for name, adapter in sections.items() if adapter.name in with_workloads()]
+    stopped = [
+        name for name, adapter in sections.items() if adapter.name in with_workloads() or adapter.name in left_out()
+    ]
     for name in policy.preemption.targets.others:
         if name not in stopped:
             place = ("preemption", "targets", name)
@@ -172,11 +178,14 @@ def _history_advice(policy: Policy) -> Iterator[Advice]:
 def _scheduler_advice(policy: Policy) -> Iterator[Advice]:
     """Yield what the schedulers of the policy advise."""
     for adapter in adapters():
-        if has_ref(policy, *adapter.prefixes):
-            try:
+        section = policy.targets.others.get(adapter.section)
+        try:
+            if section is not None:
+                adapter.faults(section)  # those of the policy were reported when it was read
+            if section is not None or has_ref(policy, *adapter.prefixes):
                 yield from adapter.advise(policy)
-            except PluginFault as fault:
-                yield Advice(("targets", adapter.section), str(fault))
+        except PluginFault as fault:
+            yield Advice(("targets", adapter.section), str(fault))
 
 
 def _budget_advice(policy: Policy) -> Iterator[Advice]:

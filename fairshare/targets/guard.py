@@ -1,26 +1,30 @@
 """Runs the adapter of a scheduler of another package so that it can stop nothing, and write only what it may.
 
-Each call runs on a thread of its own, with a time limit. While a call has not ended, no further one begins. If it
-raises, hangs or returns something else, the target is degraded and says why, and the other targets go on. The mode is
+Each call runs on a thread of its own, and the calls of a cycle have one time limit together. While a call has not
+ended, no further one begins. If it raises, hangs or returns something else, the target is degraded and says why, and the other targets go on. The mode is
 the policy's, and a write is made here: of the adapter's, it contains only the fields of the object's spec."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import OtherTarget, Policy, SchedulerTarget
 from fairshare.core.queues_and_weights import Observation, Pod, TargetQueue, Value, Weight
-from fairshare.targets.weight_plan import Adapter, Advice, ObjectQuery, Seen
+from fairshare.targets.weight_plan import MOST_WRITES, Adapter, Advice, Faults, ObjectQuery, Seen
 from gputally.base.background_tasks import error_summary
+from gputally.base.clock import Clock, SystemClock
 from gputally.base.errors import ClusterError
 from gputally.base.plugins import TakesTooLong, within
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
-from gputally.kubernetes.objects import Object
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD, PRIORITY_CLASS, Kind, Object
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
 
-MOST_CALL_S: Final = 10.0
+MOST_CALLS_S: Final = 10.0
+"""How long the calls of an adapter in one cycle may take together."""
+_READABLE: Final = (NODE, POD, CONFIG_MAP, PRIORITY_CLASS)
 T = TypeVar("T")
 
 
@@ -31,10 +35,12 @@ class PluginFault(ClusterError):
 
 
 class BrokenAdapter(Adapter):
-    """Stands for an adapter that cannot be loaded."""
+    """Stands for an adapter that cannot be loaded. Its section of the policy is not checked."""
 
-    def __init__(self, plugin: SchedulerPlugin, fault: str) -> None:
-        self.name, self.prefixes = plugin.name, plugin.prefixes
+    settings = OtherTarget
+
+    def __init__(self, name: str, prefixes: tuple[str, ...], fault: str) -> None:
+        self.name, self.prefixes = name, prefixes
         self._fault = fault
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
@@ -48,30 +54,58 @@ class BrokenAdapter(Adapter):
     def spec(self, _queue: TargetQueue, _value: Value) -> Object:
         raise PluginFault(self._fault)
 
+    def advise(self, _policy: Policy) -> tuple[Advice, ...]:
+        raise PluginFault(self._fault)
+
 
 class GuardedAdapter(Adapter):
-    """The adapter of another package."""
+    """The adapter of another package. Raises TypeError if it is not what an adapter of another package can be.
 
-    def __init__(self, plugin: SchedulerPlugin, adapter: Adapter) -> None:
+    clock: measures how long the calls of a cycle take, which begins with `reads`."""
+
+    def __init__(self, plugin: SchedulerPlugin, adapter: Adapter, clock: Clock | None = None) -> None:
         self.name, self.prefixes = plugin.name, plugin.prefixes
+        settings: Any = adapter.settings
+        most_writes: Any = adapter.most_writes
+        if not isinstance(settings, type) or not issubclass(settings, SchedulerTarget):
+            raise TypeError(f"its settings are {settings!r}, not a class of SchedulerTarget")
+        if not isinstance(most_writes, int) or most_writes < 1:
+            raise TypeError(f"its most_writes is {most_writes!r}, not a number from 1")
+        if adapter.stop is not None:
+            raise TypeError("it has a `stop`, and workloads of schedulers of other packages are stopped by their pods")
         self.settings = adapter.settings
-        self._plugin = plugin
+        self.most_writes = min(adapter.most_writes, MOST_WRITES)
+        self._kinds = frozenset(kind for versions in plugin.kinds for kind in versions)
         self._adapter = adapter
+        self._clock = clock or SystemClock()
+        self._left_ms = 0.0
         self._hanging: threading.Event | None = None
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
-        return self._call("reads", tuple, lambda: self._adapter.reads(policy))
+        def call() -> tuple[ObjectQuery, ...]:
+            queries = self._adapter.reads(policy)
+            self._check((kind for query in queries for kind in query.kinds), _READABLE, "it reads")
+            return queries
+
+        return self._call("reads", tuple, call, first=True)
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
-        found = self._call("observe", Observation, lambda: self._adapter.observe(policy, seen, pods, parts))
-        own = {kind for versions in self._plugin.kinds for kind in versions}
-        strange = next((name for name, queue in found.queues.items() if queue.kind not in own), None)
-        if strange is not None:
-            raise PluginFault(f"{self.name}: queue {strange} is of a kind that the manifest does not name")
-        return found
+        def call() -> Observation:
+            found = self._adapter.observe(policy, seen, pods, parts)
+            queues = (*found.queues.items(), *found.left_behind.items())
+            for name, queue in queues:
+                self._check((queue.kind,), (), f"queue {name} is")
+            for gang in found.gangs:
+                self._check((gang.kind,), (POD,), f"workload {gang.name} is")
+            return found
+
+        return self._call("observe", Observation, call)
+
+    def faults(self, section: OtherTarget) -> Faults:
+        return self._call("settings", tuple, lambda: super(GuardedAdapter, self).faults(section), first=True)
 
     def advise(self, policy: Policy) -> tuple[Advice, ...]:
-        return self._call("advise", tuple, lambda: tuple(self._adapter.advise(policy)))
+        return self._call("advise", tuple, lambda: tuple(self._adapter.advise(policy)), first=True)
 
     def publishes(self, policy: Policy) -> bool:
         return self._call("publishes", bool, lambda: self._adapter.publishes(policy))
@@ -87,17 +121,30 @@ class GuardedAdapter(Adapter):
     def spec(self, queue: TargetQueue, value: Value) -> Object:
         return self._call("spec", dict, lambda: dict(self._adapter.spec(queue, value)))
 
-    def _call(self, name: str, kind: type[T], call: Callable[[], object]) -> T:
-        """Return what the call returns. Raises PluginFault."""
+    def _check(self, kinds: Iterable[Kind], others: Collection[Kind], what: str) -> None:
+        """Raise TypeError for a kind that is neither the scheduler's own nor one of `others`."""
+        for kind in kinds:
+            if kind not in self._kinds and kind not in others:
+                raise TypeError(f"{what} of the kind {getattr(kind, 'kind', kind)}, which the manifest does not name")
+
+    def _call(self, name: str, kind: type[T], call: Callable[[], object], *, first: bool = False) -> T:
+        """Return what the call returns. first: it is no part of a cycle, or begins one. Raises PluginFault."""
         if self._hanging is not None and not self._hanging.is_set():
             raise PluginFault(f"{self.name}: an earlier call of its plug-in has not ended")
+        if first:
+            self._left_ms = MOST_CALLS_S * MS_PER_SECOND
+        if self._left_ms <= 0:
+            raise PluginFault(f"{self.name}: the calls of its plug-in take more than {MOST_CALLS_S:g} s in a cycle")
+        began_ms = self._clock.monotonic_ms()
         try:
-            result = within(MOST_CALL_S, call)
+            result = within(self._left_ms / MS_PER_SECOND, call)
         except TakesTooLong as error:
             self._hanging = error.done
             raise PluginFault(f"{self.name}: {name} of its plug-in: {error}") from error
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             raise PluginFault(f"{self.name}: {name} of its plug-in: {error_summary(error)}") from error
+        finally:
+            self._left_ms -= self._clock.monotonic_ms() - began_ms
         if not isinstance(result, kind):
             text = f"{self.name}: {name} of its plug-in returned a {type(result).__name__}, not a {kind.__name__}"
             raise PluginFault(text)

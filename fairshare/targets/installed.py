@@ -16,26 +16,27 @@ from fairshare.targets.whole_stop import WholeStop
 from gputally.base.background_tasks import error_summary
 from gputally.base.plugins import MOST_LOADING_S, OURS, TakesTooLong, plugins, within
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
-from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, schedulers
+from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, left_out, schedulers
 
 
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Return the adapter of every scheduler, loaded once. One that cannot be loaded says why when it is used."""
     packages = {one.name: one.package for one in plugins(SEAM, SchedulerPlugin) if one.manifest is not None}
-    return tuple(_adapter(plugin, packages.get(name, "")) for name, plugin in schedulers().items())
+    found = (_adapter(plugin, packages.get(name, "")) for name, plugin in schedulers().items())
+    return (*found, *(BrokenAdapter(name, (name,), fault) for name, fault in left_out().items()))
 
 
 def _adapter(plugin: SchedulerPlugin, package: str) -> Adapter:
     if package == OURS:
         return _loaded(plugin)
     try:
-        return GuardedAdapter(plugin, within(MOST_LOADING_S, lambda: _loaded(plugin)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
+        return within(MOST_LOADING_S, lambda: GuardedAdapter(plugin, _loaded(plugin)))
+    except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
         reason = str(error) if isinstance(error, TakesTooLong) else error_summary(error)
         fault = f"{plugin.name} of the package {package} cannot be used: {plugin.adapter}: {reason}"
         structlog.get_logger("fairshare").error("scheduler_left_out", scheduler=plugin.name, fault=fault)
-        return BrokenAdapter(plugin, fault)
+        return BrokenAdapter(plugin.name, plugin.prefixes, fault)
 
 
 def _loaded(plugin: SchedulerPlugin) -> Adapter:

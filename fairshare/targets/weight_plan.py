@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, Literal
 
-from accountant.wire.policy_models import Policy, SchedulerTarget
+from accountant.wire.policy_models import OtherTarget, Policy, SchedulerTarget
 from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
@@ -27,9 +27,11 @@ from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
+from gputally.server.config_loading import faults_of
 
 FIELD_MANAGER = "gputally-fairshare"
 Mode = Literal["off", "dry-run", "enforce"]
+Faults = tuple[tuple[tuple[Key, ...], str], ...]
 
 
 Seen = Mapping[Kind, Sequence[Object]]
@@ -67,8 +69,9 @@ class Adapter(ABC):
 
     prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `lanes`.
     settings: the model of the section of the policy of a scheduler of another package.
-    stop: stops its workloads through their own objects; None: by evicting their pods.
-    most_writes: the largest number of writes in one cycle."""
+    stop: stops its workloads through their own objects; None: by evicting their pods, as for every scheduler of another
+        package.
+    most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -97,6 +100,10 @@ class Adapter(ABC):
     def settings_of(self, policy: Policy) -> Any:
         """Return the scheduler's section of the policy, as `settings` models it. For schedulers of other packages."""
         return self.settings.model_validate(policy.targets.of(self.section).model_dump())
+
+    def faults(self, section: OtherTarget) -> Faults:
+        """Return (path, reason) of every fault in the scheduler's section of a policy."""
+        return faults_of(section.model_dump(), self.settings)
 
     @property
     def section(self) -> str:

@@ -2,7 +2,8 @@
 
 A group of entry points is a seam, such as `gputally.channels`. An entry point's name is the name under which users
 choose the plug-in, and its value is the plug-in's manifest. A package whose plug-in cannot be loaded, or not in
-time, or that takes a name that is taken, is named with the reason and left out, so it never stops a program.
+time, whose manifest has values of other types than its class states, or that takes what another one has, is named with
+the reason and left out, so it never stops a program.
 
     [project.entry-points."gputally.channels"]
     ntfy = "ntfy_channel:CHANNEL"
@@ -10,14 +11,18 @@ time, or that takes a name that is taken, is named with the reason and left out,
 
 from __future__ import annotations
 
+import builtins
+import collections.abc
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Generic, TypeVar
+from types import UnionType
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gputally.base.errors import AccountantError
 from gputally.base.near_names import nearest, shown
@@ -54,7 +59,8 @@ class Plugin(Generic[T]):
 
 
 def plugins(seam: str, kind: type[T]) -> tuple[Plugin[T], ...]:
-    """The plug-ins of a seam, those of gputally first, then by package and name. kind: the type of their manifests.
+    """The plug-ins of a seam, those of gputally first, then by package and name. kind: the type of their manifests. It
+    may have a property `claims`: what only one plug-in can have, as words.
 
     They are looked for once in a process."""
     any_kind: Any = kind
@@ -65,6 +71,7 @@ def plugins(seam: str, kind: type[T]) -> tuple[Plugin[T], ...]:
 def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
     found = sorted(entry_points(group=seam), key=lambda point: (_package(point) != OURS, _package(point), point.name))
     taken: dict[str, str] = {}
+    claimed: dict[str, str] = {}
     listed = []
     for point in found:
         package = _package(point)
@@ -76,6 +83,11 @@ def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
         else:
             taken[point.name] = package
             manifest, fault = _loaded(point, kind, guarded=package != OURS)
+            claims: tuple[str, ...] = getattr(manifest, "claims", ())
+            if (claim := next((claim for claim in claims if claim in claimed), None)) is not None:
+                manifest, fault = None, f"{claim} belongs to {claimed[claim]}"
+            else:
+                claimed |= dict.fromkeys(claims, point.name)
         listed.append(Plugin(point.name, package, point.dist.version if point.dist else "", manifest, fault))
     return tuple(listed)
 
@@ -104,14 +116,54 @@ def _package(point: EntryPoint) -> str:
 def _loaded(point: EntryPoint, kind: type[T], *, guarded: bool) -> tuple[T | None, str]:
     try:
         manifest: Any = within(MOST_LOADING_S, point.load) if guarded else point.load()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
+    except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
         return None, f"{point.value}: {type(error).__name__}: {error}"[:_MOST_REASON]
     if not isinstance(manifest, kind):
         return None, f"{point.value} is a {type(manifest).__name__}, not a {kind.__name__}"
     own_name = getattr(manifest, "name", point.name)
     if own_name != point.name:
         return None, f"{point.value} calls itself {own_name!r}"
+    if (wrong := next(_misshapen(manifest, kind, ""), None)) is not None:
+        return None, f"{point.value}: {wrong}"[:_MOST_REASON]
     return manifest, ""
+
+
+class _Names(dict[str, Any]):
+    """The names of a module. What only a type checker sees is any type."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__])))
+
+
+def _misshapen(value: Any, hint: Any, place: str) -> Iterator[str]:
+    """Yield where a value is not of the type that a manifest's class states, as far as it can be seen without calls."""
+    origin, args = get_origin(hint), get_args(hint)
+    if isinstance(hint, TypeVar):
+        hint = hint.__bound__ or Any
+    if hint is Any:
+        return
+    if origin in (Union, UnionType):
+        right = any(next(_misshapen(value, one, place), None) is None for one in args)
+    elif origin is collections.abc.Callable:
+        right = callable(value)
+    elif origin is type:
+        bound = getattr(args[0], "__bound__", None) or args[0]
+        right = isinstance(value, type) and (not isinstance(bound, type) or issubclass(value, bound))
+    else:
+        right = isinstance(value, origin or hint)
+    if not right:
+        yield f"{place} is {value!r}, not {getattr(hint, '__name__', hint) if origin is None else hint}"
+    elif origin in (tuple, frozenset):
+        for at, item in enumerate(value):
+            yield from _misshapen(item, args[0], f"{place}[{at}]")
+    elif origin is None and hasattr(hint, "__dataclass_fields__"):
+        for name, inner in _hints(hint).items():
+            yield from _misshapen(getattr(value, name), inner, f"{place}.{name}" if place else name)
 
 
 class TakesTooLong(AccountantError):
@@ -122,8 +174,13 @@ class TakesTooLong(AccountantError):
         self.done = done
 
 
+class PluginRaised(RuntimeError):
+    """The code raised what is no Exception, such as SystemExit, or one whose message cannot be read."""
+
+
 def within(most_s: float, call: Callable[[], R]) -> R:
-    """The result of code that may hang, which runs on a thread of its own. Raises what it raises, and TakesTooLong."""
+    """The result of code that may hang, which runs on a thread of its own. Raises the Exception that it raises,
+    PluginRaised for anything else that it raises, and TakesTooLong."""
     outcome: Future[R] = Future()
     done = threading.Event()
 
@@ -131,7 +188,7 @@ def within(most_s: float, call: Callable[[], R]) -> R:
         try:
             outcome.set_result(call())
         except BaseException as error:  # noqa: BLE001 - it is raised again by the caller
-            outcome.set_exception(error)
+            outcome.set_exception(_plain(error))
         finally:
             done.set()
 
@@ -142,3 +199,12 @@ def within(most_s: float, call: Callable[[], R]) -> R:
         if outcome.done():  # the code itself raised a TimeoutError
             raise
         raise TakesTooLong(most_s, done) from None
+
+
+def _plain(error: BaseException) -> Exception:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - code of others
+        return PluginRaised(f"{name}, whose message cannot be read")
+    return error if isinstance(error, Exception) else PluginRaised(f"{name}: {text}")

@@ -258,7 +258,8 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
 
 def targets(cluster: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
     """Return the states of the schedulers that have objects in the cluster."""
-    known = [(adapter, kinds) for adapter in adapters() if (kinds := schedulers()[adapter.name].kinds)]
+    installed = schedulers()
+    known = [(each, kinds) for each in adapters() if each.name in installed and (kinds := installed[each.name].kinds)]
     served = cluster.served({versions[0].api_version.partition("/")[0] for _, kinds in known for versions in kinds})
     return tuple(_target(adapter, cluster, policy, served) for adapter, _ in known)
 

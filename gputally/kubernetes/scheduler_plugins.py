@@ -14,14 +14,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from gputally.base.plugins import plugins, usable
 from gputally.kubernetes.mig_parts import MigParts
+from gputally.kubernetes import objects
 from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
 
 SEAM: Final = "gputally.schedulers"
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
+
+
+_SHARED: Final = (
+    objects.BUDGET, objects.CONFIG_MAP, objects.EVENT, objects.LEASE, objects.NODE, objects.POD, objects.PRIORITY_CLASS,
+)  # fmt: skip
+
+
+def _identity(kind: Kind) -> tuple[str, str]:
+    """Return the group and the kind, whatever the version."""
+    return kind.api_version.rpartition("/")[0], kind.kind
+
+
+_OF_KUBERNETES: Final = frozenset(map(_identity, _SHARED))
+"""The kinds that the controller itself reads or writes."""
 _log = logging.getLogger("gputally.schedulers")
 
 
@@ -101,7 +116,7 @@ class SchedulerPlugin:
     adapter: where the adapter's class is, as `module:Class`. It is made without arguments, and connects to nothing.
     kinds: the kinds that the adapter and preemption read or write, each with the supported versions, the newest first.
         The first kind is that of the queues: the scheduler is installed if the API server serves it. Empty if the
-        scheduler has no objects in the cluster.
+        scheduler has no objects in the cluster. A kind is of one scheduler, and none of Kubernetes itself.
     reaches: what it reads, writes and connects to, for the operator.
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
@@ -124,6 +139,23 @@ class SchedulerPlugin:
         for word in (self.name, *self.prefixes):
             if re.fullmatch(_NAME, word) is None:
                 raise ValueError(f"the name {word!r} is not of the form {_NAME}")
+        kinds: tuple[Any, ...] = self.kinds
+        for versions in kinds:
+            if versions == ():
+                raise ValueError("kinds has a kind without a version")
+            for kind in versions if isinstance(versions, tuple) else ():  # the registry names other types
+                if isinstance(kind, Kind) and _identity(kind) in _OF_KUBERNETES:
+                    raise ValueError(f"the kind {kind.kind} is of Kubernetes itself")
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """What no other scheduler can have: name, prefixes and kinds."""
+        kinds = {_identity(kind) for versions in self.kinds for kind in versions}
+        words = sorted({self.name, *self.prefixes})
+        return (
+            *(f"the prefix {word}" for word in words),
+            *(f"the kind {kind}.{group}" for group, kind in sorted(kinds)),
+        )
 
     @property
     def section(self) -> str:
@@ -141,3 +173,13 @@ def schedulers() -> Mapping[str, SchedulerPlugin]:
     if not found:
         _log.error("no scheduler is known, so pods have no queues: gputally is not installed as a package here")
     return found
+
+
+def left_out() -> Mapping[str, str]:
+    """Return why a scheduler cannot be used, by its name, which is a prefix of references too."""
+    taken = {word for one in schedulers().values() for word in (one.name, *one.prefixes)}
+    return {
+        one.name: f"{one.name} of the package {one.package} cannot be used: {one.fault}"
+        for one in plugins(SEAM, SchedulerPlugin)
+        if one.fault and one.name not in taken and re.fullmatch(_NAME, one.name)
+    }

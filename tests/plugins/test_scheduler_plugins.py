@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import TargetReport
-from fairshare.controller.policy_file import policy_of_document
+from fairshare.controller.policy_file import advice, policy_of_document
+from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets import guard
 from fairshare.targets.installed import adapters, kinds
@@ -21,6 +23,7 @@ from gputally.base.yaml_file import FileFault, parse
 from gputally.doctor.rbac_checks import judge_rights, needed_rights
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
+from gputally.kubernetes.objects import Kind
 from gputally.kubernetes.pod_queue_labels import queue_ref
 from gputally.kubernetes.scheduler_plugins import schedulers
 from gputally.testing import schedulers as suite
@@ -31,9 +34,15 @@ from tests.plugins.installed import install
 
 FILES = {block.words[0]: block.text for block in PAGES["docs/plugins/scheduler.md"] if block.words}
 ADAPTER, MANIFEST = FILES["lanes_adapter.py"], FILES["lanes_scheduler.py"]
+ADAPTER += "\n\nclass Mute(Exception):\n    def __str__(self):\n        raise SystemExit(3)\n"
 go = threading.Event()
 """Ends an adapter that hangs."""
 Spoil = tuple[str, str]
+KAI = "__import__('fairshare.schedulers.kai.kinds').schedulers.kai.kinds.QUEUE"
+READ = "observation = read_queues(found, read_lane)"
+STRANGE = f"{{name: replace(one, kind={KAI}) for name, one in observation.queues.items()}}"
+LANE = Kind("lanes.example.com/v1", "Lane", "lanes")
+KINDS = (LANE, replace(LANE, kind="LaneSetup", plural="lanesetups"))
 HANGS = (
     "        lanes = seen.get(LANE, ())",
     "        from tests.plugins import test_scheduler_plugins as t; t.go.wait()",
@@ -105,6 +114,20 @@ def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lan
         (("        return replace(observation, conditions=", "        return dict(conditions="), "dict"),
         (HANGS, "no end"),
         (('return {"weight": value}', "return value"), "spec"),
+        (("        lanes = seen.get(LANE, ())", "        raise KeyboardInterrupt"), "KeyboardInterrupt"),
+        (("        lanes = seen.get(LANE, ())", "        raise Mute"), "Mute"),
+        (("from dataclasses import replace", "raise GeneratorExit"), "GeneratorExit"),
+        (("kinds=((LANE,), (SETUP,))", "kinds=(LANE, SETUP)"), "kinds"),
+        (("PodQueueLabels((", "PodQueueLabels(None and ("), "keys"),
+        (('prefixes=("lanes",)', 'prefixes=("lanes", "kai")'), "kai"),
+        (("kinds=((LANE,),", f"kinds=((LANE,), ({KAI},),"), "Queue"),
+        (("kinds=((LANE,),", 'kinds=((LANE,), (Kind("v1", "Pod", "pods"),),'), "Pod"),
+        (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    stop = object()'), "stop"),
+        (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    most_writes = None'), "most_writes"),
+        (("    settings = LanesSection", "    settings = None"), "settings"),
+        ((READ, f"{READ}; observation = replace(observation, left_behind={STRANGE})"), "Queue"),
+        ((READ, f"{READ}; observation = replace(observation, gangs=tuple({STRANGE}.values()))"), "Queue"),
+        (("ObjectQuery((LANE,), required", f"ObjectQuery((LANE, {KAI}), required"), "Queue"),
         (("target_queue(lane, LANE,", "target_queue(lane, None,"), "lanes"),
     ],
 )  # fmt: skip
@@ -113,8 +136,8 @@ def test_a_scheduler_that_fails_is_named_and_stops_no_other(
 ) -> None:
     lanes(change)
     if says == "no end":
-        monkeypatch.setattr(guard, "MOST_CALL_S", 0.1)
-    cluster = MemoryCluster(kinds(), objects())
+        monkeypatch.setattr(guard, "MOST_CALLS_S", 0.1)
+    cluster = MemoryCluster(dict.fromkeys((*kinds(), *KINDS)), objects())
     targets = cycle(cluster)
     ((reason, text),) = targets["lanes"].degraded.items()
     assert reason == "PluginFailed"
@@ -122,7 +145,10 @@ def test_a_scheduler_that_fails_is_named_and_stops_no_other(
     assert says in text
     assert {outcome.result for outcome in targets["kai"].outcomes} == {"applied"}
     assert cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"] != 1
-    assert [obj["spec"] for obj in cluster.list(schedulers()["lanes"].kinds[0][0])] == [{"weight": 10}] * 2
+    assert [obj["spec"] for obj in cluster.list(LANE)] == [{"weight": 10}] * 2
+    document = parse("{targets: {lanes: {setup: x}}, queues: [{name: a}]}", "policy.yaml")
+    policy_of_document(document)
+    assert queue_ref("ns", "kai-scheduler", {"kai.scheduler/queue": "a"}) == "kai:a"
 
 
 def test_a_call_that_hangs_is_not_repeated_until_it_has_ended(
@@ -134,11 +160,58 @@ def test_a_call_that_hangs_is_not_repeated_until_it_has_ended(
             "        from tests.plugins import test_scheduler_plugins as t; t.go.wait()",
         )
     )
-    monkeypatch.setattr(guard, "MOST_CALL_S", 0.1)
+    monkeypatch.setattr(guard, "MOST_CALLS_S", 0.1)
     cluster = MemoryCluster(kinds(), objects())
     for _ in range(3):
         assert cycle(cluster)["lanes"].degraded.keys() == {"PluginFailed"}
     assert sum(thread.name == "plugin" for thread in threading.enumerate()) == 1
+
+
+def test_the_calls_of_a_cycle_have_one_limit_together(lanes: Callable[..., None]) -> None:
+    lanes()
+    (found,) = (each for each in adapters() if each.name == "lanes")
+    assert isinstance(found, guard.GuardedAdapter)
+    clock, policy = VirtualClock(suite.NOW_MS), Policy.model_validate({"queues": [{"name": "a"}]})
+
+    class Slow(type(found._adapter)):  # type: ignore[misc]
+        def spec(self, queue: Any, value: Any) -> Any:
+            clock.advance(6_000)
+            return super().spec(queue, value)
+
+    slow = guard.GuardedAdapter(schedulers()["lanes"], Slow(), clock)
+    queue = TargetQueue("a", "u", "1", None, LANE)
+    for _cycle in range(2):
+        slow.reads(policy)
+        assert [slow.spec(queue, 1.0) for _ in range(2)] == [{"weight": 1.0}] * 2
+        with pytest.raises(guard.PluginFault, match="in a cycle"):
+            slow.spec(queue, 1.0)
+
+
+def test_most_writes_of_another_package_is_kept_and_bounded(lanes: Callable[..., None]) -> None:
+    lanes(('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    most_writes = 1'))
+    targets = cycle(MemoryCluster(kinds(), objects()))
+    assert sorted(outcome.result for outcome in targets["lanes"].outcomes) == ["applied", "deferred"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("from dataclasses import replace", "import a_library_that_is_missing"),
+        ("GROUP = ", "import a_library_that_is_missing; GROUP = "),
+        (
+            '    setup: str = "default"',
+            '    setup: str = "default"\n    _fail = field_validator("setup")(lambda _: {}[1])',
+        ),
+    ],
+)
+def test_a_policy_stays_in_force_if_the_scheduler_of_a_section_fails(lanes: Callable[..., None], change: Spoil) -> None:
+    lanes(change, ("from accountant.wire", "from pydantic import field_validator\nfrom accountant.wire"))
+    text = "{targets: {lanes: {setup: x}}, preemption: {targets: {lanes: off}}, queues: [{name: a, refs: ['lanes:a']}]}"
+    document = parse(text, "policy.yaml")
+    policy = policy_of_document(document)
+    (warning,) = [each for each in advice(policy) if each.path == ("targets", "lanes")]
+    assert "lanes" in warning.message
+    assert not [each for each in advice(policy) if each.path[:1] == ("queues",) and each.path[2] == "refs"]
 
 
 @pytest.mark.parametrize(
