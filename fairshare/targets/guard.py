@@ -1,8 +1,9 @@
 """Runs the adapter of a scheduler of another package so that it can stop nothing, and write only what it may.
 
 Each call runs on a thread of its own, and the calls of a cycle have one time limit together. While a call has not
-ended, no further one begins. If it raises, hangs or returns something else, the target is degraded and says why, and the other targets go on. The mode is
-the policy's, and a write is made here: of the adapter's, it contains only the fields of the object's spec."""
+ended, no further one begins. If it raises, hangs or returns something else, the target is degraded and says why, and
+the other targets go on. The mode is the policy's, and a write is made here: of the adapter's, it contains only the
+fields of the object's spec."""
 
 from __future__ import annotations
 

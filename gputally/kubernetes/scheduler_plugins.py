@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any, Final
 
 from gputally.base.plugins import plugins, usable
-from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes import objects
+from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
 
 SEAM: Final = "gputally.schedulers"
