@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -90,12 +89,11 @@ def waiting_app(lease: str, leaderless: Callable[[], bool]) -> ASGIApp:
 @contextlib.contextmanager
 def _signals(over: threading.Event) -> Iterator[None]:
     """Inside the context, SIGTERM and Ctrl-C set the event."""
-    before = set_on_signals(over)
+    restore = set_on_signals(over)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
 def take_turns() -> None:

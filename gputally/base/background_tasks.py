@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
@@ -216,8 +216,8 @@ class BackgroundTasks:
         return thread
 
 
-def set_on_signals(event: threading.Event) -> Mapping[signal.Signals, Any]:
-    """Set `event` when SIGTERM or SIGINT asks the program to end. Return the previous handlers by signal.
+def set_on_signals(event: threading.Event) -> Callable[[], None]:
+    """Set `event` when SIGTERM or SIGINT asks the program to end. Return what restores the state from before the call.
 
     Python runs handlers in the main thread alone, between two steps of it. A main thread that begins to wait just when
     the signal arrives takes no further step, and one that holds the event's lock would deadlock. The event is therefore
@@ -227,13 +227,22 @@ def set_on_signals(event: threading.Event) -> Mapping[signal.Signals, Any]:
     os.set_blocking(written, False)
 
     def forward() -> None:
-        while True:
-            if os.read(arriving, 1)[0] in numbers:
-                event.set()
+        with os.fdopen(arriving, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in numbers:
+                    event.set()
 
     threading.Thread(target=forward, name="signals", daemon=True).start()
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    return {number: signal.signal(number, lambda *_: None) for number in numbers}
+    before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(written)  # ends the thread, which closes the other end
+
+    return restore
 
 
 def error_summary(error: BaseException) -> str:

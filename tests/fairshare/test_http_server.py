@@ -366,6 +366,36 @@ print("ended")
 """
 
 
+_NESTED = """
+import os, signal, threading
+from gputally.base.background_tasks import set_on_signals
+outer, inner = threading.Event(), threading.Event()
+set_on_signals(outer)
+before = sorted(os.listdir("/proc/self/fd"))
+for _ in range(3):
+    restore = set_on_signals(inner)
+    inner.clear()
+    signal.raise_signal(signal.SIGTERM)
+    inner.wait()
+    (thread,) = [each for each in threading.enumerate() if each.name == "signals"][1:]
+    restore()
+    thread.join()
+assert sorted(os.listdir("/proc/self/fd")) == before
+assert not outer.is_set()
+inner.clear()
+signal.raise_signal(signal.SIGTERM)
+outer.wait()
+print("ended", inner.is_set())
+"""
+
+
+def test_the_wait_for_signals_is_nested_and_undone_and_leaves_nothing_behind() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _NESTED], capture_output=True, text=True, timeout=patience_s(), check=True
+    )
+    assert done.stdout == "ended False\n"
+
+
 def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
     accountant.spend(a=0.6, b=0.4)
     tasks, stop = BackgroundTasks(clock), threading.Event()
