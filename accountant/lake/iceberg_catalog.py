@@ -210,6 +210,12 @@ class Catalogue:
             rows: list[dict[str, Any]] = self.open(table).scan().to_arrow().to_pylist()
             return rows
 
+    def parts(self, table: LakeTable) -> set[Any]:
+        """The values of the column by which a table is divided, as far as the own ledger has rows with them."""
+        (column,) = table.partition
+        with _reachable(self.place):
+            return {row["partition"][column] for row in self.open(table).inspect.partitions().to_pylist()}
+
     def exists(self) -> bool:
         """Whether the own ledger has tables in the lake."""
         with _reachable(self.place):

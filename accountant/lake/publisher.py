@@ -99,9 +99,10 @@ class Publisher:
         self.name = name_of(settings)
         self._connect = catalogue
         self._opened: Catalogue | None = None
-        self._marks: dict[Hashable, Hashable] = {}
+        self._marks: dict[Hashable, Any] = {}
         """By day, month or table: the value of its mark when it was written. An equal mark means that nothing has
-        changed."""
+        changed. `span`: the first and the last day of the last run that succeeded; if they are others now, days and
+        months of any age can be missing in the lake, or be left over."""
         self._parts: dict[tuple[str, str], dict[str, Any]] | None = None
         """The rows of the table `registers`; None: not read yet."""
         self._turn = 0
@@ -125,6 +126,7 @@ class Publisher:
         begins later or has other acts than the lake. Begins a lake that is missing. Recorded as an act. Raises
         AccountantError; LakeRefused if the tables belong to a ledger with another id."""
         with self._alone:
+            self._ledger.require_present(self._clock.wall_ms())
             self._opened = self._open(repair=True)
             self._record(self._id(), who, reason)
             self._marks.clear()
@@ -134,18 +136,22 @@ class Publisher:
     def _run(self, progress: ProgressCallback, *, repair: bool) -> Published:
         with self._alone:
             now = self._clock.wall_ms()
+            self._ledger.require_present(now)
             try:
                 self._catalogue.version += 1
                 stored = {} if repair else self._stored_statements()
+                span = self._span(now)
+                moved = self._changed("span", span)
                 # Before the days are written again, because records that came after the closing are in them.
                 self._tag_hours(stored)
-                days = self._publish_days(now, progress, repair=repair)
-                months = self._publish_statements(now, stored)
-                registers = self._publish_registers(now, repair=repair)
+                days = self._publish_days(now, progress, moved=moved, repair=repair)
+                months = self._publish_statements(now, stored, moved=moved)
+                registers = self._publish_registers(now, moved=moved, repair=repair)
             except LakeRefused as error:
                 self.refused = str(error)
                 raise
             self.refused = ""
+            self._marks["span"] = span
             self.published_ms = now
         if days or months or registers:
             self._log.info("published", days=len(days), months=len(months), tables=len(registers))
@@ -175,8 +181,23 @@ class Publisher:
                 differences += compare_charges(engine, self.name, stated)
         finally:
             engine.close()
+        differences += self._withdrawn(now)
         self.compared = LakeComparison(compared, tuple(dict.fromkeys(differences)))
         return self.compared
+
+    def _withdrawn(self, now_ms: int) -> list[str]:
+        """A line of text for each day and month of which the lake has rows and the ledger has none; empty if the ledger
+        begins elsewhere than at the last publication, because the next one removes them."""
+        if "span" in self._marks and self._marks["span"][:1] != self._span(now_ms)[:1]:
+            return []
+        days = self._left_over_days(self._catalogue.parts(tables.USAGE_HOURLY), now_ms)
+        found = [f"{day}: usage_hourly has rows of this day, and the ledger has none" for day in sorted(days)]
+        for table in (tables.STATEMENT_LINES, tables.FOCUS):
+            months = self._left_over_months(self._catalogue.parts(table), now_ms)
+            found += [
+                f"{month}: {table.name} has rows of this month, and the ledger has none" for month in sorted(months)
+            ]
+        return found
 
     # --- days ---------------------------------------------------------------------------------
 
@@ -205,69 +226,89 @@ class Publisher:
         """Whether a day has changed since this process published it."""
         return day in self._marks and self._changed(("rows", day), self._day_mark(day))
 
-    def _every_day(self, now_ms: int) -> list[date]:
+    def _every_day(self, until_ms: int) -> list[date]:
         first_ms, _ = self._ledger.extent()
         if not first_ms:
             return []
-        first, today = local_date(first_ms, self._zone), local_date(now_ms, self._zone)
-        return [first + timedelta(days=number) for number in range((today - first).days + 1)]
+        first, last = local_date(first_ms, self._zone), local_date(until_ms, self._zone)
+        return [first + timedelta(days=number) for number in range((last - first).days + 1)]
+
+    def _until_ms(self, now_ms: int) -> int:
+        """The present time, or the end of the newest record if the clock is a little behind it."""
+        return max(now_ms, self._ledger.newest_end_ms())
+
+    def _span(self, now_ms: int) -> tuple[date, ...]:
+        """The first and the last day of the ledger; empty without records."""
+        every = self._every_day(self._until_ms(now_ms))
+        return (every[0], every[-1]) if every else ()
+
+    def _left_over_days(self, days: Collection[date], now_ms: int) -> set[date]:
+        """Those of the days in the lake that the ledger does not have, for example because an import was withdrawn."""
+        return set(days) - set(self._every_day(self._until_ms(now_ms)))
+
+    def _left_over_months(self, months: Collection[str], now_ms: int) -> set[str]:
+        """Those of the months in the lake that the ledger does not have."""
+        return set(months) - {str(month) for month in self._every_month(self._until_ms(now_ms))}
 
     def _known_days(self) -> dict[date, dict[str, Any]]:
         """The rows of the table `days` of this ledger, by day."""
         return {row["day"]: row for row in self._read(tables.DAYS)}
 
-    def _publish_days(self, now_ms: int, progress: ProgressCallback, *, repair: bool) -> tuple[date, ...]:
-        known: dict[date, dict[str, Any]] | None = None
-        days = self.days_to_check(now_ms)
-        if repair:
-            known, days = self._days_as_written(), self._every_day(now_ms)
-        elif self.published_ms is None and days:  # days that no run has written yet, of any age
-            known = self._known_days()
-            days = sorted({*days, *(day for day in self._every_day(now_ms) if day not in known)})
-        changed = []
+    def _publish_days(self, now_ms: int, progress: ProgressCallback, *, moved: bool, repair: bool) -> tuple[date, ...]:
+        """Publishes the days that have changed, and removes those that the ledger does not have. moved: the days of the
+        ledger are not those of the last run."""
+        known, days = self._known_days() if moved else {}, self.days_to_check(now_ms)
+        if moved:
+            every = self._every_day(now_ms)
+            self._remove_days(
+                known, self._left_over_days(set(known) | self._catalogue.parts(tables.USAGE_HOURLY), now_ms)
+            )
+            if repair:
+                self._forget_wrong_totals(known)
+            days = every if repair else sorted({*days, *(day for day in every if day not in known)})
+        changed: list[tuple[date, dict[Hashable, Any]]] = []
         for day in days:
             rows_mark = self._day_mark(day)
             mark = rows_mark, min(now_ms, day_span(day, self._zone)[1])
             if self._changed(day, mark):
-                changed.append((day, mark, rows_mark))
+                changed.append((day, {day: mark, ("rows", day): rows_mark}))
         self._turn += 1
-        if not changed:
-            return ()
-        known = self._known_days() if known is None else known
-        self._remove_days(known, set(known) - set(self._every_day(now_ms)))
+        if changed and not moved:
+            known = self._known_days()
         written: list[date] = []
-        pending: list[DayRows] = []
-        for number, (day, mark, rows_mark) in enumerate(changed, 1):
+        pending: list[tuple[DayRows, dict[Hashable, Any]]] = []
+        for number, (day, marks) in enumerate(changed, 1):
             of_day = self._day(day, now_ms)
             progress("days", number, len(changed))
-            self._marks[day] = mark
-            self._marks["rows", day] = rows_mark
-            if known.get(day, {}).get("digest") != of_day.digest:
-                pending.append(of_day)
-            if sum(one.rows.num_rows for one in pending) >= _ROWS_A_COMMIT:
+            if known.get(day, {}).get("digest") == of_day.digest:
+                self._marks |= marks
+            else:
+                pending.append((of_day, marks))
+            if sum(one.rows.num_rows for one, _ in pending) >= _ROWS_A_COMMIT:
                 written += self._write_days(pending, known, now_ms)
                 pending = []
         written += self._write_days(pending, known, now_ms)
         return tuple(written)
 
-    def _days_as_written(self) -> dict[date, dict[str, Any]]:
-        """The rows of the table `days` of this ledger, by day. A day whose rows are not those of its control total has
-        no digest."""
-        known, hourly = self._known_days(), self._catalogue.open(tables.USAGE_HOURLY)
-        there = set(hourly.scan(selected_fields=("day",)).to_arrow()["day"].unique().to_pylist())
-        for day in there | set(known):
+    def _forget_wrong_totals(self, known: dict[date, dict[str, Any]]) -> None:
+        """Removes the days whose rows in the lake are not those of their control totals."""
+        hourly = self._catalogue.open(tables.USAGE_HOURLY)
+        for day, total in [*known.items()]:
             rows = hourly.scan(rows_where({"day": day})).to_arrow().cast(tables.USAGE_HOURLY.arrow)
-            if known.setdefault(day, {"ledger": self.name, "day": day}).get("digest") != tables.digest(rows):
-                known[day]["digest"] = None
-        return known
+            if total["digest"] != tables.digest(rows):
+                del known[day]
 
     def _remove_days(self, known: dict[date, dict[str, Any]], days: Collection[date]) -> None:
-        """Removes days of which the ledger has no records, for example because an import was withdrawn."""
-        if days:
-            self._catalogue.replace(tables.USAGE_HOURLY, tables.USAGE_HOURLY.arrow.empty_table(), {"day": [*days]})
-            for day in days:
-                del known[day]
-            self._replace(tables.DAYS, list(known.values()))
+        """Removes days of which the ledger has no records."""
+        if not days:
+            return
+        for day in days:
+            known.pop(day, None)
+            self._marks.pop(day, None)
+            self._marks.pop(("rows", day), None)
+        self._catalogue.replace(tables.USAGE_HOURLY, tables.USAGE_HOURLY.arrow.empty_table(), {"day": [*days]})
+        self._replace(tables.DAYS, list(known.values()))
+        self._log.info("days_left_the_lake", days=len(days), first=str(min(days)), last=str(max(days)))
 
     def _day(self, day: date, now_ms: int) -> DayRows:
         start_ms, end_ms = day_span(day, self._zone)
@@ -282,20 +323,23 @@ class Publisher:
         """The price book of the day's month."""
         return self._books.priced_by(self._books.kept(Month(day.year, day.month)))
 
-    def _write_days(self, days: Sequence[DayRows], known: dict[date, dict[str, Any]], now_ms: int) -> list[date]:
+    def _write_days(
+        self,
+        days: Sequence[tuple[DayRows, dict[Hashable, Any]]],
+        known: dict[date, dict[str, Any]],
+        now_ms: int,
+    ) -> list[date]:
+        """Writes days, each with its marks."""
         if not days:
             return []
-        try:
-            rows = pa.concat_tables([one.rows for one in days])
-            self._catalogue.replace(tables.USAGE_HOURLY, rows, {"day": [one.day for one in days]})
-            for one in days:
-                known[one.day] = self._control_total(one, now_ms)
-            self._replace(tables.DAYS, list(known.values()))
-        except BaseException:
-            for one in days:
-                self._marks.pop(one.day, None)
-            raise
-        return [one.day for one in days]
+        rows = pa.concat_tables([one.rows for one, _ in days])
+        self._catalogue.replace(tables.USAGE_HOURLY, rows, {"day": [one.day for one, _ in days]})
+        for one, _ in days:
+            known[one.day] = self._control_total(one, now_ms)
+        self._replace(tables.DAYS, list(known.values()))
+        for _, marks in days:
+            self._marks |= marks
+        return [one.day for one, _ in days]
 
     def _control_total(self, one: DayRows, now_ms: int) -> dict[str, Any]:
         newest = self._ledger.newest_by_cluster()
@@ -358,14 +402,11 @@ class Publisher:
     def _tag_of(self, closed: ClosedMonth) -> str:
         return f"{self.name}-{closed.month}-{closed.hash[:12]}"
 
-    def _publish_statements(self, now_ms: int, stored: dict[str, tuple[str, str]]) -> tuple[str, ...]:
-        first_ms, _ = self._ledger.extent()
-        if not first_ms:
-            return ()
-        books, written = self._books.books(), []
-        month, last = Month.of(first_ms, self._zone), Month.of(now_ms, self._zone)
-        rows, lines = [], {}
-        while month <= last:
+    def _publish_statements(self, now_ms: int, stored: dict[str, tuple[str, str]], *, moved: bool) -> tuple[str, ...]:
+        """Publishes the months that have changed, and removes those that the ledger does not have."""
+        books, rows, lines = self._books.books(), [], {}
+        gone = moved and self._remove_months(now_ms)
+        for month in self._every_month(now_ms):
             status, mark = self._books.status(month, books), self._month_mark(month, now_ms, books)
             stated = self._books.month(month)
             rows.append(statement_row(self.name, str(month), status, stated))
@@ -374,14 +415,12 @@ class Publisher:
             elif self._changed(("statement", month), mark):
                 lines[month] = mark, line_rows(self.name, str(month), stated)
                 self._publish_focus(month, mark, now_ms)
-            month = month.next
-        if not lines:
-            return ()
-        self._catalogue.replace(
-            tables.STATEMENT_LINES,
-            tables.STATEMENT_LINES.of_rows([row for _, several in lines.values() for row in several]),
-            {"month": [str(one) for one in lines]},
-        )
+        if lines:
+            self._catalogue.replace(
+                tables.STATEMENT_LINES,
+                tables.STATEMENT_LINES.of_rows([row for _, several in lines.values() for row in several]),
+                {"month": [str(one) for one in lines]},
+            )
         for one in lines:
             closed = books.of(str(one))
             if closed is not None:
@@ -393,11 +432,37 @@ class Publisher:
                         "those of its statement: records came between its closing and the publications beside it",
                     )  # fmt: skip
         # Last, because this table shows what an earlier process wrote completely.
-        self._replace(tables.STATEMENTS, rows)
-        for one, (mark, _) in lines.items():
-            self._marks["statement", one] = mark
-            written.append(str(one))
-        return tuple(written)
+        if lines or gone:
+            self._replace(tables.STATEMENTS, rows)
+        self._marks |= {("statement", one): mark for one, (mark, _) in lines.items()}
+        return tuple(str(one) for one in lines)
+
+    def _every_month(self, until_ms: int) -> tuple[Month, ...]:
+        """The months from the ledger's first record on, and those that were closed, ascending."""
+        found = {Month.parse(closed.month) for closed in self._books.books().closed}
+        first_ms, _ = self._ledger.extent()
+        if first_ms:
+            month, last = (Month.of(at, self._zone) for at in (first_ms, until_ms))
+            while month <= last:
+                found.add(month)
+                month = month.next
+        return tuple(sorted(found))
+
+    def _remove_months(self, now_ms: int) -> bool:
+        """Removes the lines and charges of months that the ledger does not have. Returns whether the lake had any, or
+        their statements."""
+        gone = self._left_over_months({row["month"] for row in self._read(tables.STATEMENTS)}, now_ms)
+        for table in (tables.STATEMENT_LINES, tables.FOCUS):
+            left = self._left_over_months(self._catalogue.parts(table), now_ms)
+            if left:
+                self._catalogue.replace(table, table.arrow.empty_table(), {"month": [*left]})
+            gone |= left
+        for month in map(Month.parse, gone):
+            self._marks.pop(("statement", month), None)
+            self._marks.pop(("focus", month), None)
+        if gone:
+            self._log.info("months_left_the_lake", months=sorted(gone))
+        return bool(gone)
 
     def _month_mark(self, month: Month, now_ms: int, books: ClosedMonths) -> Hashable:
         """A value that changes with everything that determines a month's statement."""
@@ -433,27 +498,32 @@ class Publisher:
 
     # --- registers ----------------------------------------------------------------------------
 
-    def _publish_registers(self, now_ms: int, *, repair: bool) -> tuple[str, ...]:
-        """Publishes the parts of registers whose digests differ from those in the table `registers`, and then updates
-        that table."""
+    def _publish_registers(self, now_ms: int, *, moved: bool, repair: bool) -> tuple[str, ...]:
+        """Publishes the parts of registers whose digests differ from those in the table `registers`, removes the parts
+        that the ledger does not have, and then updates that table."""
         if self._parts is None:
             self._parts = {(row["register"], row["part"]): row for row in self._read(tables.REGISTERS)}
         known, written_tables = self._parts, []
         self._parts = None  # read again after a failure
         for table, by, rows in self._registers():
-            parts: dict[Any, list[dict[str, Any]]] = {} if by else {None: rows}
+            parts: dict[str, list[dict[str, Any]]] = {} if by else {"": rows}
             for row in rows if by else ():
-                parts.setdefault(row[by], []).append(row)
-            changed = {}
-            for value, of_part in parts.items():
-                part, key = table.of_rows(of_part), (table.name, "" if value is None else str(value))
+                parts.setdefault(str(row[by]), []).append(row)
+            there = {part for register, part in known if register == table.name}
+            if moved and by:
+                there |= {str(value) for value in self._catalogue.parts(table)}
+            changed = {gone: table.arrow.empty_table() for gone in there - set(parts)}
+            for gone in changed:
+                known.pop((table.name, gone), None)
+            for name, of_part in parts.items():
+                part, key = table.of_rows(of_part), (table.name, name)
                 digest = tables.digest(part)
                 if repair or key not in known or known[key]["digest"] != digest:
                     known[key] = {
-                        "ledger": self.name, "register": table.name, "part": key[1], "rows": part.num_rows,
+                        "ledger": self.name, "register": table.name, "part": name, "rows": part.num_rows,
                         "digest": digest,
                     }  # fmt: skip
-                    changed[value] = part
+                    changed[name] = part
             if changed:
                 partition = {by: list(changed)} if by else {}
                 self._catalogue.replace(table, pa.concat_tables(changed.values()), partition)

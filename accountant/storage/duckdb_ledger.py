@@ -364,13 +364,7 @@ class DuckLedger(Offsite):
     def _append(self, batches: Sequence[Batch], now_ms: int, fetched: Fetched) -> list[Receipt | Exception]:
         with self._writing:
             before = self._state
-            behind = before.fleet.newest_end_ms - now_ms
-            self._require_clock()
-            if behind > SKEW_MS:
-                raise LedgerUnavailable(
-                    f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
-                    "right, list the records with a wrong date with: gputally accountant clock show"
-                )
+            self.require_present(now_ms)
             self._require_space()
             quotas = self._use.claims(now_ms, self._parts_of)
             claims = self._owners.claims(now_ms, quotas), PodClaims(self._pod_nodes)
@@ -556,6 +550,16 @@ class DuckLedger(Offsite):
     def newest_end_ms(self) -> int:
         """Return the end of the newest booked record; 0 if there is none."""
         return self._state.fleet.newest_end_ms
+
+    def require_present(self, now_ms: int) -> None:
+        """Raise LedgerUnavailable if this may not be the present time: the clock is doubted, or behind the records."""
+        self._require_clock()
+        behind = self.newest_end_ms() - now_ms
+        if behind > SKEW_MS:
+            raise LedgerUnavailable(
+                f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
+                "right, list the records with a wrong date with: gputally accountant clock show"
+            )
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         """Return the items dated more than SKEW_MS after `now_ms`, by kind."""
