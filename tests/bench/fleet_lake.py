@@ -80,6 +80,7 @@ def measure(size: Size = FULL) -> list[Figure]:
         place = folder / f"lake-{fleet.gpus}"
         if not (place / _COMPLETE).exists():
             shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
             lake_data.write(Lake(warehouse=str(place)), fleet, _told)
             (place / _COMPLETE).touch()
         asked: list[tuple[str, str, Goal | None]] = [
