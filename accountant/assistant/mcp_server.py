@@ -160,7 +160,9 @@ def _client(ctx: Context[Any, Any]) -> AccountantClient:
     request = ctx.request_context.request
     assert request is not None, "a call over HTTP has its request"
     base = f"{request.url.scheme}://{request.url.netloc}"
-    return AccountantClient(base, transport=_InProcess(request.app, request.scope))
+    client = AccountantClient(base, transport=_InProcess(request.app, request.scope))
+    client.public_url = (request.app.state.deps.settings.public_url or base).rstrip("/")
+    return client
 
 
 class _InProcess(httpx2.BaseTransport):

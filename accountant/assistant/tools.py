@@ -17,10 +17,9 @@ from accountant.core.periods import Month, utc, zone
 from accountant.wire.option_types import JobOrder, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.typed_accountant_client import AccountantClient
-from accountant.wire.usage_cost_and_job_models import BudgetState, CostAnswer, Job, JobsAnswer, UsageAnswer
-from gputally.base.accountant_connection import Query, Unanswered
-from gputally.base.clock import SystemClock
-from gputally.base.instants import parse_edge
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, Job, JobsAnswer, UsageAnswer
+from gputally.base.accountant_connection import Unanswered
+from gputally.base.instants import duration_seconds, in_calendar, parse_edge
 from gputally.base.money import gpu_hours, plain
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import as_name
@@ -113,7 +112,7 @@ def jobs(
     page: Page = None,
 ) -> dict[str, Any]:
     """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
-    query: Query = {
+    query = {
         "start": start, "end": end, "state": state, "team": team, "search": search or None, "sort": sort,
         "limit": str(limit), "page": page,
     }  # fmt: skip
@@ -122,7 +121,7 @@ def jobs(
     rows = [_job(accountant, job) for job in found.jobs]
     return _answer(
         accountant, f"GPU-hours; {found.currency or 'no price book'}", found.start_ms, found.end_ms, covered, rows,
-        found.note, found.next_page, f"/jobs?{_of({'start': start, 'end': end, 'state': state, 'team': team})}",
+        found.note, found.next_page, _api("/v1/jobs", query, found.start_ms, found.end_ms),
         jobs=found.count, gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
     )  # fmt: skip
 
@@ -140,7 +139,11 @@ def holds(
     the GPU. A row without a pod is a part that nobody held."""
     if gpu is None and node is None:
         raise ValueError("give a gpu or a node")
-    at_ms = parse_edge(at, zone("UTC"), SystemClock().wall_ms()) // MS_PER_MINUTE * MS_PER_MINUTE
+    if at[-1:] in ("w", "d", "h", "m", "s"):
+        at_ms = in_calendar(_now_ms(accountant) - duration_seconds(at) * MS_PER_SECOND)
+    else:
+        at_ms = parse_edge(at, zone("UTC"), 0)
+    at_ms -= at_ms % MS_PER_MINUTE
     query: dict[str, str | None] = {
         "by": "node,gpu,namespace,pod,team,user", "start": str(at_ms), "end": str(at_ms + MS_PER_MINUTE),
         "where.gpu": gpu, "where.node": node, "where.cluster": cluster, "limit": str(limit), "page": page,
@@ -149,14 +152,15 @@ def holds(
     of_minute = MS_PER_MINUTE * 1000
     rows = [
         {**line.key, "held_gpus": round(line.accounts_gpu_us.allocated / of_minute, 4),
-         "busy_gpus": round(line.accounts_gpu_us.busy / of_minute, 4),
+         "busy_gpus": None if _unknown(line.accounts_gpu_us) else round(line.accounts_gpu_us.busy / of_minute, 4),
+         "unknown_gpus": round(line.accounts_gpu_us.allocated_unknown / of_minute, 4),
          "state": "held" if line.accounts_gpu_us.allocated else _unheld(line.accounts_gpu_us.model_dump())}
         for line in found.lines
     ]  # fmt: skip
-    link = f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}" if node and cluster else "/nodes"
     return _answer(
-        accountant, "GPUs", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page, link
-    )
+        accountant, "GPUs", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page,
+        _api("/v1/usage", query, found.start_ms, found.end_ms),
+    )  # fmt: skip
 
 
 def explain_statement(
@@ -183,13 +187,14 @@ def explain_statement(
     start_ms, end_ms = month_of.span(zone(statement.get("timezone", "UTC")))
     dearest = accountant.ask(
         JobsAnswer, "/v1/jobs",
-        {"start": str(start_ms), "end": str(min(end_ms, SystemClock().wall_ms() + 1)), "team": team, "sort": "cost",
+        {"start": str(start_ms), "end": str(min(end_ms, _now_ms(accountant))), "team": team, "sort": "cost",
          "limit": "5"},
     )  # fmt: skip
     following = offset + len(shown)
     return _answer(
         accountant, f"GPU-hours × {statement['currency'] or 'no price book'} per GPU-hour", start_ms, end_ms,
-        statement["coverage"], shown, "", None, f"/month/{month}/lines",
+        statement["coverage"], shown, "", None,
+        f"/v1/statement?{_of({'month': month, 'team': team})}",
         lines=len(lines), next_offset=following if following < len(lines) else None,
         **{name: statement[name] for name in ("status", "cost", "due", "due_total", "price_book_version")},
         dearest_jobs=[_job(accountant, job) for job in dearest.jobs],
@@ -205,37 +210,37 @@ def explain_weight(
 ) -> dict[str, Any]:
     """Why a queue has its weight: the decisions about it, newest first, with value, value before, reason and inputs.
     Needs a token that may see all teams."""
-    query: Query = {"start": start, "end": end, "subject": queue, "limit": str(limit)}
+    span = _span(accountant, start or "1d", end)
+    query = {"start": str(span.start_ms), "end": str(span.end_ms), "subject": queue, "limit": str(limit)}
     decisions = accountant.ask(tuple[Decision, ...], "/v1/decisions", query)
     rows = [{"at": utc(one.at_ms), **one.model_dump(mode="json", exclude={"at_ms", "id"})} for one in decisions]
-    now_ms = SystemClock().wall_ms()
-    end_ms = now_ms if end is None else parse_edge(end, zone("UTC"), now_ms)
-    start_ms = parse_edge(start or "1d", zone("UTC"), end_ms)
-    covered = _coverage(accountant, start_ms, end_ms)
     return _answer(
-        accountant, "weight", start_ms, end_ms, covered, rows, "", None, f"/decisions?{_of({'subject': queue})}"
-    )
+        accountant, "weight", span.start_ms, span.end_ms, span.coverage, rows, "", None,
+        _api("/v1/decisions", query, span.start_ms, span.end_ms),
+    )  # fmt: skip
 
 
 def why_waiting(
     accountant: AccountantClient,
     job: Annotated[str, Field(min_length=1, max_length=253, description="A part of the job's path or name.")],
     start: Start = "7d",
-    limit: Limit = 5,
+    limit: Annotated[int, Field(ge=1, le=20, description="Rows of one page.")] = 5,
 ) -> dict[str, Any]:
     """Why a job waits: how long so far, the waits in its queue, the budgets of its teams, and (with a token that may
     see all teams) the last decisions about its queue."""
-    query: Query = {"start": start, "state": "waiting", "search": job, "sort": "name", "limit": str(limit)}
+    query = {"start": start, "state": "waiting", "search": job, "sort": "name", "limit": str(limit)}
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
     span = {"start": str(found.start_ms), "end": str(found.end_ms)}
     waits = TypeAdapter(list[dict[str, Any]]).validate_json(accountant.get("/v1/waits", {**span, "by": "queue"}))
     budgets = accountant.ask(tuple[BudgetState, ...], "/v1/budgets")
+    queues = sorted({queue for one in found.jobs for queue in one.queues})
+    decided = {queue: _last_decisions(accountant, queue, span) for queue in queues}
     rows = [
         {
             **_job(accountant, one),
             "waits_of_queue_seconds": [wait for wait in waits if wait["key"] in one.queues],
             "budgets": [state.model_dump(mode="json") for state in budgets if state.team in one.teams],
-            "decisions": [decision for queue in one.queues for decision in _last_decisions(accountant, queue, span)],
+            "decisions": [decision for queue in one.queues for decision in decided[queue]],
         }
         for one in found.jobs
     ]
@@ -243,7 +248,7 @@ def why_waiting(
     note = found.note or ("" if rows else "no waiting job has this text in its path: ask jobs for its state")
     return _answer(
         accountant, "seconds", found.start_ms, found.end_ms, covered, rows, note, found.next_page,
-        f"/jobs?{_of({'state': 'waiting', 'search': job})}", jobs=found.count,
+        _api("/v1/jobs", query, found.start_ms, found.end_ms), jobs=found.count,
     )  # fmt: skip
 
 
@@ -274,21 +279,35 @@ def _answer(
         **more,
         "rows": list(rows),
     }
-    return {**bounded(found), "next_page": next_page, "link": accountant.url + link}
+    return {**bounded(found), "next_page": next_page, "link": accountant.public_url + link}
 
 
-def bounded(value: Any, depth: int = 0) -> Any:
-    """A plain value in which every text is one line of at most _LONGEST characters and every list has at most MOST_ROWS
-    entries, because names come from users."""
+def bounded(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer with plain values in which every text is one line of at most _LONGEST characters and every list and
+    mapping has at most MOST_ROWS entries, because names come from users. Its note says how many entries that leaves
+    out."""
+    left_out: list[int] = []
+    found: dict[str, Any] = _bounded(answer, left_out, 0)
+    if left_out:
+        cut = f"{sum(left_out)} entries are left out: the answer would be too long or too deep"
+        found["note"] = "; ".join(filter(None, (found.get("note"), cut)))
+    return found
+
+
+def _bounded(value: Any, left_out: list[int], depth: int) -> Any:
     if isinstance(value, str):
         return as_name(value, _LONGEST)
-    if depth >= _DEEPEST and isinstance(value, Mapping | list | tuple):
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth >= _DEEPEST and value:
+        left_out.append(len(value))
         return "…"
+    if len(value) > MOST_ROWS:
+        left_out.append(len(value) - MOST_ROWS)
     if isinstance(value, Mapping):
-        return {as_name(str(key), _LONGEST): bounded(each, depth + 1) for key, each in list(value.items())[:MOST_ROWS]}
-    if isinstance(value, list | tuple):
-        return [bounded(each, depth + 1) for each in value[:MOST_ROWS]]
-    return value
+        shown = list(value.items())[:MOST_ROWS]
+        return {as_name(str(key), _LONGEST): _bounded(each, left_out, depth + 1) for key, each in shown}
+    return [_bounded(each, left_out, depth + 1) for each in value[:MOST_ROWS]]
 
 
 def _grouped(
@@ -303,11 +322,12 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
     return {
         "job": f"{job.cluster}/{job.namespace}/{job.job}", "state": job.state, "teams": job.teams,
         "queues": job.queues, "users": job.users, "gpu_models": job.gpu_models,
-        "gpu_hours": _hours(held.allocated), "busy_gpu_hours": _hours(held.busy),
-        "idle_gpu_hours": _hours(held.allocated_idle), "cost": _money(job.cost),
+        "gpu_hours": _hours(held.allocated), "busy_gpu_hours": None if _unknown(held) else _hours(held.busy),
+        "idle_gpu_hours": None if _unknown(held) else _hours(held.allocated_idle),
+        "unknown_gpu_hours": _hours(held.allocated_unknown), "cost": _money(job.cost),
         "gpus_now": _money(job.gpus), "cost_an_hour": _money(job.burn_per_hour),
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
-        "link": f"{accountant.url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
+        "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
     }  # fmt: skip
 
 
@@ -324,9 +344,22 @@ def _last_decisions(accountant: AccountantClient, queue: str, span: Mapping[str,
 
 def _coverage(accountant: AccountantClient, start_ms: int, end_ms: int) -> float | None:
     """The metered share of the capacity of a span."""
-    return accountant.ask(
-        UsageAnswer, "/v1/usage", {"by": "cluster", "start": str(start_ms), "end": str(end_ms), "limit": "1"}
-    ).coverage
+    return _span(accountant, str(start_ms), str(end_ms)).coverage
+
+
+def _now_ms(accountant: AccountantClient) -> int:
+    """The time of the accountant's clock."""
+    return _span(accountant, "1h", None).end_ms
+
+
+def _span(accountant: AccountantClient, start: str, end: str | None) -> UsageAnswer:
+    """A span as the accountant reads its edges, with its clock and time zone, and its coverage."""
+    return accountant.ask(UsageAnswer, "/v1/usage", {"by": "cluster", "start": start, "end": end, "limit": "1"})
+
+
+def _unknown(accounts: Accounts) -> bool:
+    """Whether it is known of none of the held time how busy it was."""
+    return 0 < accounts.allocated_unknown == accounts.allocated
 
 
 def _unheld(accounts: Mapping[str, int]) -> str:
@@ -335,7 +368,7 @@ def _unheld(accounts: Mapping[str, int]) -> str:
 
 def _api(path: str, query: Mapping[str, str | None], start_ms: int, end_ms: int) -> str:
     given = {name: value for name, value in query.items() if name not in ("page", "limit", "start", "end")}
-    return f"{path}?{_of({**given, 'start': utc(start_ms), 'end': str(end_ms)})}"
+    return f"{path}?{_of({**given, 'start': str(start_ms), 'end': str(end_ms)})}"
 
 
 def _of(query: Mapping[str, str | None]) -> str:

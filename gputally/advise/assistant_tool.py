@@ -71,7 +71,7 @@ def advise(
             "next_offset": following if following < len(rows) else None,
             "rows": [{name: _plain(value) for name, value in row.items()} for row in shown],
         }),
-        "link": f"{accountant.url}/v1/report?start={window.start_ms}&end={window.end_ms}&format=html",
+        "link": f"{accountant.public_url}/v1/report?start={window.start_ms}&end={window.end_ms}&format=html",
     }  # fmt: skip
 
 

@@ -79,6 +79,8 @@ class AccountantConnection:
         self._tls = http_calls.tls_context_for(parsed, self._ca_file, Unanswered)
         self._loaded_ca_stamp = self._ca_stamp()
         self.url = url.rstrip("/")
+        self.public_url = self.url
+        """The address of its pages, for links."""
         self._token = token
         self._token_file = token_file
         self._timeout_s, self._proxies, self._transport = timeout_s, proxies, transport

@@ -267,7 +267,7 @@ def _unpriced(model: str, rows: Sequence[Row], month: str) -> Finding:
         "warning",
         f"{model} has no price{where}: its time is unpriced, and budgets in money cannot be kept",
         f"{whole:,.1f} GPU-hours held" + (f"; row {near[0]} of the price book is for {near[1]}" if near[0] else ""),
-        f"add a row for it and run: gputally accountant reprice {month} --book FILE --apply --reason TEXT",
+        f"add a row for it and run: gputally accountant reprice {month} --prices FILE --apply --reason TEXT",
     )
 
 

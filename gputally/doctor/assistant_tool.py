@@ -42,7 +42,7 @@ def doctor(accountant: AccountantClient) -> dict[str, Any]:
             "note": "each check names its own span",
             "rows": found["checks"],
         }),
-        "link": f"{accountant.url}/coverage",
+        "link": f"{accountant.public_url}/coverage",
     }  # fmt: skip
 
 

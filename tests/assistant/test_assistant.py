@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from decimal import Decimal
@@ -19,8 +20,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from accountant.assistant.mcp_server import server
-from accountant.assistant.tools import MOST_ROWS
+from accountant.assistant.tools import MOST_ROWS, bounded, why_waiting
 from accountant.composition import Service
+from accountant.core.periods import utc
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
@@ -44,22 +46,23 @@ Call = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def accountant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, str]]:
-    """vision/train holds an H100 for an hour, nlp/<hostile name> another one for half an hour, and nlp/later waits."""
+    """vision/train holds an H100 for an hour, nlp/<hostile name> another one for half an hour, nlp/blind one whose
+    utilisation is unknown, and nlp/later waits."""
     folder: Path = tmp_path_factory.mktemp("assistant")
     team = token_entry("vision", "read", ", teams: [vision]")
     chosen = settings_in(
         folder, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY,
-        tokens="tokens:\n" + token_entry("all", "admin") + team,
+        tokens="tokens:\n" + token_entry("all", "admin, policy") + team, timezone="America/New_York",
     )  # fmt: skip
     times = {"created_ms": BEGIN - 10 * MINUTE_MS, "scheduled_ms": BEGIN, "started_ms": BEGIN}
 
     def fact(uid: str, space: str, name: str, **changes: Any) -> Any:
-        return pod_facts(name, BEGIN, namespace=space, node="n1", uid=uid, **{**times, **changes})
+        return pod_facts(name, BEGIN, namespace=space, uid=uid, **{"node": "n1", **times, **changes})
 
-    def held(uid: str, space: str, name: str, minute: int) -> Any:
+    def held(uid: str, space: str, name: str, minute: int, busy_us: int | None = MINUTE_MS * 750) -> Any:
         holder = pod_holder(name, space, uid)
         at = BEGIN + minute * MINUTE_MS
-        return interval(at, f"GPU-{uid}", holder, span_ms=MINUTE_MS, gpu_model="H100", busy_us=MINUTE_MS * 750)
+        return interval(at, f"GPU-{uid}", holder, span_ms=MINUTE_MS, gpu_model="H100", busy_us=busy_us)
 
     facts = (
         fact("a", "vision", "train-x", workload="Job/train"),
@@ -69,7 +72,10 @@ def accountant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servi
     rows = [held("a", "vision", "train-x", n) for n in range(60)] + [held("b", "nlp", "odd", n) for n in range(30)]
     with Service(chosen, VirtualClock(NOW_MS)) as service:
         one = batch(sorted(rows, key=lambda row: row.start_ms), facts, cluster="prod", node="n1")
-        service.ingest.submit(msgspec.json.encode(one)).result()
+        blind = fact("d", "nlp", "blind", node="n2")
+        two = batch([held("d", "nlp", "blind", n, None) for n in range(60)], (blind,), cluster="prod", node="n2")
+        for sent in (one, two):
+            service.ingest.submit(msgspec.json.encode(sent)).result()
         with serve(service.app, "127.0.0.1", 0) as url:
             yield service, url
 
@@ -104,7 +110,10 @@ def call(request: pytest.FixtureRequest, accountant: tuple[Service, str]) -> Cal
             return found.content[0].text
         assert json.loads(found.content[0].text) == found.structured_content
         assert {"unit", "period", "coverage", "link", "rows"} <= found.structured_content.keys()
-        assert found.structured_content["link"].startswith(accountant[1])
+        for each in (found.structured_content, *found.structured_content["rows"]):
+            if "link" in each:
+                assert each["link"].startswith(accountant[1])
+                assert httpx2.get(each["link"], headers=bearer(token)).status_code == 200, each["link"]
         return found.structured_content
 
     return answer
@@ -132,7 +141,7 @@ def test_figures_are_those_of_the_api(accountant: tuple[Service, str], call: Cal
     of_api = api(accountant, token, "/v1/jobs", sort="cost", **SPAN)
     assert [row["cost"] for row in jobs["rows"]] == [job["cost"] for job in of_api["jobs"]]
     assert (jobs["jobs"], jobs["total_cost"]) == (of_api["count"], of_api["total_cost"])
-    assert jobs["jobs"] == (3 if token == "all" else 1)
+    assert jobs["jobs"] == (4 if token == "all" else 1)
 
 
 @pytest.mark.parametrize(("token", "pods"), [("all", {"odd", "train-x"}), ("vision", {"train-x"})])
@@ -182,8 +191,64 @@ def test_answers_are_small_and_go_on(call: Call) -> None:
     while page is not None:
         following = call("all", "jobs", sort="name", limit=1, page=page, **SPAN)
         names, page = [*names, *(row["job"] for row in following["rows"])], following["next_page"]
-    assert len(names) == len(set(names)) == first["jobs"] == 3
+    assert len(names) == len(set(names)) == first["jobs"] == 4
     assert "limit" in call("all", "jobs", refused=True, limit=MOST_ROWS + 1)
+
+
+def test_what_is_unknown_is_null(call: Call) -> None:
+    (held,) = [row for row in call("all", "holds", at="2026-11-01T11:15:30Z", node="n2")["rows"] if row["pod"]]
+    assert (held["held_gpus"], held["busy_gpus"], held["unknown_gpus"]) == (1, None, 1)
+    (job,) = call("all", "jobs", search="blind", **SPAN)["rows"]
+    assert (job["busy_gpu_hours"], job["idle_gpu_hours"]) == (None, None)
+    assert Decimal(job["gpu_hours"]) == Decimal(job["unknown_gpu_hours"]) == 1
+
+
+def test_an_instant_ago_is_by_the_accountants_clock(call: Call) -> None:
+    for ago, start in (("45m", "2026-11-01T11:15:00Z"), ("1h20m30s", "2026-11-01T10:39:00Z")):
+        assert call("vision", "holds", at=ago, node="n1")["period"]["start"] == start
+
+
+@pytest.mark.parametrize("span", [{"start": None}, {"start": "2026-10-30", "end": "2026-10-31"}, {"start": "3d"}])
+def test_decisions_are_of_the_stated_period(accountant: tuple[Service, str], call: Call, span: dict[str, Any]) -> None:
+    hours = (2, 30, 40, 50, 500)
+    sent = [
+        {"id": f"w{ago}", "at_ms": NOW_MS - ago * 60 * MINUTE_MS, "kind": "weight", "target": "kai", "subject": "q",
+         "value": 1, "previous": 1, "reason": "r", "policy_version": "v", "mode": "enforce"} for ago in hours
+    ]  # fmt: skip
+    assert httpx2.post(f"{accountant[1]}/v1/decisions", json=sent, headers=bearer("all")).status_code == 200
+    found = call("all", "explain_weight", queue="q", limit=100, **span)
+    begin, end = found["period"]["start"], found["period"]["end"]
+    instants = [utc(NOW_MS - ago * 60 * MINUTE_MS) for ago in hours]
+    assert [row["at"] for row in found["rows"]] == [at for at in instants if begin <= at < end] != []
+
+
+def test_a_queue_is_asked_for_once(accountant: tuple[Service, str]) -> None:
+    asked: Counter[str] = Counter()
+
+    class Many(AccountantClient):
+        """Has twenty jobs in one queue."""
+
+        def get(self, path: str, query: Any = None) -> bytes:
+            asked[path] += 1
+            body = super().get(path, query)
+            if path != "/v1/jobs":
+                return body
+            found = json.loads(body)
+            return json.dumps({**found, "jobs": [{**one, "queues": ["q"]} for one in found["jobs"]] * 20}).encode()
+
+    with closing(Many(accountant[1], "all")) as client:
+        assert len(why_waiting(client, "later", "1d", 20)["rows"]) == 20
+    assert asked["/v1/decisions"] == 1
+
+
+def test_what_is_left_out_is_counted() -> None:
+    nested: Any = "deep"
+    for _ in range(9):
+        nested = [nested]
+    found = bounded({"note": "said", "due": {f"team-{n}": "1" for n in range(MOST_ROWS + 7)}, "nested": nested})
+    assert len(found["due"]) == MOST_ROWS
+    assert found["note"].startswith("said; 8 ")
+    assert bounded({"note": "said", "rows": [[]]}) == {"note": "said", "rows": [[]]}
 
 
 def test_advice_and_the_doctor_answer(call: Call) -> None:

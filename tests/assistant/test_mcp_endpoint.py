@@ -29,6 +29,7 @@ from tests.plugins.conftest import folder as folder
 from tests.plugins.installed import install
 
 TOKENS = "tokens:\n" + token_entry("lead", "read") + token_entry("other", "read")
+PUBLIC = "https://gpus.example/tally"
 SPAN = "?start=2026-11-01&end=2026-11-02"
 WHOLE = {"by": "team", "start": "2026-11-01", "end": "2026-11-02"}
 HEADERS = {"accept": "application/json, text/event-stream"}
@@ -80,7 +81,9 @@ def gate() -> Iterator[Gate]:
 @contextmanager
 def running(path: Path, gate: Gate, called_off_s: float = 5.0, **limits: float) -> Iterator[tuple[Service, str]]:
     """An accountant that computes at most three reads at a time, two of one caller, which wait at the gate."""
-    settings = settings_in(path, tokens=TOKENS, limits={"reads": 3, "reads_by_caller": 2, **limits})
+    settings = settings_in(
+        path, tokens=TOKENS, limits={"reads": 3, "reads_by_caller": 2, **limits}, public_url=f"{PUBLIC}/"
+    )
     with Service(settings, VirtualClock(NOW_MS)) as service:
         deps: Deps = service.app.state.deps
         object.__setattr__(deps, "ledger", GatedLedger(deps.ledger, gate))
@@ -107,6 +110,7 @@ def test_more_calls_than_threads_are_answered_and_stop_nobody(tmp_path: Path, ga
         read = httpx2.get(f"{url}/v1/usage{SPAN}", headers=bearer("other"), timeout=20)
         assert read.status_code == 200
         assert not any(each.result()["isError"] for each in [*flood, tool])
+        assert tool.result()["structuredContent"]["link"].startswith(f"{PUBLIC}/v1/usage?")
 
 
 def test_a_server_that_stops_calls_off_the_questions_of_tools(tmp_path: Path, gate: Gate) -> None:

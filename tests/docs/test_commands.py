@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import io
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,30 @@ def test_written_commands_exist_with_their_flags(commands_of_pages: list[list[st
     assert len(commands_of_pages) > 5
     for arguments in commands_of_pages:
         assert unknown(arguments) == [], arguments
+
+
+def test_commands_in_texts_of_the_programs_exist_with_their_flags(root: Path) -> None:
+    """Remedies and reasons tell people to run them."""
+    command = re.compile(rf"gputally ((?:{'|'.join(COMMANDS)}) [^;`\n#()]*--[a-z][^;`\n#()]*)")
+    told = [
+        words
+        for program in ("gputally", "accountant", "agent", "fairshare")
+        for source in sorted((root / program).rglob("*.py"))
+        for text in texts_of(source.read_text("utf-8"))
+        for words in command.findall(text)
+    ]
+    assert len(told) > 5
+    wrong = {words: flags for words in told if (flags := unknown(re.sub(r"[,.'\"]", " ", words).split()))}
+    assert wrong == {}
+
+
+def texts_of(source: str) -> Iterator[str]:
+    """The texts of a Python module, with X for what a text is made with."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def test_containers_are_given_flags_that_exist(contained: list[list[str]]) -> None:
