@@ -69,6 +69,7 @@ from gputally.base.errors import AccountantError, without_password
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.types import IcebergType
 
 # The first rows of a partition replace none, and the library warns about that.
@@ -216,11 +217,6 @@ class Catalogue:
         with _reachable(self.place):
             return {row["partition"][column] for row in self.open(table).inspect.partitions().to_pylist()}
 
-    def exists(self) -> bool:
-        """Whether the own ledger has tables in the lake."""
-        with _reachable(self.place):
-            return self._files_exist() and self._has_tables(namespace_of(self.ledger))
-
     # --- writing ------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -267,19 +263,19 @@ class Catalogue:
             self._catalog.drop_namespace(namespace)
         return len(names)
 
-    def owner(self) -> str | None:
-        """The id of the ledger that published the tables last; None if none has."""
+    def require_own(self, ledger_id: str) -> int:
+        """The newest term of the own ledger's tables; 0: nobody has claimed them. Only reads. Raises LakeRefused if
+        they belong to a ledger with another id."""
         found = [mark for table in TABLES if (mark := newest_claim(self.open(table))) is not None]
-        return max(found, key=lambda mark: mark.term).ledger_id if found else None
+        newest = max(found, key=lambda mark: mark.term, default=None)
+        if newest is not None and newest.ledger_id != ledger_id:
+            raise LakeRefused(self._another(newest.ledger_id, ledger_id))
+        return newest.term if newest is not None else 0
 
     def claim(self, ledger_id: str) -> Claim:
         """Claims the own ledger's tables for this process, until another one does. Raises LakeRefused if they belong to
         a ledger with another id."""
-        owner = self.owner()
-        if owner not in (None, ledger_id):
-            raise LakeRefused(self._another(owner, ledger_id))
-        known = [mark.term for table in TABLES if (mark := newest_claim(self.open(table))) is not None]
-        mine = Claim(ledger_id, max(known, default=0) + 1, uuid.uuid4().hex)
+        mine = Claim(ledger_id, self.require_own(ledger_id) + 1, uuid.uuid4().hex)
         self._claim, self.version = None, 0
         for table in TABLES:
             # All writers claim in this order, so the slower one fails at the first table.
@@ -425,10 +421,18 @@ def namespace_of(ledger: str) -> str:
 def newest_claim(table: Table) -> Claim | None:
     """The claim under which the newest of this program's commits was made; None if there is none. Commits of other
     programs, such as a compaction, say nothing."""
+    snapshot = _newest_own(table)
+    if snapshot is None or snapshot.summary is None:
+        return None
+    marks = snapshot.summary.additional_properties
+    return Claim(marks[LEDGER_ID], int(marks[TERM]), marks[_PROCESS])
+
+
+def _newest_own(table: Table) -> Snapshot | None:
+    """The newest of this program's versions of a table."""
     for snapshot in sorted(table.snapshots(), key=lambda one: one.sequence_number or 0, reverse=True):
-        marks = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-        if TERM in marks:
-            return Claim(marks[LEDGER_ID], int(marks[TERM]), marks[_PROCESS])
+        if snapshot.summary is not None and TERM in snapshot.summary.additional_properties:
+            return snapshot
     return None
 
 
@@ -486,13 +490,16 @@ def _written(table: Table) -> dict[str, datetime]:
 
 
 def _replaced_before(table: Table, oldest: datetime, written: Mapping[str, datetime]) -> list[int]:
-    """The ids of the versions that a later one replaced before this time, by the store. Versions with a name stay."""
-    named = {ref.snapshot_id for ref in table.refs().values()}
+    """The ids of the versions that a later one replaced before this time, by the store. Versions with a name
+    stay, and so does this program's newest one, which has the claim."""
+    kept = {ref.snapshot_id for ref in table.refs().values()}
+    if (own := _newest_own(table)) is not None:
+        kept.add(own.snapshot_id)
     ordered = sorted(table.snapshots(), key=lambda one: one.sequence_number or 0)
     found = []
     for snapshot, successor in pairwise(ordered):
         replaced = written.get(_path(table, successor.manifest_list))
-        if snapshot.snapshot_id not in named and replaced is not None and replaced < oldest:
+        if snapshot.snapshot_id not in kept and replaced is not None and replaced < oldest:
             found.append(snapshot.snapshot_id)
     return found
 

@@ -35,7 +35,7 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper, closed_statement
 from accountant.bookkeeping.month_closing import ClosedMonth, ClosedMonths, statement_hash
-from accountant.core.errors import LakeRefused
+from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
@@ -127,6 +127,7 @@ class Publisher:
         AccountantError; LakeRefused if the tables belong to a ledger with another id."""
         with self._alone:
             self._ledger.require_present(self._clock.wall_ms())
+            self._opened = None  # opened again after a failure
             self._opened = self._open(repair=True)
             self._record(self._id(), who, reason)
             self._marks.clear()
@@ -536,9 +537,10 @@ class Publisher:
     def _publish_status(self, now_ms: int) -> tuple[str, ...]:
         """Publishes the ledger's row in the table `ledgers` if it has changed. This is the last step of a run, so that
         the row describes published data only."""
+        acts = self._ledger.last_act()  # before what acts can make smaller
         first_ms, newest_ms = self._ledger.extent()
         row = {
-            "ledger": self.name, "id": self._id(), "acts": self._ledger.last_act(), "timezone": self._timezone,
+            "ledger": self.name, "id": self._id(), "acts": acts, "timezone": self._timezone,
             "grace_days": self._grace_days, "first_ms": first_ms,
             "newest_ms": newest_ms, "until_ms": now_ms,
             "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
@@ -633,24 +635,27 @@ class Publisher:
     @property
     def _catalogue(self) -> Catalogue:
         if self._opened is None:
-            self._opened = self._open(repair=False)
+            with self._alone:
+                if self._opened is None:  # two claims at one time would refuse each other's commits
+                    self._opened = self._open(repair=False)
         return self._opened
 
     def _open(self, *, repair: bool) -> Catalogue:
         """Opens the lake and claims this ledger's tables. Begins a lake only if the ledger has not published there yet,
-        or to repair it."""
+        or to repair it. A ledger that is refused has written nothing, so it stops no accountant that publishes rightly.
+
+        The id is recorded before the claim, so that tables with a claim always belong to a ledger that knows its id."""
         catalogue, known = self._connect(), self._ledger.acts("lake")
         is_new = not known or (known[-1].subject, json.loads(known[-1].content)["warehouse"]) != self._place
         ledger_id = self._id() if known else uuid.uuid4().hex
-        if is_new and catalogue.exists() and not catalogue.read(tables.LEDGERS) and catalogue.owner() != ledger_id:
-            catalogue.retire()  # left by a process that ended before it had recorded the id
         if is_new or repair:
             catalogue.begin()
-        catalogue.claim(ledger_id)
-        if is_new:
-            self._record(ledger_id, "accountant", "the ledger is published for the first time under this name")
+        catalogue.require_own(ledger_id)
         if not repair:
             self._require_whole(catalogue)
+        if is_new:
+            self._record(ledger_id, "accountant", "the ledger is published for the first time under this name")
+        catalogue.claim(ledger_id)
         return catalogue
 
     @property
@@ -668,30 +673,42 @@ class Publisher:
         record(self._ledger, [NewAct(self._clock.wall_ms(), "lake", self.name, who, reason, content)], None)
 
     def _require_whole(self, catalogue: Catalogue) -> None:
-        """Raises LakeRefused if the ledger lacks acts or records that the lake has."""
+        """Raises LakeRefused if the ledger lacks acts or old records that the lake has, and LakeUnavailable while it
+        lacks new records, which agents may send again. Only reads."""
         cure = (
             "If the ledger was lost or an old backup was restored, restore the newest backup and the archive. If the "
             "ledger is right, `gputally accountant check --lake --repair` makes the lake equal to it"
         )
         last = max(catalogue.read(tables.ACTS), key=lambda row: row["number"], default=None)
-        after = 0
         if last is not None:
-            after = last["number"]
-            own = self._ledger.trail(after - 1, 1)
+            own = self._ledger.trail(last["number"] - 1, 1)
             if not own or own[0].digest != last["digest"]:
                 raise LakeRefused(
-                    f"{catalogue.place}: act {after} of the ledger {self.name} in the lake is not in the ledger "
-                    f"(its last act is {self._ledger.last_act()}), so nothing was published. {cure}"
+                    f"{catalogue.place}: act {last['number']} of the ledger {self.name} in the lake is not in the "
+                    f"ledger (its last act is {self._ledger.last_act()}), so nothing was published. {cure}"
                 )
-        begun = [row["first_ms"] for row in catalogue.read(tables.LEDGERS) if row["first_ms"]]
-        first_ms, _ = self._ledger.extent()
-        moved = any(act.number > after for act in self._ledger.acts("withdrawn", "redated"))
-        if begun and (not first_ms or begun[0] < first_ms) and not moved:
-            begins = f"begins at {utc(first_ms)}" if first_ms else "has no records"
-            raise LakeRefused(
-                f"{catalogue.place}: in the lake the ledger {self.name} begins at {utc(begun[0])}, and the ledger "
-                f"{begins}, so nothing was published. {cure}"
-            )
+        for row in catalogue.read(tables.LEDGERS):
+            # The acts of this row, not of the table `acts`, which is written earlier than the row.
+            removing = self._ledger.acts("withdrawn", "redated", "retired", "moved")
+            if any(act.number > row["acts"] for act in removing):
+                continue  # the ledger's records became fewer by an act
+            first_ms, newest_ms = self._ledger.extent()
+            if row["first_ms"] and (not first_ms or row["first_ms"] < first_ms):
+                begins = f"begins at {utc(first_ms)}" if first_ms else "has no records"
+                raise LakeRefused(
+                    f"{catalogue.place}: in the lake the ledger {self.name} begins at {utc(row['first_ms'])}, and the "
+                    f"ledger {begins}, so nothing was published. {cure}"
+                )
+            newest = {"": newest_ms, **self._ledger.newest_by_cluster()}
+            published = {"": row["newest_ms"], **json.loads(row["clusters"])}
+            behind = sorted(name for name, at_ms in published.items() if newest.get(name, 0) < at_ms)
+            if behind:
+                ends = f"end at {utc(newest_ms)}" if behind == [""] else f"of cluster {behind[-1]} end earlier"
+                raise LakeUnavailable(
+                    f"{catalogue.place}: in the lake the records of the ledger {self.name} end at "
+                    f"{utc(row['newest_ms'])}, and in the ledger those {ends}. Nothing is published until the agents "
+                    f"have sent again what is missing. {cure}"
+                )
 
     def _read(self, table: tables.LakeTable) -> list[dict[str, Any]]:
         return self._catalogue.read(table)

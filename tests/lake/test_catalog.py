@@ -70,7 +70,7 @@ def test_a_catalog_that_cannot_be_reached_is_named_without_its_password():
         catalog=LakeCatalog(uri="postgresql+psycopg://gputally:hunter2@127.0.0.1:1/lake?connect_timeout=1"),
     )
     with pytest.raises(LakeUnavailable, match="sql catalog") as refused:
-        Catalogue.connect(lake).exists()
+        Catalogue.connect(lake).namespaces()
     assert "hunter2" not in str(refused.value)
 
 

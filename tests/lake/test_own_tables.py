@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import ExitStack, closing
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,19 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.core.settings import Lake
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
+from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison, Publisher
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
+from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_ledger import open_ledger
+from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, overwrite, published
 from tests.ledger.busy_ledger import HAND
+from tests.ledger.conftest import START_MS
 
 
 def lake_of(known: PublishedLedger) -> Lake:
@@ -52,11 +58,26 @@ def billed(known: PublishedLedger) -> dict[str, Any]:
         }
 
 
-def later_record(known: PublishedLedger) -> None:
-    """Book a record of the first hour that no publication has yet."""
-    late = HAND.row(1, 0, 15, "gpu-late", gpu_model="H100")
+def later_record(known: PublishedLedger, minute: int = 0) -> None:
+    """Book a record that no publication has yet, of a quarter of an hour from this minute."""
+    late = HAND.row(1, minute, minute + 15, "gpu-late", gpu_model="H100")
     known.clock.advance(HOUR)
     known.ledger.append([HAND.batch(late, node="n9", epoch="late")], known.clock.wall_ms())
+
+
+@contextmanager
+def at_another_place(known: PublishedLedger, file: Path) -> Iterator[PublishedLedger]:
+    """The ledger in a file, with the settings and the time of a known one. A file that does not exist is a new
+    ledger."""
+    clock = VirtualClock(known.clock.wall_ms())
+    with closing(open_ledger(file, clock)) as ledger, ExitStack() as stack:
+        books = Bookkeeper(ledger, clock, known.settings.timezone)
+        yield PublishedLedger(ledger, books, clock, known.publisher, known.settings, stack)
+
+
+def copied(known: PublishedLedger, file: Path) -> Path:
+    known.ledger.checkpoint()
+    return Path(shutil.copy(known.settings.data / "ledger.duckdb", file))
 
 
 def test_a_ledger_that_is_renamed_is_billed_once():
@@ -80,6 +101,81 @@ def test_a_ledger_does_not_write_under_the_name_of_another(tmp_path):
         known.publisher.publish()
         assert known.publisher.compare() == LakeComparison(1, ())
         assert not known.publisher.refused
+
+
+def test_a_first_publication_that_is_not_finished_is_not_taken_over(tmp_path):
+    with (
+        published(str(tmp_path), name="default", publish=False) as first,
+        published(str(tmp_path), name="default", rows=[(0, 0, 0, 0, False)], seed=3, publish=False) as second,
+    ):
+
+        def another_starts() -> None:
+            with pytest.raises(LakeRefused):
+                publisher(second).publish()
+
+        publisher(first, lambda: Woken(first, another_starts)).publish()
+        assert publisher(first).compare() == LakeComparison(1, ())
+        assert second.ledger.acts("lake") == []
+
+
+def test_a_process_that_ends_before_its_first_claim_leaves_tables_that_the_next_one_uses(tmp_path):
+    with published(str(tmp_path), publish=False) as known:
+        known.connect().begin()  # one that ended there has not recorded an id
+
+        class Ends(Catalogue):
+            def claim(self, ledger_id: str) -> Any:
+                raise LakeUnavailable("the process ends")
+
+        good = known.connect()
+        with pytest.raises(LakeUnavailable):
+            publisher(known, lambda: Ends(good._catalog, good.place, lake_of(known))).publish()
+        publisher(known).publish()
+        assert len(known.ledger.acts("lake")) == 1
+        assert known.publisher.compare() == LakeComparison(1, ())
+
+
+def test_a_process_that_is_refused_at_its_start_writes_nothing_and_stops_no_other(tmp_path):
+    with published(str(tmp_path)) as known:
+        lake = known.connect()
+        (row,) = lake.read(tables.LEDGERS)
+        overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, "first_ms": row["first_ms"] - HOUR}]), {})
+        before, refused = files(tmp_path), publisher(known)
+        for _ in range(2):
+            with pytest.raises(LakeRefused):
+                refused.publish()
+        assert files(tmp_path) == before
+        known.clock.advance(HOUR)
+        known.publisher.publish()
+        assert not known.publisher.refused
+
+
+def test_two_threads_that_use_the_lake_first_at_one_time_make_one_claim():
+    with published() as known:
+        calls: list[str] = []
+        second_connects = threading.Event()
+
+        def connect() -> Catalogue:
+            calls.append(threading.current_thread().name)
+            if len(calls) == 1:
+                second.start()
+                second_connects.wait(0.5)
+            else:
+                second_connects.set()
+            return known.connect()
+
+        writer = publisher(known, connect)
+
+        def compare() -> None:
+            with suppress(LakeRefused):
+                writer.compare()
+
+        second = threading.Thread(target=compare)
+        with suppress(LakeRefused):
+            writer.publish()
+        second.join()
+        assert len(calls) == 1
+        known.clock.advance(HOUR)
+        writer.publish()
 
 
 class Woken(Catalogue):
@@ -153,6 +249,21 @@ def test_only_what_is_its_own_is_removed(tmp_path):
         assert north.publisher.compare().differences == ()
 
 
+def test_the_claim_stays_when_old_versions_are_removed_after_another_program_compacted_the_tables(tmp_path):
+    with published(str(tmp_path)) as known:
+        lake = known.connect()
+        for days in (30, 0):
+            for table in tables.TABLES:
+                overwrite(lake, table, lake.open(table).scan().to_arrow(), {})
+            age(tmp_path, days)
+        known.publisher.remove_old_versions()
+        with pytest.raises(LakeRefused):
+            lake.require_own("another ledger")
+        known.clock.advance(HOUR)
+        known.publisher.publish()
+        assert known.publisher.compare().differences == ()
+
+
 def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order():
     """Engines in Java refuse a table whose versions are not."""
     with published() as known:
@@ -176,19 +287,13 @@ def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order():
 def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_is_right(tmp_path):
     (tmp_path / "lake").mkdir()
     with published(str(tmp_path / "lake")) as known:
-        known.ledger.checkpoint()
-        backup = tmp_path / "ledger.duckdb"
-        shutil.copy(known.settings.data / "ledger.duckdb", backup)
+        backup = copied(known, tmp_path / "ledger.duckdb")
         seen = known.ledger.last_act()
         known.ledger.record([NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")], seen)
         known.clock.advance(HOUR)
         known.publisher.publish()
         acts = known.connect().read(tables.ACTS)
-        settings, at_ms = known.settings, known.clock.wall_ms()
-    clock = VirtualClock(at_ms)
-    with closing(open_ledger(backup, clock)) as ledger, ExitStack() as stack:
-        books = Bookkeeper(ledger, clock, settings.timezone)
-        restored = PublishedLedger(ledger, books, clock, known.publisher, settings, stack)
+    with at_another_place(known, backup) as restored:
         writer = publisher(restored)
         with pytest.raises(LakeRefused):
             writer.publish()
@@ -196,8 +301,10 @@ def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_i
         assert restored.connect().read(tables.ACTS) == acts
         writer.repair("ana", "the backup is what is left")
         assert not writer.refused
-        assert {row["digest"] for row in restored.connect().read(tables.ACTS)} == {act.digest for act in ledger.acts()}
-        assert ledger.acts()[-1].who == "ana"
+        assert {row["digest"] for row in restored.connect().read(tables.ACTS)} == {
+            act.digest for act in restored.ledger.acts()
+        }
+        assert restored.ledger.acts()[-1].who == "ana"
         assert writer.compare().differences == ()
 
 
@@ -210,16 +317,56 @@ def test_a_ledger_that_begins_later_than_its_lake_publishes_nothing():
             publisher(known).publish()
 
 
+def test_a_ledger_of_which_an_import_was_withdrawn_publishes_after_a_failure_too():
+    with published(publish=False) as known:
+        imported = HAND.row(
+            1, -24 * 60, -24 * 60 + 15, "gpu-old", gpu_model="H100", holder=Holder("slurm", "7", "", "7")
+        )
+        known.ledger.append(
+            [HAND.batch(imported, node="old", epoch=f"{import_prefix('slurm')}1")], known.clock.wall_ms()
+        )
+        publisher(known).publish()
+        span = ImportSpan(cluster="prod", source="slurm", start_ms=START_MS - 24 * HOUR, end_ms=START_MS)
+        known.ledger.withdraw_import(span, known.clock.wall_ms(), "ana", "wrong cluster")
+
+        class Fails(Catalogue):
+            def replace(self, table: tables.LakeTable, *args: Any) -> None:
+                if table is tables.LEDGERS:
+                    raise LakeUnavailable("the store is away")
+                super().replace(table, *args)
+
+        good = known.connect()
+        known.clock.advance(HOUR)
+        with pytest.raises(LakeUnavailable, match="away"):
+            publisher(known, lambda: Fails(good._catalog, good.place, lake_of(known))).publish()
+        publisher(known).publish()
+        (row,) = known.connect().read(tables.LEDGERS)
+        assert row["first_ms"] == START_MS
+
+
+def test_a_restored_ledger_publishes_nothing_until_its_newest_records_were_sent_again(tmp_path):
+    with published() as known:
+        backup = copied(known, tmp_path / "ledger.duckdb")
+        later_record(known, 285)
+        known.publisher.publish()
+        before = files(Path(lake_of(known).warehouse))
+        with at_another_place(known, backup) as restored:
+            writer = publisher(restored)
+            with pytest.raises(LakeUnavailable):
+                writer.publish()
+            assert files(Path(lake_of(known).warehouse)) == before
+            assert not writer.refused, "it needs no person"
+            later_record(restored, 285)
+            writer.publish()
+            assert writer.compare() == LakeComparison(1, ())
+
+
 def test_a_volume_that_was_emptied_empties_nothing_in_the_lake(tmp_path):
     (tmp_path / "lake").mkdir()
     with published(str(tmp_path / "lake")) as known:
         before = files(tmp_path / "lake")
-        clock = VirtualClock(known.clock.wall_ms())
-        with closing(open_ledger(tmp_path / "empty.duckdb", clock)) as ledger, ExitStack() as stack:
-            books = Bookkeeper(ledger, clock, "UTC")
-            emptied = PublishedLedger(ledger, books, clock, known.publisher, known.settings, stack)
-            with pytest.raises(LakeRefused):
-                publisher(emptied).publish()
+        with at_another_place(known, tmp_path / "empty.duckdb") as emptied, pytest.raises(LakeRefused):
+            publisher(emptied).publish()
         assert files(tmp_path / "lake") == before
 
 
