@@ -187,5 +187,5 @@ def test_killed_while_it_removes_old_files_every_version_that_is_kept_stays_read
 
 
 @pytest.mark.real
-def test_the_same_hundred_times(tmp_path: Path, zygote: subprocess.Popen[str]) -> None:
-    _upkeep_killed(tmp_path, zygote, 100)
+def test_the_same_forty_times(tmp_path: Path, zygote: subprocess.Popen[str]) -> None:
+    _upkeep_killed(tmp_path, zygote, 40)
