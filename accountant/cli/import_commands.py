@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
@@ -31,7 +32,7 @@ from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
 from gputally.base.instants import parse_edge
-from gputally.base.plugins import NoPlugin, Plugin, plugins
+from gputally.base.plugins import MOST_LOADING_S, NoPlugin, Plugin, plugins, within
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
 
 if TYPE_CHECKING:
@@ -297,6 +298,10 @@ def _group_of(plugin: HistoryPlugin, names: Callable[..., HolderNames]) -> typer
     return one
 
 
+def _commands_of(plugin: HistoryPlugin) -> tuple[TyperCommand, typer.Typer | None]:
+    return _command_of(plugin), _group_of(plugin, plugin.names) if plugin.names is not None else None
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _imports: dict[str, TyperCommand] = {}
 _titles: list[str] = []
@@ -307,14 +312,15 @@ for _one in plugins(SEAM, HistoryPlugin):
         _left_out[_one.name] = _one
         continue
     try:
-        _imports[_one.name] = _command_of(_plugin)
-        if _plugin.names is not None:
-            app.add_typer(_group_of(_plugin, _plugin.names), name=_one.name)
-        _titles.append(_plugin.title)
+        _command, _naming = within(MOST_LOADING_S, partial(_commands_of, _plugin))
     except Exception as error:  # noqa: BLE001 - code of others: its options are whatever it says
-        _imports.pop(_one.name, None)
         _fault = f"its options cannot be read: {type(error).__name__}: {error}"[:_MOST_REASON]
         _left_out[_one.name] = Plugin(_one.name, _one.package, _one.version, None, _fault)
+        continue
+    _imports[_one.name] = _command
+    if _naming is not None:
+        app.add_typer(_naming, name=_one.name)
+    _titles.append(_plugin.title)
 
 
 class _Imports(TyperGroup):

@@ -36,7 +36,8 @@ from accountant.channels.protocol import SEAM, Channel, ChannelPlugin
 from accountant.exports.format_field import FormatField
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, NewAct
-from gputally.base.plugins import NoPlugin, named, usable
+from gputally.base.background_tasks import error_summary
+from gputally.base.plugins import MOST_LOADING_S, NoPlugin, named, usable, within
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.config_loading import Model
 
@@ -71,7 +72,13 @@ def destination(content: object) -> Destination:
     except NoPlugin as error:
         raise ValueError(str(error)) from error
     # The adapter of a mapping gives faults of the settings their place, which begins with the word.
-    return Destination(channel, TypeAdapter(dict[str, channel.settings]).validate_python(dict(content))[name])  # type: ignore[name-defined]
+    model = TypeAdapter(dict[str, channel.settings])  # type: ignore[name-defined]
+    try:
+        return Destination(channel, within(MOST_LOADING_S, lambda: model.validate_python(dict(content))[name]))
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"the settings of {name} cannot be checked: {error_summary(error)}") from error
 
 
 class ReportOrder(Model):

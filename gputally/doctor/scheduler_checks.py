@@ -20,11 +20,14 @@ from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue,
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
 from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
+from fairshare.targets.guard import MOST_CALLS_S, PluginFault
 from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject, conditions
 from fairshare.targets.weight_plan import Adapter, look_at
+from gputally.base.background_tasks import error_summary
 from gputally.base.errors import ClusterError, NotFound
 from gputally.base.gpu_model_names import gpu_model_of_node
+from gputally.base.plugins import within
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
@@ -38,7 +41,7 @@ from gputally.kubernetes.objects import (
     node_up,
     value_at,
 )
-from gputally.kubernetes.scheduler_plugins import OwnQueue, schedulers
+from gputally.kubernetes.scheduler_plugins import OwnQueue, SchedulerPlugin, schedulers
 
 _REMEDIES = {
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
@@ -293,8 +296,22 @@ def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str
         return ()
 
 
+def _defined(plugin: SchedulerPlugin, objects: Sequence[Object], parts: MigParts) -> list[OwnQueue]:
+    def read() -> list[OwnQueue]:
+        queues: list[Any] = [queue for obj in objects if (queue := plugin.own_queue(obj, parts)) is not None]
+        for queue in queues:
+            if not isinstance(queue, OwnQueue):
+                raise TypeError(f"a {type(queue).__name__} is no OwnQueue")
+        return queues
+
+    try:
+        return within(MOST_CALLS_S, read)
+    except Exception as error:
+        raise PluginFault(f"{plugin.name}: own_queue of its plug-in: {error_summary(error)}") from error
+
+
 def own_queues(cluster: ClusterView, parts: MigParts) -> list[OwnQueue]:
-    """Return the queues of all installed schedulers."""
+    """Return the queues of all installed schedulers. Raises PluginFault: without some, no sum is right."""
     found: list[OwnQueue] = []
     for plugin in schedulers().values():
         for kind in plugin.kinds[0] if plugin.kinds else ():
@@ -302,7 +319,7 @@ def own_queues(cluster: ClusterView, parts: MigParts) -> list[OwnQueue]:
                 objects = cluster.list(kind)
             except NotFound:
                 continue
-            found += [queue for obj in objects if (queue := plugin.own_queue(obj, parts)) is not None]
+            found += _defined(plugin, objects, parts)
             break
     return found
 

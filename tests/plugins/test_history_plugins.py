@@ -67,7 +67,7 @@ def test_a_history_of_another_package_has_a_command_with_its_options(say: Say) -
     "text",
     [
         "raise ValueError('no licence')", "HISTORY = 1", plugin(name="an other"), plugin(parameters="output: str"),
-        plugin(parameters="what: Nothing"),
+        plugin(parameters="what: Nothing"), plugin(parameters="what: 'exit(3)'"), plugin(more="names=1"),
     ],
 )  # fmt: skip
 def test_a_history_that_cannot_be_used_is_named_and_left_out(say: Say, text: str) -> None:

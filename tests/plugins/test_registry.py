@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +18,17 @@ from gputally.base import plugins as registry
 from gputally.base.plugins import NoPlugin, TakesTooLong, named, plugins, usable, within
 from tests.plugins.installed import install
 
+if TYPE_CHECKING:
+    from gputally.base.clock import Clock as Unseen
+
 SEAM = "tests.seam"
 
 
 @dataclass(frozen=True)
 class Manifest:
     name: str
+    parts: tuple[str, ...] = ()
+    open: Callable[[Unseen], object] | None = None
 
 
 def good(name: str) -> str:
@@ -38,6 +45,8 @@ def test_a_plugin_is_found_by_its_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "raise KeyboardInterrupt", good("bad").replace(")", ", parts=('x', 1))"),
+        good("bad").replace(")", ", open=1)"),
         "raise ValueError('no licence')", "import nothing_of_this_name", "import sys; sys.exit(3)", "PLUGIN = 1",
         "def", good("another"), "class Loop:\n    def __getattr__(self, name): return self\nPLUGIN = Loop()",
     ],
@@ -69,6 +78,23 @@ def test_nobody_takes_the_name_of_one_of_ours(folder: Path) -> None:
     from accountant.channels.protocol import ChannelPlugin
 
     assert named(CHANNELS, ChannelPlugin, "smtp") is CHANNEL
+
+
+def test_a_channel_whose_settings_fail_is_a_fault_of_its_file(folder: Path) -> None:
+    from accountant.notifications.subscriptions import destination
+
+    text = """
+from accountant.channels.protocol import ChannelPlugin
+from gputally.server.config_loading import Model
+from pydantic import field_validator
+class Own(Model):
+    to: str
+    _fail = field_validator("to")(lambda text: {}[text])
+CHANNEL = ChannelPlugin("own", Own, lambda settings: None, False, "nothing", "page")
+"""
+    install(folder, "own", {"gputally.channels": {"own": "own_module:CHANNEL"}}, own_module=text)
+    with pytest.raises(ValueError, match="own"):
+        destination({"own": {"to": "x"}})
 
 
 def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

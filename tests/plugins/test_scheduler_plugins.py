@@ -21,6 +21,7 @@ from fairshare.targets.installed import adapters, kinds
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault, parse
 from gputally.doctor.rbac_checks import judge_rights, needed_rights
+from gputally.doctor.scheduler_checks import own_queues
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import Kind
@@ -240,6 +241,12 @@ def test_the_doctor_names_the_rights_that_its_manifest_wants(lanes: Callable[...
     (found,) = judge_rights({"fairshare": {rights[0]: True, rights[1]: False}}, {"fairshare": "me"}).findings
     assert "patch lanes.lanes.example.com" in found.what
     assert "helm" not in found.remedy
+
+
+def test_the_doctor_names_a_scheduler_whose_queues_it_cannot_read(lanes: Callable[..., None]) -> None:
+    lanes(('    name = lane["metadata"]["name"]\n    return', "    raise SystemExit(3)\n    return"))
+    with pytest.raises(guard.PluginFault, match="lanes"):
+        own_queues(MemoryCluster(kinds(), objects()), NO_NODES)
 
 
 LAWS = suite.SchedulerSuite
