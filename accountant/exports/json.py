@@ -28,7 +28,11 @@ def render(report: Report) -> str:
         for table in tables(report)
     }
     document = {"schema": SCHEMA, "summary": rows_by_table.pop("summary")[0], "tables": rows_by_table}
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    if text.replace("\n", "").isprintable():
+        return text
+    # U+202E and its like would change how a terminal shows the rest.
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def _plain(cell: Cell) -> str | int | float | None:
