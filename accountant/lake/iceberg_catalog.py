@@ -24,13 +24,13 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -77,6 +77,7 @@ warnings.filterwarnings("ignore", message="Delete operation did not match any re
 
 PREFIX: Final = "gputally_"
 """The beginning of the name of every ledger's namespace."""
+T = TypeVar("T")
 _SQLITE: Final = "sqlite:///"
 _PLAIN: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """Names of ledgers that differ if and only if their namespaces differ in more than the hash."""
@@ -175,7 +176,9 @@ class Catalogue:
             if settings.catalog.type == "rest":
                 catalog: Catalog = _rest_catalog(settings.catalog.name, properties)
             else:
-                catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
+                catalog = _tried_again(
+                    lambda: load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
+                )
         _keep_commits_in_order(catalog)
         return cls(catalog, place, settings)
 
@@ -232,7 +235,7 @@ class Catalogue:
             file = self._sqlite()
             if file is not None:
                 file.touch()
-                cast(Any, self._catalog).create_tables()
+                _tried_again(cast(Any, self._catalog).create_tables)
             self._catalog.create_namespace_if_not_exists(namespace)
             there = {name[-1] for name in self._catalog.list_tables(namespace)}
             for table in sorted(TABLES, key=lambda one: one is LEDGERS):  # the last shows that all are there
@@ -407,6 +410,18 @@ class Catalogue:
         warehouse, file = self._settings.warehouse.removeprefix("file://"), self._sqlite()
         found = [] if "://" in warehouse else [Path(warehouse)]
         return found if file is None else [*found, file.parent]
+
+
+def _tried_again(use: Callable[[], T]) -> T:
+    """Return what `use` returns. Processes that open a new SQL catalog at one time all find its tables missing, and the
+    database refuses all but one, each with a class of its own; at the next try they are there."""
+    for _ in range(_TRIES):
+        try:
+            return use()
+        except Exception as error:
+            if "already exists" not in str(error):
+                raise
+    return use()
 
 
 def namespace_of(ledger: str) -> str:

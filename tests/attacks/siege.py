@@ -250,7 +250,7 @@ class Siege:
         objects = Path(fairshare.__file__).parent / "samples" / "cluster.yaml"
         config = self.folder / "controller.yaml"
         settings = {
-            "policy": str(self.folder / "policy.yaml"), "accountant": url, "cluster": str(objects), "interval": 2,
+            "policy": str(self.folder / "policy.yaml"), "url": url, "objects": str(objects), "interval": 2,
             "token_file": str(self.folder / "controller.token"), "log_level": "warning",
             "listen": f"127.0.0.1:{self.ports['controller']}", "pages_listen": f"127.0.0.1:{self.ports['pages']}",
             "pages_tokens": str(self.folder / "tokens.yaml"),
