@@ -95,7 +95,7 @@ def call(url: str, token: str, tool: str = "usage", **arguments: Any) -> Any:
     """Call a tool with one request, and return the answer's result."""
     params = {"name": tool, "arguments": arguments or (WHOLE if tool == "usage" else {})}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-    answer = httpx2.post(f"{url}/mcp", json=body, headers={**bearer(token), **HEADERS}, timeout=20)
+    answer = httpx2.post(f"{url}/mcp", json=body, headers={**bearer(token), **HEADERS}, timeout=120)
     assert answer.status_code == 200, answer.text
     return answer.json()["result"]
 
@@ -107,7 +107,7 @@ def test_more_calls_than_threads_are_answered_and_stop_nobody(tmp_path: Path, ga
         tool: Future[Any] = senders.submit(call, url, "other")
         until(lambda: gate.inside == 3, "another caller's tool should have a turn")
         gate.open()
-        read = httpx2.get(f"{url}/v1/usage{SPAN}", headers=bearer("other"), timeout=20)
+        read = httpx2.get(f"{url}/v1/usage{SPAN}", headers=bearer("other"), timeout=120)
         assert read.status_code == 200
         assert not any(each.result()["isError"] for each in [*flood, tool])
         assert tool.result()["structuredContent"]["link"].startswith(f"{PUBLIC}/v1/usage?")
@@ -125,7 +125,7 @@ def test_a_server_that_stops_calls_off_the_questions_of_tools(tmp_path: Path, ga
 def test_a_body_that_does_not_arrive_is_given_up(tmp_path: Path, gate: Gate) -> None:
     with running(tmp_path, gate, read_seconds=0.1) as (_, url):
         at = httpx2.URL(url)
-        with socket.create_connection((at.host, at.port or 0), timeout=10) as client:
+        with socket.create_connection((at.host, at.port or 0), timeout=60) as client:
             client.sendall(
                 b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer lead\r\n"
                 b"Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
@@ -145,7 +145,7 @@ def test_no_call_opens_a_stream_without_an_end(tmp_path: Path, gate: Gate) -> No
     body = {"jsonrpc": "2.0", "id": "a", "method": method, "params": params}
     headers = {**bearer("lead"), **HEADERS, "mcp-protocol-version": version, "mcp-method": method}
     with running(tmp_path, gate) as (_, url):
-        answer = httpx2.post(f"{url}/mcp", json=body, headers=headers, timeout=5)
+        answer = httpx2.post(f"{url}/mcp", json=body, headers=headers, timeout=60)
         assert "error" in answer.json()
 
 
