@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LakeRefused, LakeUnavailable
-from accountant.core.settings import Lake
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
-from accountant.lake.publisher import LakeComparison, Publisher
+from accountant.lake.publisher import LakeComparison
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import ImportSpan
@@ -28,20 +26,9 @@ from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, overwrite, published
+from tests.lake.publishers import lake_of, publisher
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import START_MS
-
-
-def lake_of(known: PublishedLedger) -> Lake:
-    assert known.settings.lake is not None
-    return known.settings.lake
-
-
-def publisher(known: PublishedLedger, catalogue: Any = None, **lake: str) -> Publisher:
-    """A process of the ledger that has just started. lake: changed settings of the lake."""
-    settings = known.settings.model_copy(update={"lake": lake_of(known).model_copy(update=lake)})
-    connect = catalogue or (lambda: replace(known, settings=settings).connect())
-    return Publisher(known.ledger, known.books, settings, known.clock, connect)
 
 
 def files(folder: Path) -> dict[str, bytes]:

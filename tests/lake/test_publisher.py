@@ -21,7 +21,7 @@ from accountant.core.periods import Month
 from accountant.exports.focus import charge_tables
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, Removed
-from accountant.lake.publisher import LakeComparison, Published, Publisher
+from accountant.lake.publisher import LakeComparison, Published
 from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import report_builder
@@ -29,6 +29,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.hypothesis_examples import examples
 from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
+from tests.lake.publishers import Unplugged, another_process
 from tests.ledger.busy_ledger import BOOK, HAND
 
 SEPTEMBER = Month(2026, 9)
@@ -82,38 +83,6 @@ def unpublished(kept_unpublished: KeptLedger) -> Iterator[PublishedLedger]:
 
 def rows(known: PublishedLedger, table: tables.LakeTable) -> list[dict[str, Any]]:
     return known.connect().read(table)
-
-
-class Unplugged(Catalogue):
-    """Fails after a number of writes, at each write of the refused table, or at each tag (`NAME tag`)."""
-
-    def __init__(self, known: PublishedLedger, *, left: int = 1_000, refused: str = "") -> None:
-        good = known.connect()
-        assert known.settings.lake is not None
-        super().__init__(good._catalog, good.place, known.settings.lake)
-        self.left, self.refused = left, refused
-
-    def replace(self, table: tables.LakeTable, *args: Any) -> None:
-        if self.left == 0 or table.name == self.refused:
-            raise LakeUnavailable(f"{self.place}: {table.name} was not written: unplugged")
-        self.left -= 1
-        super().replace(table, *args)
-
-    def tag(self, table: tables.LakeTable, name: str) -> None:
-        if f"{table.name} tag" == self.refused:
-            raise LakeUnavailable(f"{self.place}: {table.name} has no tag: unplugged")
-        super().tag(table, name)
-
-
-def another_process(
-    known: PublishedLedger, lake: Catalogue | None = None, *, days_back: int | None = None
-) -> Publisher:
-    """A publisher that writes to this catalogue, else to the intact one, and checks this number of days each time."""
-    settings = known.settings
-    if days_back is not None:
-        assert settings.lake is not None
-        settings = settings.model_copy(update={"lake": settings.lake.model_copy(update={"days_back": days_back})})
-    return Publisher(known.ledger, known.books, settings, known.clock, known.connect if lake is None else lambda: lake)
 
 
 def close_september(known: PublishedLedger) -> None:

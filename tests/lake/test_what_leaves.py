@@ -14,8 +14,7 @@ from accountant.lake.publisher import LakeComparison
 from accountant.ledger.protocols import ImportSpan
 from agent.wire import Holder
 from tests.lake.comparison_queries import HOUR, ROWS, PublishedLedger, overwrite, published
-from tests.lake.test_own_tables import publisher
-from tests.lake.test_publisher import Unplugged, another_process
+from tests.lake.publishers import Unplugged, another_process, publisher
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import START_MS
 
