@@ -24,13 +24,13 @@ import re
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -77,7 +77,6 @@ warnings.filterwarnings("ignore", message="Delete operation did not match any re
 
 PREFIX: Final = "gputally_"
 """The beginning of the name of every ledger's namespace."""
-T = TypeVar("T")
 _SQLITE: Final = "sqlite:///"
 _PLAIN: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 """Names of ledgers that differ if and only if their namespaces differ in more than the hash."""
@@ -165,10 +164,13 @@ class Catalogue:
             uri = uri or _sqlite_in(settings.warehouse)
         if uri:
             properties["uri"] = uri
+        is_there = True
         if uri.startswith(_SQLITE):  # opened without being created
             file = Path(uri.removeprefix(_SQLITE))
             properties["uri"] = f"{_SQLITE}file:{quote(str(file))}?mode=rw&uri=true"
-            properties["init_catalog_tables"] = str(file.is_file()).lower()
+            is_there = file.is_file()
+        if settings.catalog.type == "sql":
+            properties["init_catalog_tables"] = "false"
         place = (
             f"{settings.catalog.type} catalog {without_password(uri)}".rstrip() + f", warehouse {settings.warehouse}"
         )
@@ -176,9 +178,9 @@ class Catalogue:
             if settings.catalog.type == "rest":
                 catalog: Catalog = _rest_catalog(settings.catalog.name, properties)
             else:
-                catalog = _tried_again(
-                    lambda: load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
-                )
+                catalog = load_catalog(settings.catalog.name, type=settings.catalog.type, **properties)
+            if settings.catalog.type == "sql" and is_there:
+                _make_catalog_tables(catalog)
         _keep_commits_in_order(catalog)
         return cls(catalog, place, settings)
 
@@ -235,7 +237,7 @@ class Catalogue:
             file = self._sqlite()
             if file is not None:
                 file.touch()
-                _tried_again(cast(Any, self._catalog).create_tables)
+                _make_catalog_tables(self._catalog)
             self._catalog.create_namespace_if_not_exists(namespace)
             there = {name[-1] for name in self._catalog.list_tables(namespace)}
             for table in sorted(TABLES, key=lambda one: one is LEDGERS):  # the last shows that all are there
@@ -412,16 +414,17 @@ class Catalogue:
         return found if file is None else [*found, file.parent]
 
 
-def _tried_again(use: Callable[[], T]) -> T:
-    """Return what `use` returns. Processes that open a new SQL catalog at one time all find its tables missing, and the
-    database refuses all but one, each with a class of its own; at the next try they are there."""
-    for _ in range(_TRIES):
+def _make_catalog_tables(catalog: Catalog) -> None:
+    """Makes the tables of a SQL catalog if they are missing. Processes that open a new one at one time all find them
+    missing, and the database refuses all but one, each with a class of its own; at the next try they are there."""
+    for left in reversed(range(_TRIES)):
         try:
-            return use()
+            cast(Any, catalog).create_tables()
         except Exception as error:
-            if "already exists" not in str(error):
+            if not left or "already exists" not in str(error):
                 raise
-    return use()
+        else:
+            return
 
 
 def namespace_of(ledger: str) -> str:
