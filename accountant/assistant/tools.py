@@ -6,8 +6,8 @@ by users. They are returned as values, in one line and cut to a length, and neve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from pydantic import Field, TypeAdapter
@@ -24,6 +24,7 @@ from gputally.base.money import gpu_hours, plain
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import as_name
 
+R = TypeVar("R")
 MOST_ROWS: Final = 100
 """Rows of one answer."""
 _LONGEST = 300
@@ -69,10 +70,7 @@ def usage(
         | {name: _hours(amount) for name, amount in line.accounts_gpu_us.model_dump().items()}
         for line in found.lines
     ]
-    return _answer(
-        accountant, "GPU-hours", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page,
-        _api("/v1/usage", query, found.start_ms, found.end_ms),
-    )  # fmt: skip
+    return _page(accountant, "GPU-hours", found, rows, "/v1/usage", query)
 
 
 def cost(
@@ -92,10 +90,8 @@ def cost(
          "unpriced_gpu_hours": _hours(line.unpriced_gpu_us)}
         for line in found.lines
     ]  # fmt: skip
-    covered = _coverage(accountant, found.start_ms, found.end_ms)
-    return _answer(
-        accountant, found.currency or "no price book", found.start_ms, found.end_ms, covered, rows, found.note,
-        found.next_page, _api("/v1/cost", query, found.start_ms, found.end_ms), total=_money(found.total),
+    return _page(
+        accountant, found.currency or "no price book", found, rows, "/v1/cost", query, total=_money(found.total),
         price_book=found.price_book_version,
     )  # fmt: skip
 
@@ -117,11 +113,9 @@ def jobs(
         "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
-    covered = _coverage(accountant, found.start_ms, found.end_ms)
     rows = [_job(accountant, job) for job in found.jobs]
-    return _answer(
-        accountant, f"GPU-hours; {found.currency or 'no price book'}", found.start_ms, found.end_ms, covered, rows,
-        found.note, found.next_page, _api("/v1/jobs", query, found.start_ms, found.end_ms),
+    return _page(
+        accountant, f"GPU-hours; {found.currency or 'no price book'}", found, rows, "/v1/jobs", query,
         jobs=found.count, gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
     )  # fmt: skip
 
@@ -151,16 +145,14 @@ def holds(
     found = accountant.ask(UsageAnswer, "/v1/usage", query)
     of_minute = MS_PER_MINUTE * 1000
     rows = [
-        {**line.key, "held_gpus": round(line.accounts_gpu_us.allocated / of_minute, 4),
-         "busy_gpus": None if _unknown(line.accounts_gpu_us) else round(line.accounts_gpu_us.busy / of_minute, 4),
-         "unknown_gpus": round(line.accounts_gpu_us.allocated_unknown / of_minute, 4),
-         "state": "held" if line.accounts_gpu_us.allocated else _unheld(line.accounts_gpu_us.model_dump())}
+        {**line.key, "held_gpus": round(of.allocated / of_minute, 4),
+         "busy_gpus": None if _unknown(of) else round(of.busy / of_minute, 4),
+         "unknown_gpus": round(of.allocated_unknown / of_minute, 4),
+         "state": "held" if of.allocated else _unheld(of.model_dump())}
         for line in found.lines
+        for of in (line.accounts_gpu_us,)
     ]  # fmt: skip
-    return _answer(
-        accountant, "GPUs", found.start_ms, found.end_ms, found.coverage, rows, found.note, found.next_page,
-        _api("/v1/usage", query, found.start_ms, found.end_ms),
-    )  # fmt: skip
+    return _page(accountant, "GPUs", found, rows, "/v1/usage", query)
 
 
 def explain_statement(
@@ -183,19 +175,17 @@ def explain_statement(
         for line in statement["lines"]
         if gpu_model in (None, line["gpu_model"]) and account in (None, line["account"])
     ]
-    shown = lines[offset : offset + limit]
+    shown, following = from_offset(lines, offset, limit)
     start_ms, end_ms = month_of.span(zone(statement.get("timezone", "UTC")))
     dearest = accountant.ask(
         JobsAnswer, "/v1/jobs",
         {"start": str(start_ms), "end": str(min(end_ms, _now_ms(accountant))), "team": team, "sort": "cost",
          "limit": "5"},
     )  # fmt: skip
-    following = offset + len(shown)
-    return _answer(
+    return envelope(
         accountant, f"GPU-hours × {statement['currency'] or 'no price book'} per GPU-hour", start_ms, end_ms,
-        statement["coverage"], shown, "", None,
-        f"/v1/statement?{_of({'month': month, 'team': team})}",
-        lines=len(lines), next_offset=following if following < len(lines) else None,
+        statement["coverage"], shown, f"/v1/statement?{_of({'month': month, 'team': team})}",
+        lines=len(lines), next_offset=following, next_page=None,
         **{name: statement[name] for name in ("status", "cost", "due", "due_total", "price_book_version")},
         dearest_jobs=[_job(accountant, job) for job in dearest.jobs],
     )  # fmt: skip
@@ -214,9 +204,9 @@ def explain_weight(
     query = {"start": str(span.start_ms), "end": str(span.end_ms), "subject": queue, "limit": str(limit)}
     decisions = accountant.ask(tuple[Decision, ...], "/v1/decisions", query)
     rows = [{"at": utc(one.at_ms), **one.model_dump(mode="json", exclude={"at_ms", "id"})} for one in decisions]
-    return _answer(
-        accountant, "weight", span.start_ms, span.end_ms, span.coverage, rows, "", None,
-        _api("/v1/decisions", query, span.start_ms, span.end_ms),
+    return envelope(
+        accountant, "weight", span.start_ms, span.end_ms, span.coverage, rows,
+        _api("/v1/decisions", query, span.start_ms, span.end_ms), next_page=None,
     )  # fmt: skip
 
 
@@ -244,12 +234,9 @@ def why_waiting(
         }
         for one in found.jobs
     ]
-    covered = _coverage(accountant, found.start_ms, found.end_ms)
-    note = found.note or ("" if rows else "no waiting job has this text in its path: ask jobs for its state")
-    return _answer(
-        accountant, "seconds", found.start_ms, found.end_ms, covered, rows, note, found.next_page,
-        _api("/v1/jobs", query, found.start_ms, found.end_ms), jobs=found.count,
-    )  # fmt: skip
+    if not (rows or found.note):
+        found = found.model_copy(update={"note": "no waiting job has this text in its path: ask jobs for its state"})
+    return _page(accountant, "seconds", found, rows, "/v1/jobs", query, jobs=found.count)
 
 
 TOOLS: Final = tuple(
@@ -258,19 +245,20 @@ TOOLS: Final = tuple(
 )
 
 
-def _answer(
+def envelope(
     accountant: AccountantClient,
     unit: str,
     start_ms: int,
     end_ms: int,
     covered: float | None,
     rows: Iterable[Mapping[str, Any]],
-    note: str,
-    next_page: str | None,
     link: str,
+    note: str = "",
     **more: Any,
 ) -> dict[str, Any]:
-    """An answer with what every answer has. link: the path of the page, or of the API, with the same figures."""
+    """An answer with what every answer has, within the limits of `bounded`.
+
+    link: the path of the page, or of the API, with the same figures."""
     found = {
         "unit": unit,
         "period": {"start": utc(start_ms), "end": utc(end_ms)},
@@ -279,7 +267,31 @@ def _answer(
         **more,
         "rows": list(rows),
     }
-    return {**bounded(found), "next_page": next_page, "link": accountant.public_url + link}
+    return {**bounded(found), "link": accountant.public_url + link}
+
+
+def from_offset(rows: Sequence[R], offset: int, limit: int) -> tuple[Sequence[R], int | None]:
+    """One page of rows, and the offset of the next one; None if there is none."""
+    following = offset + limit
+    return rows[offset:following], following if following < len(rows) else None
+
+
+def _page(
+    accountant: AccountantClient,
+    unit: str,
+    found: UsageAnswer | CostAnswer | JobsAnswer,
+    rows: Iterable[Mapping[str, Any]],
+    path: str,
+    query: Mapping[str, str | None],
+    **more: Any,
+) -> dict[str, Any]:
+    """The answer that a page of the API is. path, query: the question."""
+    span = found.start_ms, found.end_ms
+    of_span = found if isinstance(found, UsageAnswer) else _span(accountant, str(span[0]), str(span[1]))
+    answer = envelope(
+        accountant, unit, *span, of_span.coverage, rows, _api(path, query, *span), found.note, **more
+    )  # fmt: skip
+    return {**answer, "next_page": found.next_page}
 
 
 def bounded(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,11 +352,6 @@ def _last_decisions(accountant: AccountantClient, queue: str, span: Mapping[str,
             raise
         return []
     return [{"at": utc(one.at_ms), "kind": one.kind, "value": one.value, "reason": one.reason} for one in found]
-
-
-def _coverage(accountant: AccountantClient, start_ms: int, end_ms: int) -> float | None:
-    """The metered share of the capacity of a span."""
-    return _span(accountant, str(start_ms), str(end_ms)).coverage
 
 
 def _now_ms(accountant: AccountantClient) -> int:

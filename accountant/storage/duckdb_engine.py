@@ -10,17 +10,18 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import duckdb
 import pyarrow as pa
 
 from accountant.core.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
+from accountant.core.gpu_time_accounts import CELLS
 from accountant.storage import crash_recovery
 from gputally.base.atomic_file import sync
 from gputally.base.called_off import stoppable
@@ -38,6 +39,15 @@ Parameters = Mapping[str, object] | Sequence[object] | None
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
+def sums_of(figures: Iterable[str]) -> str:
+    """SQL for the sums of these columns, which keep their names."""
+    return ", ".join(f"sum({name})::BIGINT AS {name}" for name in figures)
+
+
+_OF_CELLS: Final = {"cells": ", ".join(CELLS), "sums_of_cells": sums_of(CELLS)}
+"""SQL for the figures of a row or a sum (accountant.core.gpu_time_accounts.CELLS), and for their sums."""
+
+
 @cache
 def _template(name: str) -> tuple[str, frozenset[str]]:
     """Return the text of sql/<name>.sql without its comments, and the names of its placeholders."""
@@ -51,7 +61,7 @@ def _template(name: str) -> tuple[str, frozenset[str]]:
 
 def statement(name: str, **parts: str) -> str:
     """Return the text of sql/<name>.sql with each placeholder `{other}` replaced by the given part, or else by the
-    statement sql/<other>.sql.
+    statement sql/<other>.sql. `{cells}` and `{sums_of_cells}` need no part.
 
     Parts are SQL from this package, such as names of tables and columns; values are passed as parameters. Raises
     ValueError for a part without a placeholder, and for a placeholder with neither a part nor a statement."""
@@ -60,7 +70,8 @@ def statement(name: str, **parts: str) -> str:
         raise ValueError(f"sql/{name}.sql has the placeholders {sorted(placeholders)}, given are {sorted(parts)}")
     if not placeholders:
         return text
-    return _PLACEHOLDER.sub(lambda found: parts[found[1]] if found[1] in parts else statement(found[1]), text)
+    known = _OF_CELLS | parts
+    return _PLACEHOLDER.sub(lambda found: known[found[1]] if found[1] in known else statement(found[1]), text)
 
 
 def one_line(error: BaseException) -> str:

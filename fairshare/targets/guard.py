@@ -74,8 +74,7 @@ class GuardedAdapter(Adapter):
             raise TypeError(f"its most_writes is {most_writes!r}, not a number from 1")
         if adapter.stop is not None:
             raise TypeError("it has a `stop`, and workloads of schedulers of other packages are stopped by their pods")
-        self.settings = adapter.settings
-        self.most_writes = min(adapter.most_writes, MOST_WRITES)
+        self.settings, self.most_writes = settings, min(most_writes, MOST_WRITES)
         self._kinds = frozenset(kind for versions in plugin.kinds for kind in versions)
         self._adapter = adapter
         self._clock = clock or SystemClock()

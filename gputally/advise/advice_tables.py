@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
-import pandas as pd
 from rich.console import Group, RenderableType
 from rich.table import Column
 from rich.text import Text
@@ -177,18 +176,12 @@ class AdviceQueries:
         """Return what each job did with the GPUs that it held, and the coverage. Raises NothingRecorded."""
         by = ("team", *JobKey._fields)
         frame = self._client.usage(self.window.start_ms, self.window.end_ms, by)
-        jobs = []
-        for team, *key, figures_of_job in zip(*(frame[name] for name in by), frame[_ACTIVITY].values, strict=True):
-            if key[-1]:
-                busy, idle, unknown, sm, sm_unknown, tensor, tensor_unknown = (
-                    None if figure is pd.NA else int(figure) for figure in figures_of_job
-                )
-                jobs.append(
-                    JobActivity(
-                        team, JobKey(*key), busy or 0, idle or 0, unknown or 0, sm, sm_unknown or 0, tensor,
-                        tensor_unknown or 0,
-                    )
-                )  # fmt: skip
+        known = frame[_ACTIVITY].astype(object).where(frame[_ACTIVITY].notna(), None)
+        jobs = [
+            JobActivity(team, JobKey(*key), *figures_of_job)
+            for team, *key, figures_of_job in zip(*(frame[name] for name in by), known.to_numpy(), strict=True)
+            if key[-1]
+        ]
         return jobs, self._known(frame.attrs["coverage"])
 
     def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, ModelUse]:

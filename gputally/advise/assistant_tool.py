@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from accountant.assistant.protocol import AssistantTool
-from accountant.assistant.tools import MOST_ROWS, bounded
-from accountant.core.periods import utc
+from accountant.assistant.tools import MOST_ROWS, envelope, from_offset
+from accountant.core.periods import zone
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.advise.autoscaling_spot_and_sharing import (
     THRESHOLD,
@@ -35,11 +35,9 @@ def advise(
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Rows of one page.")] = 20,
 ) -> dict[str, Any]:
     """What could be saved, from what jobs and nodes used. Needs a token that may see all teams."""
-    from zoneinfo import ZoneInfo
-
     from gputally.advise import advice_tables as tables
 
-    utc_zone = ZoneInfo("UTC")
+    utc_zone = zone("UTC")
     now_ms = SystemClock().wall_ms()
     end_ms = accountant.clock_ms(now_ms) if end is None else parse_edge(end, utc_zone, now_ms)
     window = tables.Window.whole_hours(parse_edge(start, utc_zone, end_ms), end_ms, "UTC")
@@ -59,20 +57,13 @@ def advise(
             hints = report["tables"]["hints"]
             used = queries.uses_of([row for row in hints if row["kind"] == "slice"])
             rows = list(tables.sharing_records(sharing_advice(hints, used)))
-    shown = rows[offset : offset + limit]
-    following = offset + len(shown)
-    return {
-        **bounded({
-            "unit": currency or "no price book",
-            "period": {"start": utc(window.start_ms), "end": utc(window.end_ms)},
-            "coverage": coverage,
-            "note": "",
-            "count": len(rows),
-            "next_offset": following if following < len(rows) else None,
-            "rows": [{name: _plain(value) for name, value in row.items()} for row in shown],
-        }),
-        "link": f"{accountant.public_url}/v1/report?start={window.start_ms}&end={window.end_ms}&format=html",
-    }  # fmt: skip
+    shown, following = from_offset(rows, offset, limit)
+    return envelope(
+        accountant, currency or "no price book", window.start_ms, window.end_ms, coverage,
+        ({name: _plain(value) for name, value in row.items()} for row in shown),
+        f"/v1/report?start={window.start_ms}&end={window.end_ms}&format=html",
+        count=len(rows), next_offset=following,
+    )  # fmt: skip
 
 
 def _plain(value: object) -> object:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NoReturn
 
 from accountant.assistant.protocol import AssistantTool
-from accountant.assistant.tools import bounded
-from accountant.core.periods import utc
+from accountant.assistant.tools import envelope
 from accountant.wire.typed_accountant_client import AccountantClient
 from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_DAY
@@ -34,16 +33,10 @@ def doctor(accountant: AccountantClient) -> dict[str, Any]:
     )
     found = document(run_checks(sources, OF_THE_LEDGER))
     now_ms = clock.wall_ms()
-    return {
-        **bounded({
-            "unit": "findings",
-            "period": {"start": utc(now_ms - 7 * MS_PER_DAY), "end": utc(now_ms)},
-            "coverage": None,
-            "note": "each check names its own span",
-            "rows": found["checks"],
-        }),
-        "link": f"{accountant.public_url}/coverage",
-    }  # fmt: skip
+    return envelope(
+        accountant, "findings", now_ms - 7 * MS_PER_DAY, now_ms, None, found["checks"], "/coverage",
+        "each check names its own span",
+    )  # fmt: skip
 
 
 def _elsewhere() -> NoReturn:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from accountant.core import gpu_time_accounts
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, AccountVector, part
 from accountant.ledger.usage import UJ_PER_J
-from accountant.storage.duckdb_engine import Cursor, statement, streamed
+from accountant.storage.duckdb_engine import Cursor, statement, streamed, sums_of
 from accountant.storage.ledger_state import ONE_KIND, DeviceKinds, State
 from accountant.storage.span_splitting import EVERY_GPU, Bucket, TaggedSpan, near, plan_spans
 from accountant.storage.write import record_columns
@@ -39,11 +39,11 @@ GROUPED_BY = ("tag", "device", "payer")
 """The first columns of `sums`."""
 ALL_CELLS = (*(name if name != "energy_uj" else "energy_rest_uj" for name in CELLS), "energy_j")
 """The summed columns of `sums` with memos: CELLS, but the energy as joules and the rest in microjoules."""
-_ACCOUNTS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS[:ACCOUNTS])
+_ACCOUNTS = sums_of(CELLS[:ACCOUNTS])
 _ALL_CELLS = ", ".join(
     [
-        *(f"sum({name})::BIGINT AS {name}" if name != "energy_uj" else
-          f"sum(energy_uj % {UJ_PER_J})::BIGINT AS energy_rest_uj" for name in CELLS),
+        *(sums_of([name]) if name != "energy_uj" else f"sum(energy_uj % {UJ_PER_J})::BIGINT AS energy_rest_uj"
+          for name in CELLS),
         f"sum(energy_uj // {UJ_PER_J})::BIGINT AS energy_j",
     ]
 )  # fmt: skip
