@@ -62,7 +62,7 @@ class Engine(Protocol):
     name: str
 
     def namespaces(self) -> Sequence[str]:
-        """The namespaces of all ledgers. Raises LakeUnavailable."""
+        """The namespaces of all ledgers, each once. Raises LakeUnavailable."""
         ...
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
@@ -245,7 +245,9 @@ class TrinoEngine:
         named = exp.column("table_name").eq(exp.Literal.string(LEDGERS.name))
         try:
             cursor = self._connection.cursor()
-            cursor.execute(exp.select("table_schema").from_(tables).where(named).sql(dialect="trino"))
+            # Trino may name a table twice if the query has a filter by name.
+            schemas = exp.select("table_schema").distinct().from_(tables).where(named)
+            cursor.execute(schemas.sql(dialect="trino"))
             return sorted(name for (name,) in cursor.fetchall() if name.startswith(PREFIX))
         except Exception as error:
             raise LakeUnavailable(f"trino: {described(error)}") from error

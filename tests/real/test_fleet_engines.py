@@ -98,6 +98,7 @@ def test_the_month_of_two_clusters_is_the_sum_of_their_own_reports(
     found = json.loads(done.stdout)
     own = {one.publisher.name: one.books.month(OCTOBER) for one in two.ledgers}
     owed = [one.due_total for one in own.values() if one.due_total is not None]
+    assert found["left_out"] == {}
     assert found["totals"] == {"USD": plain(exact_sum(owed))}
     teams = {(row["ledger"], row["team"]): row["due"] for row in found["teams"] if row["due"] is not None}
     assert teams == {(name, team): plain(due) for name, one in own.items() for team, due in one.due.items()}
