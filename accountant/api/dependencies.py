@@ -17,6 +17,7 @@ from fastapi import Depends, Request
 
 from accountant.api.answer_cache import AnswerCache
 from accountant.api.middleware import BodyLimits
+from accountant.billing.job_attempts import HoldQuestions
 from accountant.billing.job_costs import JobQuestions
 from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -52,7 +53,7 @@ CallerQuota = Literal["acts", "decisions"]
 """The quotas of a caller, whatever node it speaks of."""
 
 
-class LedgerSnapshot(JobQuestions, ReportQuestions, Protocol):
+class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
     """Read access to one commit (accountant.storage.read_snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:

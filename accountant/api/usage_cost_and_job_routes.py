@@ -41,6 +41,7 @@ from accountant.api.query_parameters import (
     instant,
     invalid,
 )
+from accountant.billing import job_attempts
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.idle_time_causes import broken_down
@@ -53,7 +54,7 @@ from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport,
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.option_types import JobOrder, JobState
-from accountant.wire.policy_models import Measure, UsageWindow, WindowKind, WindowSpec
+from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
     CostAnswer,
@@ -411,7 +412,8 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
 )
 def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, principal: Reader) -> JobAnswer:
     """Returns a job from its beginning until now, or over the requested span. The costs of its epochs and of the time
-    after the last epoch add up to the job's cost exactly."""
+    after the last epoch add up to the job's cost exactly. `attempts` are the times in which it held GPUs, with who
+    stopped it and who held its GPUs next."""
     key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
     zone = periods.zone(params.timezone or deps.settings.timezone)
@@ -420,9 +422,36 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
     span = job_span(deps, principal, key, start, end)
     with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
         job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)
-    if job is None:
-        raise unknown_job(deps, principal, key)
-    return job
+        if job is None:
+            raise unknown_job(deps, principal, key)
+        return with_attempts(job, moment, decisions_about(deps, moment, job, now), deps, principal)
+
+
+MOST_DECISIONS = 500
+
+
+def decisions_about(deps: Deps, moment: LedgerSnapshot, answer: JobAnswer, now_ms: int) -> list[Decision]:
+    """The newest decisions about a job's preemptions, and about its own claims."""
+    key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
+    start_ms = answer.start_ms
+    found = deps.ledger.decisions(
+        start_ms, now_ms + 1, MOST_DECISIONS, kind="preemption", gang=job_attempts.gangs_of(key)
+    )
+    if not found:
+        return []
+    names = {pod.facts.name for pod in moment.pods(start_ms, now_ms, of={key})}
+    return job_attempts.decisions_about_job(found, key, names, moment.jobs_in(key.cluster, key.namespace))
+
+
+def with_attempts(
+    answer: JobAnswer, moment: LedgerSnapshot, decisions: Sequence[Decision], deps: Deps, principal: Principal
+) -> JobAnswer:
+    """The answer with the job's attempts, of whose next holders the caller sees what is of its teams."""
+    span = answer.start_ms, answer.end_ms
+    found = job_attempts.attempts(moment, answer.job, span, decisions, deps.ledger.nodes(), principal.teams)
+    if found is None:
+        return answer
+    return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})
 
 
 def job_span(

@@ -17,6 +17,7 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobsAnswer,
+    NextHolder,
 )
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.money import gpu_hours, plain
@@ -115,7 +116,41 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
         ),
         total=("total", "", "", hours(sum(line.gpu_us for line in answer.epochs)), money(job.cost, currency)),
     )
-    return Group(facts, prices, *([epochs] if answer.epochs else []))
+    attempts = table(
+        "Attempts",
+        [*figures("no."), "started", "stopped", *figures("waited", "ran", "GPUs", "GPU-hours", "lost"),
+         Column("stopped by", overflow="fold"), Column("GPUs went to", overflow="fold")],
+        (
+            (
+                str(one.number),
+                instant(one.start_ms, zone),
+                "running" if one.end_ms is None else instant(one.end_ms, zone),
+                _length(one.waited_ms),
+                _length((answer.end_ms if one.end_ms is None else one.end_ms) - one.start_ms),
+                str(one.gpus),
+                hours(one.gpu_us),
+                NOTHING if one.lost_gpu_us is None else hours(one.lost_gpu_us),
+                one.reason or _ENDS[one.end],
+                ", ".join(_next_holder(taker) for taker in one.next_holders) or NOTHING,
+            )
+            for one in answer.attempts or ()
+        ),
+        caption="lost: GPU-hours since the last checkpoint; GPUs went to: who held them next, within half an hour"
+        + (f"; {answer.earlier_attempts:,} earlier attempts are not shown" if answer.earlier_attempts else ""),
+        may_drop=("lost", "GPUs", "no.", "waited", "ran", "GPU-hours"),
+    )  # fmt: skip
+    return Group(facts, *([attempts] if answer.attempts else []), prices, *([epochs] if answer.epochs else []))
+
+
+_ENDS = {
+    "running": NOTHING, "preempted": "the controller", "node-down": "its node", "stopped": "not recorded",
+    "ended": "the job ended",
+}  # fmt: skip
+
+
+def _next_holder(taker: NextHolder) -> str:
+    later = f", {_length(taker.after_ms)} later" if taker.after_ms else ""
+    return f"{taker.job or 'another team'} ({taker.gpus}{later})"
 
 
 def job_record(job: Job, currency: str | None) -> dict[str, object]:

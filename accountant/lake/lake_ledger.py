@@ -25,6 +25,7 @@ from sqlglot import exp
 
 from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
+from accountant.core.claim_overlap import Span
 from accountant.core.errors import LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
@@ -405,6 +406,15 @@ class LakeLedger:
             .where(self._own(), _among("cluster", {cluster}), _among("namespace", {namespace}))
         )
         return frozenset(row["job"] for row in self._list(query))
+
+    def holds(
+        self,
+        spans: Sequence[Span],
+        *,
+        of: Collection[JobKey] | None = None,
+        gpus: Collection[tuple[str, str]] | None = None,
+    ) -> None:
+        """Always None: the lake stores whole hours, so it does not know when a pod began to hold a GPU."""
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:  # noqa: ARG002 - always empty
         """Always empty: the lake stores whole hours, so the cost of an epoch cannot be computed. The table `epochs`

@@ -120,6 +120,30 @@ def _plain(text: str) -> str:
     return raw.encode("latin-1", errors="replace").decode()
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A pod, or another holder, held a GPU or a part of one without a break over [start_ms, end_ms).
+
+    key: the holder's job.
+    pod, uid: the holder's name and identifier.
+    part: the MIG profile of the part, "" for a whole or a shared GPU.
+    gpu_us: the time that it held of the GPU."""
+
+    key: JobKey
+    pod: str
+    uid: str
+    node: str
+    gpu: str
+    part: str
+    start_ms: int
+    end_ms: int
+    gpu_us: int
+
+
+MOST_HOLDS: Final = 20_000
+"""The newest holds of a question, at most."""
+
+
 OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
 """Dimensions that depend on the holder of a GPU; time without a holder has no value for them."""
 

@@ -14,11 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources, pods_by_job
+from accountant.core.claim_overlap import union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import usage as usage_relation
-from accountant.ledger.protocols import EpochReport, JobKey, Quarantined
+from accountant.ledger.protocols import MOST_HOLDS, EpochReport, Hold, JobKey, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.storage.duckdb_engine import Cursor, statement
@@ -28,11 +29,14 @@ from accountant.storage.query.group_by_dimensions import ResultCache
 from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
+from accountant.storage.write.name_ids import holders
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
+_HOLD_GAP_MS: Final = 60_000
+"""Longest break, in which an agent restarts for example, that does not end a hold."""
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""
 Extent = tuple[int, int]
@@ -163,6 +167,47 @@ class Snapshot:
             first, last = extents.get(job_of[holder], (begin, end))
             extents[job_of[holder]] = min(first, begin), max(last, end)
         return extents
+
+    def holds(
+        self,
+        spans: Sequence[tuple[int, int]],
+        *,
+        of: Collection[JobKey] | None = None,
+        gpus: Collection[tuple[str, str]] | None = None,
+    ) -> list[Hold]:
+        """Return who held which GPUs in these spans, from when to when, the MOST_HOLDS newest, sorted by their start.
+        The moment must have been opened for the spans.
+
+        A hold that crosses an edge of a span begins or ends with the row that crosses it, which lies inside one
+        quarter-hour.
+
+        of: only holds of these jobs.
+        gpus: only holds of these GPUs, as pairs of cluster and UUID."""
+        if of is not None:
+            only, ids = "payer IN (FROM incoming)", sorted(self._holders_of(of))
+        else:
+            wanted = frozenset(gpus or ())
+            only = "gpu IN (FROM incoming)"
+            ids = sorted(id_ for id_, gpu in self._state.fleet.gpus.items() if (gpu.cluster, gpu.uuid) in wanted)
+        if not ids or not spans:
+            return []
+        parameters = {"gap": _HOLD_GAP_MS, "most": MOST_HOLDS}
+        ranges = []
+        for number, (low, high) in enumerate(union((low - BUCKET_MS, high) for low, high in spans)):
+            parameters |= {f"low{number}": low, f"high{number}": high}
+            ranges.append(f"SELECT * FROM entry WHERE start_ms > $low{number} AND start_ms < $high{number}")  # noqa: S608
+        sql = statement("holds", only=only, ranges=" UNION ALL ".join(ranges))
+        table = record_columns.column_table(record_columns.ID, [(id_,) for id_ in ids])
+        rows = list(called_off.each(self._cursor.run(sql, parameters, table)))
+        names = holders(self._cursor, {payer for payer, *_ in rows})
+        found = []
+        for payer, uid, node, gpu, profile, begin, end, gpu_us in rows:
+            if not any(begin < high and end > low for low, high in spans):
+                continue
+            name = names[payer]
+            key = JobKey(name.cluster, name.namespace, name.job)
+            found.append(Hold(key, name.name or uid, uid, node, gpu, profile, begin, end, gpu_us))
+        return sorted(found, key=lambda hold: (hold.start_ms, hold.end_ms, hold.node, hold.gpu, hold.part, hold.uid))
 
     def _holders_of(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
         """Return the ids of the holders of these jobs, with the job of each."""

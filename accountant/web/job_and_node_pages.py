@@ -1,14 +1,11 @@
-"""Serves the pages of jobs, with the decisions about a job, and of nodes, both with timelines of GPUs; moves a GPU.
-
-Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. KAI adds the prefix `pg-`, and Kueue the kind of the
-job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs
-has no pods yet. It is assigned to the job with the longest matching name."""
+"""Serves the pages of jobs, with their attempts and the decisions about them, and of nodes, both with timelines of
+GPUs; moves a GPU."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Final, NamedTuple
@@ -25,7 +22,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
-from accountant.api.usage_cost_and_job_routes import job_span, unknown_job
+from accountant.api.usage_cost_and_job_routes import decisions_about, job_span, unknown_job, with_attempts
 from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
@@ -201,54 +198,7 @@ def _short(gpu: str) -> str:
     return (head if len(head) <= _SHORT else "-".join(head.split("-")[:2])[:_SHORT]) + slash + rest
 
 
-def gangs_of(key: JobKey) -> tuple[str, ...]:
-    """The texts NAMESPACE/NAME with which the names of the job's gangs begin."""
-    return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
-
-
-def decisions_about_job(
-    decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
-) -> list[Decision]:
-    """The decisions about the job, in the given order.
-
-    pods: names of the job's pods.
-    siblings: jobs (`Kind/name`) of the same cluster and namespace."""
-    pod_names = {f"{key.namespace}/{name}" for name in pods}
-    jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
-    return [decision for decision in decisions if _is_about(decision, key, pod_names, jobs)]
-
-
-def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
-    """Whether a decision is about this job. jobs: all jobs of the namespace, the longest name first, and the job itself
-    before others of its name."""
-    subject = decision.subject.partition("/")[2]
-    if subject == f"{key.namespace}/{_name(key.job)}":
-        return True
-    victims = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
-    if victims:
-        return any(name in pods for name in victims)
-    begin = f"{key.namespace}/"
-    if not subject.startswith(begin):
-        return False
-    return next((job for job in jobs if _is_of(subject.removeprefix(begin), job)), None) == key.job
-
-
-def _is_of(gang: str, job: str) -> bool:
-    return any(gang == name or gang.startswith(f"{name}-") for name in _names(job))
-
-
-def _names(job: str) -> tuple[str, ...]:
-    kind, name = job.partition("/")[0], _name(job)
-    return name, f"pg-{name}", f"{kind.lower()}-{name}"
-
-
-def _name(job: str) -> str:
-    """A job's name without the kind."""
-    return job.partition("/")[2] or job
-
-
 JOBS_A_PAGE = 100
-MOST_DECISIONS = 500
 _TIMELINE_MS = 31 * MS_PER_DAY
 """Longest timeline; for a longer job the timeline shows the last part."""
 
@@ -302,10 +252,8 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
             begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, of_gpus = timeline(moment, begin, end, filters, timezone)
-        names = {pod.facts.name for pod in moment.pods(span.start_ms, at, of={key})}
-        siblings = moment.jobs_in(key.cluster, key.namespace)
-    preemptions = deps.ledger.decisions(job.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
-    decisions = decisions_about_job(preemptions, key, names, siblings)
+        decisions = decisions_about(deps, moment, job, at)
+        job = with_attempts(job, moment, decisions, deps, principal)
     waiting = job.job.state == "waiting"
     shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []
     used = sum_of_usage_lines({}, of_gpus) if of_gpus else None

@@ -306,6 +306,8 @@ def _environment() -> Environment:
         "figure": _figure,
         "count": decision_text.of_gpus,
         "job_id": _job_id,
+        "job_name": _job_name,
+        "decision_address": _decision_address,
     }
     environment.filters["team_name"] = figure_formatting.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
@@ -315,6 +317,12 @@ def _environment() -> Environment:
 def _job_id(cluster: str, namespace: str, job: str) -> str:
     """The id of a job in URLs."""
     return JobKey(cluster, namespace, job).id
+
+
+def _job_name(id_: str) -> str:
+    """The namespace and name in a job's id."""
+    key = JobKey.parse(id_)
+    return f"{key.namespace}/{key.job}"
 
 
 def _instant_text(at_ms: int, zone: ZoneInfo) -> str:
@@ -342,7 +350,11 @@ class DecisionsParams(Params):
 
 def address(decision: Decision) -> str:
     """The URL of a decision's page. The instant identifies the cycle, and the id the decision."""
-    return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
+    return _decision_address(decision.at_ms, decision.id)
+
+
+def _decision_address(at_ms: int, id_: str) -> str:
+    return f"/decisions/{at_ms}/{quote(id_, safe='/')}"
 
 
 @router.get("/decisions")

@@ -256,9 +256,63 @@ class EpochLine(Model):
     unpriced_gpu_us: int
 
 
+class NextHolder(Model):
+    """Who held GPUs next that an attempt of a job released.
+
+    job, team, queue: None if the reader may not see the job's team.
+    gpus: the number of these GPUs, or parts of GPUs.
+    after_ms: the time until it held the first of them."""
+
+    job: str | None
+    team: str | None
+    queue: str | None
+    gpus: int
+    after_ms: int
+
+
+AttemptEnd = Literal["running", "preempted", "node-down", "stopped", "ended"]
+
+
+class JobAttempt(Model):
+    """A time in which pods of a job held GPUs, from its start to its stop.
+
+    number: 1 for the job's first attempt.
+    end_ms: None while it runs.
+    pods: the number of its pods.
+    nodes: at most 20 of its nodes.
+    gpus: the number of GPUs, or parts of GPUs, that it held.
+    waited_ms: the wait before it, since the previous stop or, if they are younger, since the creation of its pods. None
+        if unknown.
+    end: `preempted`: gputally's controller stopped it. `node-down`: a node could not be used any more. `stopped`: the
+        job did not end with it; who stopped it is not recorded. `ended`: the job ended with it, by itself or deleted.
+    reason: why it stopped; "" if that is not recorded.
+    decision: id of the controller's decision, and `decision_ms` its instant.
+    lost_gpu_us: the time that it held since the job's last checkpoint, which its stop lost: as the controller recorded
+        it, or since the last reported epoch. None if unknown, and for an attempt that was not stopped.
+    next_holders: who held its GPUs next, within half an hour, the most GPUs first."""
+
+    number: int
+    start_ms: int
+    end_ms: int | None
+    pods: int
+    nodes: tuple[str, ...]
+    gpus: int
+    gpu_us: int
+    waited_ms: int | None
+    end: AttemptEnd
+    reason: str
+    decision: str | None
+    decision_ms: int | None
+    lost_gpu_us: int | None
+    next_holders: tuple[NextHolder, ...]
+
+
 class JobAnswer(Model):
     """One job over its whole life, or the requested span. The parts add up exactly to the job's usage and cost, and so
-    do the epochs."""
+    do the epochs.
+
+    attempts: the newest 50 attempts, in order of time. None if this ledger does not know them: a lake has whole hours.
+        They have the job's held time, unless there are `earlier_attempts`, which are counted only."""
 
     start_ms: int
     end_ms: int
@@ -267,6 +321,8 @@ class JobAnswer(Model):
     job: Job
     parts: tuple[JobPart, ...]
     epochs: tuple[EpochLine, ...]
+    attempts: tuple[JobAttempt, ...] | None = None
+    earlier_attempts: int = 0
 
 
 class DoneSpan(Model):

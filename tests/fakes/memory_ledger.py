@@ -156,6 +156,9 @@ class MemoryLedger(MemoryJournal):
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         return {}
 
+    def holds(self, spans: Sequence[tuple[int, int]], **_: Any) -> None:
+        """The fake has sums only."""
+
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
         return []
 

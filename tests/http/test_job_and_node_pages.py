@@ -11,10 +11,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from accountant.billing.job_attempts import decisions_about_job, gangs_of
 from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import Usage, Where
 from accountant.web import page_rows
-from accountant.web.job_and_node_pages import MOST_STRIPS, cells, decisions_about_job, gangs_of, timeline, timeline_svg
+from accountant.web.job_and_node_pages import MOST_STRIPS, cells, timeline, timeline_svg
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from agent.wire import PodFacts

@@ -1,0 +1,302 @@
+"""Finds the attempts of a job: when it started and stopped, how long it waited before, who stopped it and why, what
+that lost, and who held its GPUs next.
+
+An attempt is a time without a break in which at least one pod of the job held a GPU. It is found from who held which
+GPUs, so it does not matter which scheduler stopped a pod. Who stopped it and why is known only from what is recorded:
+the controller's decisions and the down times of nodes.
+
+Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. KAI adds the prefix `pg-`, and Kueue the kind of the
+job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs
+has no pods yet. It is assigned to the job with the longest matching name."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from accountant.billing.queue_waits import KnownPod
+from accountant.core.claim_overlap import Span
+from accountant.ledger.protocols import EpochReport, Hold, JobKey, NodeFacts
+from accountant.wire import decision_text
+from accountant.wire.policy_models import Decision
+from accountant.wire.usage_cost_and_job_models import AttemptEnd, Job, JobAttempt, NextHolder
+from gputally.base.apportionment import prorate
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
+
+MOST_ATTEMPTS: Final = 50
+"""The newest attempts that are described."""
+MOST_NODES: Final = 20
+NEXT_WITHIN_MS: Final = 30 * MS_PER_MINUTE
+"""A holder that comes later is not taken for the next one."""
+_DECIDED_MS: Final = MS_PER_HOUR
+"""A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
+_SETTLE_MS: Final = MS_PER_MINUTE
+"""Clocks of different machines differ by less."""
+
+
+class HoldQuestions(Protocol):
+    """The queries that attempts need. A read snapshot of the ledger answers them."""
+
+    def holds(
+        self,
+        spans: Sequence[Span],
+        *,
+        of: Collection[JobKey] | None = None,
+        gpus: Collection[tuple[str, str]] | None = None,
+    ) -> list[Hold] | None:
+        """Who held which GPUs in these spans, from when to when, sorted by start. of: only these jobs. gpus: only
+        these, as pairs of cluster and UUID. None: the ledger has only sums of whole hours."""
+        ...
+
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]: ...
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The newest attempts of a job, in order of time. earlier: the number of those before."""
+
+    newest: tuple[JobAttempt, ...]
+    earlier: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """The holds of one attempt."""
+
+    holds: tuple[Hold, ...]
+
+    @property
+    def start_ms(self) -> int:
+        return min(hold.start_ms for hold in self.holds)
+
+    @property
+    def end_ms(self) -> int:
+        return max(hold.end_ms for hold in self.holds)
+
+
+def attempts(
+    ledger: HoldQuestions,
+    job: Job,
+    span: Span,
+    decisions: Iterable[Decision],
+    nodes: Iterable[NodeFacts],
+    teams: Collection[str] | None,
+) -> Attempts | None:
+    """The attempts of a job in a span; None if the ledger does not know them.
+
+    decisions: those about the job, the newest first.
+    teams: whose jobs may be named as next holders; None: all."""
+    key = JobKey(job.cluster, job.namespace, job.job)
+    found = ledger.holds((span,), of={key})
+    if found is None:
+        return None
+    every = _stretches(found)
+    shown = every[-MOST_ATTEMPTS:]
+    if not shown:
+        return Attempts((), 0)
+    facts = {pod.facts.uid: pod.facts for pod in ledger.pods(*span, of={key})}
+    reports = sorted(report.at_ms for report in ledger.epochs({key}))
+    running = shown[-1] if job.state == "running" and job.gpus else None
+    following = _next_holders(ledger, key, [one for one in shown if one is not running], teams)
+    down = [node for node in nodes if node.cluster == key.cluster]
+    victims = [one for one in decisions if one.mode == "enforce" and "verdict" not in one.inputs]
+    before = [None, *every][-len(shown) - 1 : -1]
+    rows = []
+    for number, (previous, one) in enumerate(zip(before, shown, strict=True), len(every) - len(shown) + 1):
+        pods = {hold.uid for hold in one.holds}
+        created = [at for uid in pods if uid in facts and (at := facts[uid].created_ms) is not None]
+        placed = [at for uid in pods if uid in facts and (at := facts[uid].scheduled_ms) is not None]
+        began = min([one.start_ms, *placed])
+        since = max([*([min(created)] if created else []), *([previous.end_ms] if previous else [])], default=None)
+        last = number == len(every)
+        decision = _stopped_by(victims, one, {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds})
+        broken = _broken_node(down, one)
+        end: AttemptEnd
+        if one is running:
+            end, reason, decision = "running", "", None
+        elif decision is not None:
+            end, reason = "preempted", decision.reason
+        elif broken is not None:
+            end, reason = "node-down", broken
+        else:
+            end, reason = "ended" if last and job.state == "ended" else "stopped", ""
+        rows.append(
+            JobAttempt(
+                number=number,
+                start_ms=one.start_ms,
+                end_ms=None if one is running else one.end_ms,
+                pods=len(pods),
+                nodes=tuple(sorted({hold.node for hold in one.holds}))[:MOST_NODES],
+                gpus=len({(hold.node, hold.gpu, hold.part) for hold in one.holds}),
+                gpu_us=sum(hold.gpu_us for hold in one.holds),
+                waited_ms=None if since is None else max(0, began - since),
+                end=end,
+                reason=reason,
+                decision=None if decision is None else decision.id,
+                decision_ms=None if decision is None else decision.at_ms,
+                lost_gpu_us=None if end in ("running", "ended") else _lost_us(one, decision, reports),
+                next_holders=following.get(id(one), ()),
+            )
+        )
+    return Attempts(tuple(rows), len(every) - len(shown))
+
+
+def _stretches(holds: Sequence[Hold]) -> list[_Stretch]:
+    """The attempts, in order of time. A pod goes on while its node does not report, so all its time is of one attempt;
+    so is that of a batch system's job, which keeps its number when it starts again."""
+    of_pod: dict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        of_pod[hold.uid].append(hold)
+    groups: list[list[Hold]] = []
+    until = 0
+    for some in sorted(of_pod.values(), key=lambda some: (some[0].start_ms, some[0].uid)):
+        if not groups or some[0].start_ms >= until:
+            groups.append([])
+        groups[-1] += some
+        until = max(until, *(hold.end_ms for hold in some))
+    return [_Stretch(tuple(group)) for group in groups]
+
+
+def _next_holders(
+    ledger: HoldQuestions, key: JobKey, stopped: Sequence[_Stretch], teams: Collection[str] | None
+) -> Mapping[int, tuple[NextHolder, ...]]:
+    """Who held the GPUs of each attempt next, by the id of the attempt."""
+    if not stopped:
+        return {}
+    released = [(one, _released(one)) for one in stopped]
+    gpus = {(key.cluster, hold.gpu) for _, of_one in released for hold in of_one}
+    spans = [(one.end_ms - BUCKET_MS, one.end_ms + NEXT_WITHIN_MS) for one in stopped]
+    of_gpu: dict[tuple[str, str], list[Hold]] = defaultdict(list)
+    for hold in ledger.holds(spans, gpus=gpus) or ():
+        of_gpu[hold.gpu, hold.part].append(hold)
+    taken: dict[int, dict[JobKey, list[int]]] = {}
+    for one, of_one in released:
+        by_job = taken.setdefault(id(one), defaultdict(list))
+        for hold in of_one:
+            later = (
+                other
+                for other in of_gpu[hold.gpu, hold.part]
+                if hold.end_ms <= other.start_ms < hold.end_ms + NEXT_WITHIN_MS
+            )
+            taker = next(later, None)
+            if taker is not None and taker.key != key:
+                by_job[taker.key].append(taker.start_ms - hold.end_ms)
+    keys = {job for by_job in taken.values() for job in by_job}
+    low, high = min(low for low, _ in spans), max(high for _, high in spans)
+    known = {pod.key: pod for pod in ledger.pods(low, high, of=keys)} if keys else {}
+    return {attempt: _described(by_job, known, teams) for attempt, by_job in taken.items()}
+
+
+def _released(one: _Stretch) -> list[Hold]:
+    """The last hold of each GPU, or part of one."""
+    last = {(hold.gpu, hold.part, hold.uid): hold for hold in sorted(one.holds, key=lambda hold: hold.end_ms)}
+    return list(last.values())
+
+
+def _described(
+    by_job: Mapping[JobKey, Sequence[int]], known: Mapping[JobKey, KnownPod], teams: Collection[str] | None
+) -> tuple[NextHolder, ...]:
+    rows, hidden = [], list[int]()
+    for key, after in sorted(by_job.items(), key=lambda item: (-len(item[1]), item[0])):
+        pod = known.get(key)
+        if teams is not None and (pod is None or pod.team not in teams):
+            hidden += after
+            continue
+        rows.append(
+            NextHolder(
+                job=key.id, team=pod.team if pod else None, queue=pod.queue if pod else None, gpus=len(after),
+                after_ms=min(after),
+            )
+        )  # fmt: skip
+    if hidden:
+        rows.append(NextHolder(job=None, team=None, queue=None, gpus=len(hidden), after_ms=min(hidden)))
+    return tuple(rows)
+
+
+def _stopped_by(victims: Iterable[Decision], one: _Stretch, pods: Collection[str]) -> Decision | None:
+    """The newest decision that stopped the attempt; a decision that names pods must name one of its pods."""
+    for decision in victims:
+        if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + _SETTLE_MS:
+            continue
+        named = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
+        if not named or any(name in pods for name in named):
+            return decision
+    return None
+
+
+def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
+    """Why a node of the attempt could not be used when it stopped; None if all could."""
+    names = {hold.node for hold in one.holds}
+    for node in nodes:
+        for down in node.down if node.name in names else ():
+            begins = one.start_ms <= down.start_ms <= one.end_ms + _SETTLE_MS
+            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - _SETTLE_MS):
+                return f"{node.name} is down: {down.reason}" if down.reason else f"{node.name} is down"
+    return None
+
+
+def _lost_us(one: _Stretch, decision: Decision | None, reports: Sequence[int]) -> int | None:
+    """The GPU-µs held since the last checkpoint; None if no checkpoint is known."""
+    recorded = decision.inputs.get("lost_gpu_hours") if decision is not None else None
+    if isinstance(recorded, int | float):
+        return round(recorded * MS_PER_HOUR * US_PER_MS)
+    if not reports:
+        return None
+    saved = max((at for at in reports if at <= one.end_ms), default=0)
+    return sum(
+        prorate(hold.gpu_us, length, max(0, saved - hold.start_ms), length)
+        for hold in one.holds
+        if (length := hold.end_ms - hold.start_ms) > 0 and hold.end_ms > saved
+    )
+
+
+def gangs_of(key: JobKey) -> tuple[str, ...]:
+    """The texts NAMESPACE/NAME with which the names of the job's gangs begin."""
+    return tuple(f"{key.namespace}/{name}" for name in _names(key.job))
+
+
+def decisions_about_job(
+    decisions: Iterable[Decision], key: JobKey, pods: Collection[str], siblings: Collection[str]
+) -> list[Decision]:
+    """The decisions about the job, in the given order.
+
+    pods: names of the job's pods.
+    siblings: jobs (`Kind/name`) of the same cluster and namespace."""
+    pod_names = {f"{key.namespace}/{name}" for name in pods}
+    jobs = sorted({key.job, *siblings}, key=lambda job: (-len(_name(job)), job != key.job, job))
+    return [decision for decision in decisions if _is_about(decision, key, pod_names, jobs)]
+
+
+def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iterable[str]) -> bool:
+    """Whether a decision is about this job. jobs: all jobs of the namespace, the longest name first, and the job itself
+    before others of its name."""
+    subject = decision.subject.partition("/")[2]
+    if subject == f"{key.namespace}/{_name(key.job)}":
+        return True
+    victims = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
+    if victims:
+        return any(name in pods for name in victims)
+    begin = f"{key.namespace}/"
+    if not subject.startswith(begin):
+        return False
+    return next((job for job in jobs if _is_of(subject.removeprefix(begin), job)), None) == key.job
+
+
+def _is_of(gang: str, job: str) -> bool:
+    return any(gang == name or gang.startswith(f"{name}-") for name in _names(job))
+
+
+def _names(job: str) -> tuple[str, ...]:
+    kind, name = job.partition("/")[0], _name(job)
+    return name, f"pg-{name}", f"{kind.lower()}-{name}"
+
+
+def _name(job: str) -> str:
+    """A job's name without the kind."""
+    return job.partition("/")[2] or job
