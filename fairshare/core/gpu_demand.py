@@ -47,6 +47,8 @@ SPOT_LABEL = "gputally.dev/spot"
 SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
 ROLE = "volcano.sh/task-spec"
 """Volcano's annotation with the role of a Job's pod."""
+SCHEDULING_GROUP = "SchedulingGroup"
+"""The kind of a gang that the kube-scheduler starts together: its pods name a PodGroup in `spec.schedulingGroup`."""
 LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 MOST_DEVICES = 1_000_000
@@ -93,7 +95,9 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
     part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations) if placer == "kai" and not whole else 0.0
-    if amount <= 0 and memory <= 0 and not claims and not annotations.get(_GROUP_OF.get(placer, "")):
+    scheduling_group = "" if placer else value_at(spec, ("schedulingGroup", "podGroupName")) or ""
+    grouped = annotations.get(_GROUP_OF.get(placer, "")) or scheduling_group
+    if amount <= 0 and memory <= 0 and not claims and not grouped:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
@@ -108,9 +112,7 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         gpus=amount,
         node=node,
         ref=_ref(scheduler, namespace, labels, annotations),
-        gang=_gang(
-            scheduler, namespace, labels, annotations, owner, value_at(spec, ("schedulingGroup", "podGroupName"))
-        ),
+        gang=_gang(scheduler, namespace, labels, annotations, owner, str(scheduling_group)),
         owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
@@ -281,17 +283,19 @@ def _gang(
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     owner: Mapping[str, Any] | None,
-    scheduling_group: object,
+    scheduling_group: str,
 ) -> str:
     """Return the pod's gang; "" for a single pod.
 
-    scheduling_group: the name of the PodGroup of `scheduling.k8s.io` with which the kube-scheduler 1.36 starts it.
+    scheduling_group: the name of the PodGroup of `scheduling.k8s.io` with which the kube-scheduler starts it, whatever
+        a label says; "" for none.
 
     A scheduler's group label counts only on pods that it places. Otherwise a pod could join another owner's gang."""
     for kind, name in (
         ("PodGroup", annotations.get(_GROUP_OF.get(placed_by(scheduler), ""))),
         ("Workload", annotations.get("kueue.x-k8s.io/workload")),
-        ("Gang", labels.get(GANG_LABEL) or (scheduling_group if not placed_by(scheduler) else "")),
+        (SCHEDULING_GROUP, scheduling_group),
+        ("Gang", labels.get(GANG_LABEL)),
     ):
         if name:
             return f"{kind}/{namespace}/{name}"
@@ -369,7 +373,7 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
         kind, namespace, name = key.split("/", 2)
         requested = fsum(pod.gpus for pod in members)
         # A gang label means that pods start together; pods that only share a controller start individually.
-        together = kind in ("Gang", "Pod", "PodGroup", "Workload")
+        together = kind in ("Gang", "Pod", "PodGroup", "Workload", SCHEDULING_GROUP)
         without_pods = Gang(
             queue,
             POD if kind == "Pod" else Kind("", kind, ""),

@@ -15,7 +15,7 @@ from fairshare.targets.weight_plan import Adapter
 from fairshare.targets.whole_stop import WholeStop
 from gputally.base.background_tasks import error_summary
 from gputally.base.plugins import MOST_LOADING_S, OURS, TakesTooLong, plugins, within
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, POD_GROUPS, PRIORITY_CLASS, Kind
 from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, left_out, schedulers
 
 
@@ -67,7 +67,7 @@ def whole_stop(kind: Kind) -> WholeStop | None:
 def kinds() -> tuple[Kind, ...]:
     """Return every kind that the controller reads or writes."""
     own = (kind for plugin in schedulers().values() for versions in plugin.kinds for kind in versions)
-    return (*own, NODE, POD, CONFIG_MAP, EVENT, BUDGET, PRIORITY_CLASS, *SLICES)
+    return (*own, NODE, POD, CONFIG_MAP, EVENT, BUDGET, PRIORITY_CLASS, *POD_GROUPS, *SLICES)
 
 
 def modes(policy: Policy) -> dict[str, str]:

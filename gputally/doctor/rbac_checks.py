@@ -86,7 +86,7 @@ _ACCOUNTANT = (
 _FAIRSHARE = (
     *_every("core", "pods", "get list watch"),
     *_every("policy", "poddisruptionbudgets", "list"),
-    *_every("scheduling.k8s.io", "priorityclasses", "list"),
+    *_every("scheduling.k8s.io", "podgroups priorityclasses", "list"),
     *_every("core", "nodes", "list"),
     *_every("resource.k8s.io", "resourceslices", "list"),
     *_every("events.k8s.io", "events", "create"),

@@ -59,6 +59,11 @@ CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False
 NODE = Kind("v1", "Node", "nodes")
 POD = Kind("v1", "Pod", "pods", namespaced=True)
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", status=False)
+POD_GROUPS = tuple(
+    Kind(f"scheduling.k8s.io/{version}", "PodGroup", "podgroups", namespaced=True)
+    for version in ("v1beta1", "v1alpha3", "v1alpha2")
+)
+"""The groups of pods that the kube-scheduler starts together: v1alpha2 in Kubernetes 1.36, the others in 1.37."""
 EVENT = Kind("events.k8s.io/v1", "Event", "events", namespaced=True, status=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, status=False)
 

@@ -27,6 +27,7 @@ _NAME: Final = "[a-z][a-z0-9-]{0,31}"
 
 _SHARED: Final = (
     objects.BUDGET, objects.CONFIG_MAP, objects.EVENT, objects.LEASE, objects.NODE, objects.POD, objects.PRIORITY_CLASS,
+    *objects.POD_GROUPS,
 )  # fmt: skip
 
 

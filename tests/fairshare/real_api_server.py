@@ -18,7 +18,7 @@ from fairshare.schedulers.kai.kinds import CONFIG
 from fairshare.schedulers.volcano.kinds import COMMAND
 from gputally.base.errors import NotFound, Unavailable
 from gputally.kubernetes.api_client import KubernetesCluster
-from gputally.kubernetes.objects import CONFIG_MAP, NODE, PRIORITY_CLASS, Kind, Object
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD_GROUPS, PRIORITY_CLASS, Kind, Object
 from tests.deadlines import until
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer, api_server
@@ -43,8 +43,8 @@ def served(folder: Path) -> Iterator[ApiServer]:
 
 
 def _present(kinds: Sequence[Kind]) -> list[Kind]:
-    """Return the kinds without the versions of ResourceSlices that a server of today does not serve."""
-    return [kind for kind in kinds if kind not in SLICES[1:]]
+    """Return the kinds without those of Kubernetes that a server of today does not serve by itself."""
+    return [kind for kind in kinds if kind not in (*SLICES[1:], *POD_GROUPS)]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from fairshare.schedulers.volcano import kinds as volcano_kinds
 from fairshare.schedulers.volcano.plugin import SCHEDULER as VOLCANO
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Objects
+from gputally.kubernetes.objects import GPU, POD_GROUPS, Objects
 from gputally.testing.schedulers import NOW_MS, SchedulerSuite, Site
 from tests.fairshare.builders import object_of, pod_object, queue_object, shard_object
 from tests.fairshare.scheduler_objects import DATABASE, ON, SHOWN, V1BETA2, configured, volcano
@@ -89,6 +89,7 @@ class TestVolcano(SchedulerSuite):
 
 class TestKubeScheduler(SchedulerSuite):
     plugin = KUBE_SCHEDULER
+    kinds = POD_GROUPS
     writes = False
 
     @pytest.fixture

@@ -44,6 +44,11 @@ def test_a_gang_of_another_namespace_is_joined_by_no_label_and_no_annotation() -
             pod = _pod(scheduler, **metadata)
             assert pod.gang == "" or pod.gang.split("/")[1] == "ns"
             assert pod.owner == "" or pod.owner.split("/")[1] == "ns"
+    obj = pod_object("p")
+    obj["spec"]["schedulingGroup"] = {"podGroupName": f"{OTHERS}/g"}
+    pod = read_pod(obj)
+    assert pod is not None
+    assert pod.gang.split("/")[1] == "ns"
 
 
 def test_a_label_chooses_the_queue_only_where_the_scheduler_has_none() -> None:
