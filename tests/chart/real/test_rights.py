@@ -231,6 +231,7 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         {"name": "vision-local", "parent": "vision", "weight": 3, "refs": [f"kueue:{WORK}/vision"]},
         {"name": "robots", "parent": "vision", "refs": [f"kueue:{WORK}/robots"]},
         {"name": "department", "refs": ["kueue-cohort:vision"]},
+        {"name": "batch", "refs": ["policy:batch"]},  # its gangs are PodGroups, if the server has them
     ]
     policy = {"schema": 1, "targets": targets, "queues": queues, "preemption": {"mode": "dry-run"}}
     policy["min_coverage"] = 0.01  # a machine under load misses readings
