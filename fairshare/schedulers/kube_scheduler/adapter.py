@@ -45,9 +45,7 @@ class KubeSchedulerAdapter(Adapter):
     def publishes(self, _policy: Policy) -> bool:
         return False
 
-    def observe(
-        self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
-    ) -> Observation:
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES) -> Observation:
         gangs, unreadable = _as_groups_start(gangs_by_label(policy, pods), seen, pods)
         demand = standings_of(policy, gangs)
         names = {queue.name for queue in owners(policy, LABELLED).values()}
