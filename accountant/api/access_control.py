@@ -92,7 +92,7 @@ async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = Fals
     except AuthorityUnavailable as error:
         _limit_rate(deps, ("", address))
         raise retry_later("authority-unavailable", str(error)) from error
-    request.state.principal = principal.name
+    request.state.principal, request.state.caller = principal.name, principal
     _limit_rate(deps, (principal.name, address))
     if not principal.may(scope):
         raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}, which this request needs")

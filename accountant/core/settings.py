@@ -382,6 +382,9 @@ class Settings(Model):
     """Callers besides those in the token file: agents by their service accounts, people by their groups."""
     public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None
     """Public URL of the pages, for links in messages and for the redirect after a sign-in."""
+    controller_pages: Annotated[str, Field(pattern=r"^(/|https?://[^\s?#/]+/?)$")] | None = None
+    """Where browsers reach the controller's pages, for the menu: a URL without a path, or `/` for the address of these
+    pages, if a proxy sends `/shares` there to the controller."""
     session: Duration = Field(default=8 * 3_600, ge=60)
     """How long a sign-in is valid."""
     session_key: Path | None = None

@@ -61,7 +61,6 @@ from gputally.server.tokens_and_grants import Principal
 
 _OWN_FORMATS: Final = ("json", "csv")
 """The formats that a month of all ledgers has itself."""
-_NAVIGATION: Final = (("/fleet", "Fleet"), ("/fleet/jobs", "Jobs"), ("/fleet/nodes", "Nodes"))
 router = APIRouter()
 A = TypeVar("A", UsageAnswer, CostAnswer)
 B = TypeVar("B")
@@ -440,7 +439,13 @@ def _page(
     request: Request, deps: Deps, template: str, as_of_ms: int | None, current: str = "/fleet", **values: Any
 ) -> Response:
     return month_and_decision_pages.page(
-        request, current, template, deps, navigation=_NAVIGATION, as_of_ms=as_of_ms, **values
+        request,
+        current,
+        template,
+        deps,
+        menu=month_and_decision_pages.menu_of(request, deps, "fleet"),
+        as_of_ms=as_of_ms,
+        **values,
     )
 
 

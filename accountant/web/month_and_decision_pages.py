@@ -40,6 +40,7 @@ from accountant.wire.policy_models import Decision, DecisionKind
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
+from gputally.server.menu import Menu, Program, menu, site
 from gputally.server.page_layout import HTML, STYLE
 from gputally.server.request_handling import read_body, static_routes, tagged
 from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes, to_sign_in
@@ -50,9 +51,6 @@ _SHOWN_NODES = 200
 _MOST_FORM_BYTES = 10_000
 _FORM_S = 10.0
 """Time within which a form must arrive."""
-NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
-              ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
-              ("/coverage", "Coverage"))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +101,11 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
 
 
 @router.get("/month")
-def this_month(deps: AppDeps, _: Reader) -> Response:
+def this_month(deps: AppDeps, principal: Reader) -> Response:
+    """Redirects to the newest month with records; a caller of some teams to the month of its first team."""
     zone = periods.zone(deps.settings.timezone)
+    if principal.teams is not None:
+        return RedirectResponse("/team/" + quote(min(principal.teams, default=""), safe=""), 303)
     return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
 
 
@@ -176,7 +177,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(to_sign_in(here), 303)
-    text = _render("refusal.html", deps, current="", person=person_of(request), refusal=refusal)
+    text = _render("refusal.html", deps, current="", menu=menu_of(request, deps), refusal=refusal)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
@@ -206,7 +207,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
         query=f"month={calendar_month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
         downloads=[export for export in exports().values() if not export.inline],
         style=page_layout.sheet("site.css"),
-        person=person_of(request),
+        menu=menu_of(request, deps),
         as_of_ms=report.as_of_ms,
     )
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
@@ -261,7 +262,8 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> Response:
     """A page with the navigation. current: the URL of the navigation entry that is highlighted."""
-    text = _render(template, deps, current=current, person=person_of(request), **values)
+    shown = {"menu": menu_of(request, deps), **values}
+    text = _render(template, deps, current=current, **shown)
     return tagged(request, text.encode(), HTML)
 
 
@@ -282,13 +284,21 @@ def person_of(request: Request) -> Person | None:
     return person
 
 
+def menu_of(request: Request, deps: Deps, program: Program = "accountant") -> Menu:
+    """The menu for the sender of a request. program: the program to which the page belongs."""
+    sites: dict[Program, str] = {program: ""}
+    if deps.settings.controller_pages is not None:
+        sites["controller"] = site(deps.settings.controller_pages)
+    return menu(getattr(request.state, "caller", None), sites, person_of(request))
+
+
 def _render(template: str, deps: Deps, **values: Any) -> str:
     zone = periods.zone(deps.settings.timezone)
     newest, at = deps.newest_ms(), deps.clock.wall_ms()
     book = deps.book()
     shared: dict[str, Any] = {
         "example_prices": book is not None and book.has_examples,
-        "navigation": NAVIGATION, "picker": deps.picker(), "style_url": STYLE, "f": figure_formatting, "zone": zone,
+        "picker": deps.picker(), "style_url": STYLE, "f": figure_formatting, "zone": zone,
         "old": StaleLedger(newest, figure_formatting.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [
             StaleLedger(end_ms, figure_formatting.duration(at - end_ms), cluster)
@@ -436,7 +446,8 @@ class _SignInSite:
 
     def page(self, request: Request, template: str, /, **values: Any) -> Response:
         return Response(
-            _render(template, _deps(request), current="", person=person_of(request), **values), media_type=HTML
+            _render(template, _deps(request), current="", menu=menu_of(request, _deps(request)), **values),
+            media_type=HTML,
         )
 
     def refusal(self, kind: Kind, detail: str) -> Exception:

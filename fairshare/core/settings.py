@@ -85,8 +85,10 @@ class Settings(Model):
     leave it empty if the policy is in version control."""
     pages_memory_mib: int = Field(default=768, ge=128)
     """Memory of a preview's process; one preview runs at a time."""
-    pages_accountant: str = ""
-    """URL of the accountant's pages as a browser reaches them, for links."""
+    pages_accountant: str = Field(default="", pattern=r"^(/|https?://[^\s?#/]+/?)?$")
+    """Where browsers reach the accountant's pages, for the menu: a URL without a path, or `/` for the address of these
+    pages, if a proxy sends everything but `/shares` there to the accountant. People then sign in at the accountant, and
+    both read sessions with the same key."""
     prometheus: str = ""
     """Base URL of the Prometheus server with the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
@@ -134,10 +136,6 @@ class Settings(Model):
         if (self.pages_certificate is None) != (self.pages_key is None):
             raise config_loading.at(
                 "pages_key" if self.pages_key else "pages_certificate", "pages_certificate and pages_key go together"
-            )
-        if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
-            raise config_loading.at(
-                "pages_accountant", f"not an http:// or https:// address: {self.pages_accountant!r}"
             )
         return self
 

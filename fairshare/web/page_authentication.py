@@ -204,10 +204,14 @@ class PageAuthentication:
             same_site(request)
         return caller
 
-    def person(self, request: Request) -> Person | None:
-        """Return the person signed in in this browser, whatever it may do; None for nobody."""
+    def known(self, request: Request) -> Caller | None:
+        """Return the sender of a request, whatever it may do; None for an unknown one. For the menu of refusals."""
         people = self.people()
-        return people.signed_in(request.cookies) if people is not None else None
+        try:
+            person = people.signed_in(request.cookies) if people is not None else None
+            return Caller(person.principal, person.form_token, person) if person is not None else self._caller(request)
+        except Refusal:
+            return None
 
     def _caller(self, request: Request) -> Caller:
         if self._open:

@@ -50,15 +50,14 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
+from gputally.server.menu import Menu, Program, menu, site
 from gputally.server.request_handling import Answered, RequestLog, static_routes
 from gputally.server.sign_in import PATHS, sign_in_routes, to_sign_in
 from gputally.server.tokens_and_grants import Scope
 from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
-NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
-TEAM_NAVIGATION = NAVIGATION[:1]
-"""The pages for callers who may see only the queues of some teams."""
-SCRIPT = "/static/pages.js"
+STYLE = "/shares/static/style.css"
+SCRIPT = "/shares/static/pages.js"
 ADMITTED_AT_ONCE = 4
 """The number of requests that are authenticated at the same time. Further requests wait for a moment."""
 TURNS = TurnLimits(running=16, running_by_caller=4, waiting=128, waiting_by_caller=32, patience_s=30)
@@ -74,7 +73,7 @@ class PageContext:
 
     location: the policy file.
     interval_s: the seconds between two cycles.
-    accountant: the address of the accountant's pages, "" if unknown."""
+    accountant: where browsers reach the accountant's pages, "/" for the address of these pages, "" if unknown."""
 
     reports: ReportCache
     history: History
@@ -142,7 +141,9 @@ class PagesApp:
             HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Busy: self._busy,
             CalledOff: lambda *_: GONE, Exception: self._failed,
         }  # fmt: skip
-        self.app = Starlette(routes=[*_STATIC, *signing_in, *map(self._route, pages)], exception_handlers=handlers)
+        self.app = Starlette(
+            routes=[*_STATIC, *signing_in, *map(self._route, pages), Route("/", _home)], exception_handlers=handlers
+        )
         self.app.router.redirect_slashes = False
 
     def observed(self, answered: Answered | None = None) -> ASGIApp:
@@ -159,14 +160,19 @@ class PagesApp:
         """Return a page in the common frame."""
         snapshot = self.context.reports.now()
         shared: dict[str, Any] = {
-            "navigation": TEAM_NAVIGATION if caller is not None and caller.teams is not None else NAVIGATION,
-            "style_url": page_layout.STYLE, "script_url": SCRIPT, "visitor": caller,
-            "person": caller.person if caller is not None else None,
+            "menu": self._menu(caller),
+            "style_url": STYLE, "script_url": SCRIPT, "visitor": caller,
             "current": current, "snapshot": snapshot,
-            "location": self.context.location, "accountant": self.context.accountant,
+            "location": self.context.location,
             "now_ms": self.context.clock.wall_ms(), "stale_ms": 3 * self.context.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip
         return HTMLResponse(_environment().get_template(template).render(shared | values), status)
+
+    def _menu(self, caller: Caller | None) -> Menu:
+        sites: dict[Program, str] = {"controller": ""}
+        if self.context.accountant:
+            sites["accountant"] = site(self.context.accountant)
+        return menu(None if caller is None else caller.principal, sites, None if caller is None else caller.person)
 
     def snapshot(self) -> Snapshot:
         """Return the last cycle. Raises Refusal before the first cycle has ended."""
@@ -185,7 +191,7 @@ class PagesApp:
                     self._answer, page, request, caller, content, limiter=self._threads, abandon_on_cancel=not acts
                 )
 
-        path = f"{page.prefix}{{rest:path}}" if page.prefix != "/" and page.prefix.endswith("/") else page.prefix
+        path = f"{page.prefix}{{rest:path}}" if page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
 
     def _admit(self, page: Page, request: Request) -> Caller:
@@ -209,10 +215,8 @@ class PagesApp:
         if signs_in and wants_page and request.url.path not in PATHS:
             query = f"?{request.url.query}" if request.url.query else ""
             return redirect(to_sign_in(quote(request.url.path) + query))
-        person = self._authentication.person(request)
-        response = self.page(
-            "refused.html", None, status=refused.status_code, refusal=refused, again=signs_in, person=person
-        )
+        caller = self._authentication.known(request)
+        response = self.page("refused.html", caller, status=refused.status_code, refusal=refused, again=signs_in)
         response.headers.update(refused.headers or {})
         return response
 
@@ -226,6 +230,11 @@ class PagesApp:
 
     def _failed(self, request: Request, _: Exception) -> Response:
         return self._refuse(request, Refusal(500, "This page failed", "see the controller's log for the error"))
+
+
+async def _home(_: Request) -> Response:
+    """Lead from the address of a controller that stands alone to its first page."""
+    return redirect("/shares")
 
 
 def redirect(path: str) -> Response:
@@ -252,7 +261,7 @@ def _own(name: str) -> str:
 
 _STATIC = static_routes(
     {
-        page_layout.STYLE: ((page_layout.stylesheet() + _own("pages.css")).encode(), page_layout.CSS),
+        STYLE: ((page_layout.stylesheet() + _own("pages.css")).encode(), page_layout.CSS),
         SCRIPT: (_own("pages.js").encode(), "text/javascript; charset=utf-8"),
         "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
     }

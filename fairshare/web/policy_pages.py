@@ -86,8 +86,10 @@ def preview(request: RequestContext) -> Response:
         key = request.context.previews.start(order, text, edited=request.field("edited") != "no")
     except Busy as busy:
         running = request.context.previews.running()
-        raise Refusal(409, "One at a time", f"{busy}: {link('/preview/', running)}" if running else str(busy)) from busy
-    return redirect(link("/preview/", key))
+        raise Refusal(
+            409, "One at a time", f"{busy}: {link('/shares/preview/', running)}" if running else str(busy)
+        ) from busy
+    return redirect(link("/shares/preview/", key))
 
 
 def preview_page(request: RequestContext) -> Response:
@@ -104,15 +106,16 @@ def preview_page(request: RequestContext) -> Response:
         raise Refusal(404, "No such page", "there is no page at this address")
     standing = _standing(request.app)
     return request.page(
-        "preview.html", "/policy", key=key, preview=preview, plots=_plots(preview.result) if preview.result else (),
-        lines=policy_form.difference(standing.text, preview.text, standing.name), base=digest(standing.text),
+        "preview.html", "/shares/policy", key=key, preview=preview,
+        plots=_plots(preview.result) if preview.result else (), base=digest(standing.text),
+        lines=policy_form.difference(standing.text, preview.text, standing.name),
     )  # fmt: skip
 
 
 def cancel(request: RequestContext) -> Response:
     """Answer POST `/preview/KEY`: stop the preview, and redirect to its page."""
     request.context.previews.cancel(request.rest)
-    return redirect(link("/preview/", request.rest))
+    return redirect(link("/shares/preview/", request.rest))
 
 
 def apply(request: RequestContext) -> Response:
@@ -129,7 +132,7 @@ def apply(request: RequestContext) -> Response:
         raise Refusal(500, "The policy could not be written", str(error)) from error
     version = before.version() if before is not None else "faulty"
     request.context.applied(request.caller.principal.name, before, policy)
-    return request.page("applied.html", "/policy", before=version, version=policy.version())
+    return request.page("applied.html", "/shares/policy", before=version, version=policy.version())
 
 
 def _standing(app: PagesApp) -> PolicyText:
@@ -183,7 +186,7 @@ def _form_page(
         for each in findings:
             beside.setdefault(each.field, []).append((kind, each.beside))
     return request.page(
-        "policy.html", "/policy", status, form=form, draft=draft, beside=beside, groups=GROUPS, columns=QUEUE,
+        "policy.html", "/shares/policy", status, form=form, draft=draft, beside=beside, groups=GROUPS, columns=QUEUE,
         base=digest(standing.text), names=policy_form.names(form), policy_model=Policy, queue_model=QueuePolicy,
         parts=_parts_html(request.app, draft.policy), may=request.caller.may("policy"),
     )  # fmt: skip
@@ -196,7 +199,7 @@ def _review_page(request: RequestContext, standing: PolicyText, draft: Draft, ba
     except FileFault:
         before = None
     return request.page(
-        "review.html", "/policy", draft=draft, base=base or digest(standing.text),
+        "review.html", "/shares/policy", draft=draft, base=base or digest(standing.text),
         changes=policy_difference.changes(before, draft.policy) if before is not None else (),
         lines=policy_form.difference(standing.text, draft.text, standing.name), days=PREVIEW_DAYS,
         version=draft.policy.version(), before=before.version() if before is not None else "faulty",
@@ -256,17 +259,17 @@ def _daily_means(result: Comparison, queue: str, case: str) -> list[tuple[float,
 
 
 ROUTES = (
-    Page("GET", "/", "read", queue_pages.shares, for_teams=True),
-    Page("GET", "/queue/", "read", queue_pages.queue, for_teams=True),
-    Page("GET", "/decisions", "read", queue_pages.decisions),
-    Page("GET", "/decision", "read", queue_pages.decision),
-    Page("GET", "/policy", "read", form),
-    Page("GET", "/preview/", "read", preview_page),
-    Page("POST", "/policy", "policy", submit),
-    Page("POST", "/policy/check", "policy", check),
-    Page("POST", "/policy/file", "policy", file),
-    Page("POST", "/policy/preview", "policy", preview),
-    Page("POST", "/policy/apply", "policy", apply),
-    Page("POST", "/preview/", "policy", cancel),
+    Page("GET", "/shares", "read", queue_pages.shares, for_teams=True),
+    Page("GET", "/shares/queue/", "read", queue_pages.queue, for_teams=True),
+    Page("GET", "/shares/decisions", "read", queue_pages.decisions),
+    Page("GET", "/shares/decision", "read", queue_pages.decision),
+    Page("GET", "/shares/policy", "read", form),
+    Page("GET", "/shares/preview/", "read", preview_page),
+    Page("POST", "/shares/policy", "policy", submit),
+    Page("POST", "/shares/policy/check", "policy", check),
+    Page("POST", "/shares/policy/file", "policy", file),
+    Page("POST", "/shares/policy/preview", "policy", preview),
+    Page("POST", "/shares/policy/apply", "policy", apply),
+    Page("POST", "/shares/preview/", "policy", cancel),
 )
 """The routes of all pages of the controller."""

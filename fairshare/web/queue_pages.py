@@ -184,10 +184,12 @@ def shares(request: RequestContext) -> Response:
     """Answer `/`: the queue tree at every target."""
     snapshot = request.context.reports.now()
     if snapshot is None:
-        return request.page("waiting.html", "/")
+        return request.page("waiting.html", "/shares")
     views = _targets(snapshot, _own(request, snapshot.policy))
     top = max([0.05, *(max(row.used or 0.0, row.entitled) for target in views for row in target.rows)])
-    return request.page("shares.html", "/", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
+    return request.page(
+        "shares.html", "/shares", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy)
+    )
 
 
 def queue(request: RequestContext) -> Response:
@@ -233,7 +235,7 @@ def queue(request: RequestContext) -> Response:
         accounts = tuple(map(own_account, accounts))
         past = [each.model_copy(update={"reason": ""}) for each in past]
     return request.page(
-        "queue.html", "/", name=name, panels=panels, missing=missing, decisions=past,
+        "queue.html", "/shares", name=name, panels=panels, missing=missing, decisions=past,
         accounts={account.target: account for account in accounts}, window=_window(policy),
     )  # fmt: skip
 
@@ -248,7 +250,7 @@ def decisions(request: RequestContext) -> Response:
     snapshot = request.context.reports.now()
     names = [each.name for _, each in PolicyTree(snapshot.policy).downwards()] if snapshot is not None else []
     return request.page(
-        "decisions.html", "/decisions", decisions=newest, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
+        "decisions.html", "/shares", decisions=newest, missing=missing, most=MOST_SHOWN, days=days, kind=kind,
         wanted=queue_name, names=names, every_days=DAYS, kinds=KINDS,
     )  # fmt: skip
 
@@ -271,7 +273,7 @@ def decision(request: RequestContext) -> Response:
     told = decision_text.decision_text(with_change(one, change), same_cycle)
     if change is not None and one.value is not None:
         told = replace(told, grids=(change_table(change, one.value), *told.grids))
-    return request.page("decision.html", "/decisions", one=one, told=told, address=_address)
+    return request.page("decision.html", "/shares", one=one, told=told, address=_address)
 
 
 def _recent_decisions(
@@ -297,7 +299,7 @@ def _targets(snapshot: Snapshot, own: frozenset[str] | None) -> tuple[TargetView
 
 
 def _address(one: Decision) -> str:
-    return link("/decision", id=one.id, at=str(one.at_ms))
+    return link("/shares/decision", id=one.id, at=str(one.at_ms))
 
 
 def _window(policy: Policy) -> str:

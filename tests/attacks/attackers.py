@@ -55,7 +55,7 @@ RAW = (
 FORM = "application/x-www-form-urlencoded"
 FORMS = (
     ("accountant", "/sign-out"), ("accountant", "/node/prod/n/gpus"), ("pages", "/sign-out"),
-    ("pages", "/policy/apply"), ("pages", "/policy/check"),
+    ("pages", "/shares/policy/apply"), ("pages", "/shares/policy/check"),
 )  # fmt: skip
 MOST_KEPT = 20
 """Defects and leaks of which the request is reported."""
@@ -675,7 +675,16 @@ class Nobody(Attacker):
         self.ask("GET", "/api/v1/query?" + urlencode({"query": query, "time": at}), port="kai")
 
     def pages(self) -> None:
-        path = self.chance.choice(("/", "/queue/vision", "/decisions", "/policy", "/preview/x", "/decision?at=9999"))
+        path = self.chance.choice(
+            (
+                "/",
+                "/shares/queue/vision",
+                "/shares/decisions",
+                "/shares/policy",
+                "/shares/preview/x",
+                "/shares/decision?at=9999",
+            )
+        )
         self.ask(self.chance.choice(("GET", "POST", "PUT")), path, port="pages", Accept="text/html")
 
 

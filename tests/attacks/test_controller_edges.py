@@ -54,8 +54,9 @@ def checked(answer: Answer, sent: object) -> None:
 
 
 PARAMETERS = {
-    "/": (), "/queue/": (), "/preview/": (), "/policy": (), "/decisions": ("queue", "kind", "days"),
-    "/decision": ("id", "at"),
+    "/shares": (), "/shares/queue/": (), "/shares/preview/": (), "/shares/policy": (),
+    "/shares/decisions": ("queue", "kind", "days"),
+    "/shares/decision": ("id", "at"),
 }  # fmt: skip
 """The parameters of each page, so that a new page needs an entry."""
 
@@ -63,11 +64,11 @@ PARAMETERS = {
 @pytest.mark.parametrize("page", [route.prefix for route in ROUTES if route.method == "GET"])
 def test_every_address_of_every_page_survives_its_edges(here: Stage, page: str) -> None:
     for value in VALUES[:: examples(4, 1)]:
-        if page != "/" and page.endswith("/"):
+        if page != "/shares" and page.endswith("/shares"):
             for rest in ("", "/state"):
                 checked(here.get(page + quote(value, safe="") + rest), value)
         for name in PARAMETERS[page]:
-            query = {"id": "x", "at": "1790000000000"} if page == "/decision" else {}
+            query = {"id": "x", "at": "1790000000000"} if page == "/shares/decision" else {}
             checked(here.get(f"{page}?{urlencode({**query, name: value})}"), (name, value))
 
 
@@ -81,21 +82,25 @@ def test_every_field_of_the_form_survives_its_edges(here: Stage) -> None:
     fields = [each.name for each in SCALARS] + [f"{LISTED}.1.{each.name}" for each in QUEUE]
     for first in range(0, len(VALUES), examples(20, 3)):
         edges = {name: VALUES[(first + 7 * at) % len(VALUES)] for at, name in enumerate(fields)}
-        checked(here.post("/policy/check", whole | edges), edges)
+        checked(here.post("/shares/policy/check", whole | edges), edges)
     for at, name in enumerate(fields):
         for value in NUMBERS[at % examples(7, 1) :: examples(7, 1)]:
-            checked(here.post("/policy", whole | {name: value, "action": "review"}), (name, value))
+            checked(here.post("/shares/policy", whole | {name: value, "action": "review"}), (name, value))
     for value in VALUES[:: examples(20, 3)]:
         for name in ("action", f"{LISTED}.1.at", f"{LISTED}.{value}.name", f"{LISTED}.1.gone"):
-            checked(here.post("/policy", whole | {name: value}), (name, value))
+            checked(here.post("/shares/policy", whole | {name: value}), (name, value))
 
 
 def test_every_value_of_a_policy_in_a_form_survives_its_edges(here: Stage) -> None:
     text = here.file.read_text()
     for changed in mutations(yaml.safe_load(text))[:: examples(60, 6)]:
-        checked(here.post("/policy/file", {"text": yaml.safe_dump(changed, allow_unicode=True)}), changed)
+        checked(here.post("/shares/policy/file", {"text": yaml.safe_dump(changed, allow_unicode=True)}), changed)
     for value in VALUES[:: examples(9, 1)]:
-        for route, name in (("/policy/preview", "days"), ("/policy/apply", "base"), ("/policy/file", "text")):
+        for route, name in (
+            ("/shares/policy/preview", "days"),
+            ("/shares/policy/apply", "base"),
+            ("/shares/policy/file", "text"),
+        ):
             form = {"text": text, "base": digest(text), "days": "0", name: value}
             checked(here.post(route, form), (route, name, value))
 

@@ -51,7 +51,12 @@ ANSWERS = {
     "usage by node": "/v1/usage?by=node", "usage by job": "/v1/usage?by=job", "usage by pod": "/v1/usage?by=pod",
     "cost by job": "/v1/cost?by=job", "cost by pod": "/v1/cost?by=pod", "jobs over the API": "/v1/jobs?",
 }  # fmt: skip
-CONTROLLER = {"shares": "/", "queue": "/queue/vision", "decisions": "/decisions", "policy": "/policy"}
+CONTROLLER = {
+    "shares": "/shares",
+    "queue": "/shares/queue/vision",
+    "decisions": "/shares/decisions",
+    "policy": "/shares/policy",
+}
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,12 @@ def controller_pages(
             if each.kind == "weight" and each.subject != "*"
         )
         pages = {
-            "shares": "/",
-            "queue": link("/queue/", first),
-            "fairshare-decisions": "/decisions",
-            "fairshare-decision": link("/decision", id=weight.id, at=str(weight.at_ms)),
-            "policy": "/policy",
-            "preview": link("/preview/", key),
+            "shares": "/shares",
+            "queue": link("/shares/queue/", first),
+            "fairshare-decisions": "/shares/decisions",
+            "fairshare-decision": link("/shares/decision", id=weight.id, at=str(weight.at_ms)),
+            "policy": "/shares/policy",
+            "preview": link("/shares/preview/", key),
         }
         yield ControllerPages(url, file, {name: url + path for name, path in pages.items()})
 

@@ -50,7 +50,7 @@ class PageContext:
         ):
             yield
 
-    def sign_in(self, *groups: str, path: str = "/policy") -> tuple[Page, list[str]]:
+    def sign_in(self, *groups: str, path: str = "/shares/policy") -> tuple[Page, list[str]]:
         """Sign in and return the next page with the browser's messages."""
         self.login.claims |= {"groups": list(groups)}
         said: list[str] = []
@@ -125,7 +125,7 @@ def test_a_reader_looks_at_the_policy_and_cannot_apply_one(site: PageContext) ->
             """async text => {
                 const own = name => document.querySelector(`[name=${name}]`).value;
                 const body = new URLSearchParams({form_token: own("form_token"), base: own("base"), text});
-                return (await fetch("/policy/apply", {method: "POST", body})).status;
+                return (await fetch("/shares/policy/apply", {method: "POST", body})).status;
             }""",
             before + "\n# mine\n",
         )

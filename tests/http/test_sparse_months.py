@@ -154,7 +154,8 @@ class Running:
 
 
 CONTROLLER: Final[Mapping[str, str]] = {
-    "/": "", "/queue/": "vision", "/decisions": "", "/decision": "?id=none&at=1", "/policy": "", "/preview/": "none",
+    "/shares": "", "/shares/queue/": "vision", "/shares/decisions": "", "/shares/decision": "?id=none&at=1",
+    "/shares/policy": "", "/shares/preview/": "none",
 }  # fmt: skip
 """The rest of the addresses of the controller's pages."""
 

@@ -94,13 +94,13 @@ class Browser:
     def post(
         self, url: str, form: Mapping[str, str] | None = None, *, mark: str | None = None, **headers: str
     ) -> Answer:
-        """Send a form. mark: its token against forgery; None takes the one of the page "/"."""
+        """Send a form. mark: its token against forgery; None takes the one of the page "/shares"."""
         return self.ask("POST", url, {FORM_TOKEN: self.mark() if mark is None else mark, **(form or {})}, **headers)
 
     def mark(self) -> str:
-        return self.get("/").body.decode().partition(f'name="{FORM_TOKEN}" value="')[2].partition('"')[0]
+        return self.get("/shares").body.decode().partition(f'name="{FORM_TOKEN}" value="')[2].partition('"')[0]
 
-    def leave(self, path: str = "/decisions") -> str:
+    def leave(self, path: str = "/shares/decisions") -> str:
         """Request a page and return the provider's address to which it redirects."""
         first = self.get(path)
         assert first.status == 303
@@ -114,7 +114,7 @@ class Browser:
         assert where.startswith(f"{HERE}/sign-in/done?")
         return str(where).removeprefix(HERE)
 
-    def sign_in(self, path: str = "/decisions") -> Answer:
+    def sign_in(self, path: str = "/shares/decisions") -> Answer:
         return self.get(self.back(self.leave(path)))
 
 

@@ -181,7 +181,7 @@ class Stage:
 
     def mark(self, scope: str = "") -> str:
         """Return the token against forgery in a form for this scope."""
-        text = self.get("/policy", scope).body.decode()
+        text = self.get("/shares/policy", scope).body.decode()
         _, found, rest = text.partition(f'name="{FORM_TOKEN}" value="')
         return rest.partition('"')[0] if found else ""
 
@@ -209,9 +209,11 @@ def stage(
     pods: Sequence[Pod] = (),
     work: Any = quick,
     people: Callable[[VirtualClock], Callable[[], SignInService | None]] | None = None,
+    token_file: Path | None = None,
+    accountant_pages: str = "http://accountant/",
 ) -> Stage:
     """Build the pages. text: the policy file (None: `published_sample`). guarded: requests need a token.
-    people: the sign-in, on the stage's clock."""
+    people: the sign-in, on the stage's clock. token_file: the file of tokens (None: one of the stage, if `guarded`)."""
     file = folder / "policy.yaml"
     given = text if text is not None else published_sample()
     file.write_text(given)
@@ -241,12 +243,15 @@ def stage(
         file_of_tokens = folder / "tokens.yaml"
         file_of_tokens.write_text("tokens:\n" + "".join(entry for _, entry in made.values()))
         listed = TokenFile(file_of_tokens, clock, lambda fault: None)
+    if token_file is not None:
+        listed = TokenFile(token_file, clock, lambda fault: None)
     books = Books(accountant)
     previews = Previews(work)
     place = PolicyLocation(file, PolicyFileWriter(file) if writable else None)
     applied: list[tuple[str, Policy | None, Policy]] = []
     context = PageContext(
-        scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
+        scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said),
+        accountant_pages,
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)
     site = PagesApp(context, doors, ROUTES)
@@ -265,6 +270,10 @@ def text(found: Answer) -> str:
 def addresses(here: Stage) -> dict[tuple[str, str], str]:
     """Return one address for each route."""
     one = next(each for each in here.accountant.decisions if each.subject == "vision")
-    decision = f"/decision?id={one.id}&at={one.at_ms}"
-    examples = {"/queue/": "/queue/vision", "/decision": decision, "/preview/": "/preview/0000"}
+    decision = f"/shares/decision?id={one.id}&at={one.at_ms}"
+    examples = {
+        "/shares/queue/": "/shares/queue/vision",
+        "/shares/decision": decision,
+        "/shares/preview/": "/shares/preview/0000",
+    }
     return {(route.method, route.prefix): examples.get(route.prefix, route.prefix) for route in ROUTES}

@@ -47,21 +47,21 @@ from tests.fakes.provider import provider
 def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(context: PageContext) -> None:
     browser = context.browser()
     context.login.claims |= {"groups": ["readers", "chess"]}
-    done = browser.sign_in("/decisions?queue=vision&days=1")
-    assert (done.status, done.headers["Location"]) == (303, "/decisions?queue=vision&days=1")
+    done = browser.sign_in("/shares/decisions?queue=vision&days=1")
+    assert (done.status, done.headers["Location"]) == (303, "/shares/decisions?queue=vision&days=1")
     assert set(browser.cookies) == {NAME}, "what was under way is over"
     (kept,) = (cookie for cookie in done.cookies if cookie.startswith(NAME))
     assert re.search("; HttpOnly; Max-Age=3600; Path=/; SameSite=lax; Secure$", kept)
-    page = browser.get("/decisions")
+    page = browser.get("/shares/decisions")
     assert "ann@example.com" in text(page)
     assert "form-action 'self'" in page.headers["Content-Security-Policy"]
     assert browser.post("/sign-out", mark="0" * 64).status == 403
     assert browser.post("/sign-out", sec_fetch_site="cross-site").status == 403
-    assert browser.get("/decisions").status == 200
+    assert browser.get("/shares/decisions").status == 200
     assert browser.post("/sign-out").headers["Location"] == "/signed-out"
     assert browser.cookies == {}
     assert "Sign in again" in text(browser.get("/signed-out"))
-    assert browser.get("/decisions").headers["Location"] == "/sign-in?next=%2Fdecisions"
+    assert browser.get("/shares/decisions").headers["Location"] == "/sign-in?next=%2Fshares%2Fdecisions"
 
 
 def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(context: PageContext) -> None:
@@ -72,7 +72,7 @@ def test_a_session_and_a_sign_in_under_way_are_known_to_every_replica(context: P
     assert browser.get(browser.back(address)).status == 303, "begun at the one, ended at the other"
     mark = browser.mark()
     browser.site = context.first.site
-    assert browser.post("/policy/file", {"text": context.first.file.read_text()}, mark=mark).status == 200
+    assert browser.post("/shares/policy/file", {"text": context.first.file.read_text()}, mark=mark).status == 200
     assert browser.post("/sign-out", mark=mark).status == 303
 
 
@@ -80,19 +80,19 @@ def test_signing_out_ends_a_copied_cookie_at_every_replica(context: PageContext)
     browser = context.browser("readers")
     copied = Browser(context.second.site, dict(browser.cookies), dict(browser.paths))
     mark = browser.mark()
-    assert copied.get("/").status == 200
+    assert copied.get("/shares").status == 200
     assert browser.post("/sign-out", mark=mark).status == 303
     copied.site = context.first.site
-    assert copied.get("/").status == 303
+    assert copied.get("/shares").status == 303
     context.ended[1].read()
     copied.site = context.second.site
-    assert copied.get("/").status == 303
-    assert context.browser("readers").get("/").status == 200, "others stay signed in"
+    assert copied.get("/shares").status == 303
+    assert context.browser("readers").get("/shares").status == 200, "others stay signed in"
 
 
 def test_who_has_no_grant_signs_out(context: PageContext) -> None:
     browser = context.browser("chess")
-    assert browser.get("/").status == 403
+    assert browser.get("/shares").status == 403
     assert browser.post("/sign-out").headers["Location"] == "/signed-out"
     assert browser.cookies == {}
 
@@ -103,7 +103,8 @@ def test_a_form_is_read_only_when_its_sender_is_known_and_may_send_it(context: P
     cookies = [f"{name}={value}" for name, value in browser.cookies.items()]
     headers = {"cookie": "; ".join(cookies), "content-type": "application/x-www-form-urlencoded"}
     scope: dict[str, Any] = {
-        "type": "http", "method": "POST", "path": "/policy/apply", "raw_path": b"/policy/apply", "query_string": b"",
+        "type": "http", "method": "POST", "path": "/shares/policy/apply", "raw_path": b"/shares/policy/apply",
+        "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()], "client": ("127.0.0.1", 1),
     }  # fmt: skip
     statuses: list[int] = []
@@ -124,13 +125,13 @@ def test_the_form_of_a_sender_who_is_not_known_is_small(context: PageContext) ->
 
 
 def test_tokens_go_on_beside_it_and_a_machine_is_not_sent_to_sign_in(context: PageContext) -> None:
-    assert context.first.get("/", "read").status == 200
-    refused = context.first.get("/")
+    assert context.first.get("/shares", "read").status == 200
+    refused = context.first.get("/shares")
     assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gputally"'), "no dialog"
-    asked = context.first.get("/preview/0/state", accept="*/*")
+    asked = context.first.get("/shares/preview/0/state", accept="*/*")
     assert asked.status == 401, "nor is a script of a page whose session is over"
     # A token that is wrong is not made good by a session.
-    wrong = context.browser("readers").get("/", authorization="Bearer wrong")
+    wrong = context.browser("readers").get("/shares", authorization="Bearer wrong")
     assert wrong.headers.get("Location", "").startswith("/sign")
 
 
@@ -144,18 +145,18 @@ READ = frozenset({"reader", "operator", "admin"})
 ACT = frozenset({"operator", "admin"})
 TEAMS = frozenset({"lead", "bold lead"})
 PASSES: dict[tuple[str, str], frozenset[str]] = {
-    ("GET", "/"): READ | TEAMS,
-    ("GET", "/queue/"): READ | TEAMS,
-    ("GET", "/decisions"): READ,
-    ("GET", "/decision"): READ,
-    ("GET", "/policy"): READ,
-    ("GET", "/preview/"): READ,
-    ("POST", "/policy"): ACT,
-    ("POST", "/policy/check"): ACT,
-    ("POST", "/policy/file"): ACT,
-    ("POST", "/policy/preview"): ACT,
-    ("POST", "/policy/apply"): ACT,
-    ("POST", "/preview/"): ACT,
+    ("GET", "/shares"): READ | TEAMS,
+    ("GET", "/shares/queue/"): READ | TEAMS,
+    ("GET", "/shares/decisions"): READ,
+    ("GET", "/shares/decision"): READ,
+    ("GET", "/shares/policy"): READ,
+    ("GET", "/shares/preview/"): READ,
+    ("POST", "/shares/policy"): ACT,
+    ("POST", "/shares/policy/check"): ACT,
+    ("POST", "/shares/policy/file"): ACT,
+    ("POST", "/shares/policy/preview"): ACT,
+    ("POST", "/shares/policy/apply"): ACT,
+    ("POST", "/shares/preview/"): ACT,
 }
 """Who passes, by route. A new route has to be in this table."""
 OF_TOKENS = {
@@ -166,7 +167,8 @@ OF_TOKENS = {
 token."""
 PUBLIC = {
     ("GET", "/sign-in"): 303, ("GET", "/sign-in/done"): 401, ("POST", "/sign-out"): 303, ("GET", "/signed-out"): 200,
-    ("GET", "/static/style.css"): 200, ("GET", "/static/pages.js"): 200, ("GET", "/favicon.ico"): 200,
+    ("GET", "/"): 303,
+    ("GET", "/shares/static/style.css"): 200, ("GET", "/shares/static/pages.js"): 200, ("GET", "/favicon.ico"): 200,
 }  # fmt: skip
 """Routes that ask for no scope, and what they answer to an empty request without a session."""
 
@@ -225,17 +227,17 @@ def test_an_operator_applies_a_policy_and_a_reader_cannot(context: PageContext) 
     before = context.first.file.read_text()
     form = {"text": before.replace("k: 1.0", "k: 3.0"), "base": digest(before)}
     reader = context.browser("readers")
-    assert reader.post("/policy/apply", form).status == 403
-    assert '<fieldset class="all" disabled>' in text(reader.get("/policy"))
+    assert reader.post("/shares/policy/apply", form).status == 403
+    assert '<fieldset class="all" disabled>' in text(reader.get("/shares/policy"))
     assert context.first.file.read_text() == before
-    assert context.browser("operators").post("/policy/apply", form).status == 200
+    assert context.browser("operators").post("/shares/policy/apply", form).status == 200
     assert context.first.file.read_text() == form["text"]
     assert context.first.applied[-1][0] == "ann@example.com", "and it is told who did"
 
 
 def test_a_lead_sees_own_queues_and_no_word_of_anothers(context: PageContext) -> None:
     lead = context.browser("leads")
-    shown = [lead.get(url) for url in ("/", "/queue/vision")]
+    shown = [lead.get(url) for url in ("/shares", "/shares/queue/vision")]
     for page in shown:
         assert page.status == 200
         assert "vision" in text(page)
@@ -245,11 +247,11 @@ def test_a_lead_sees_own_queues_and_no_word_of_anothers(context: PageContext) ->
         for name in OTHERS:
             assert not re.search(rf"\b{name}\b", text(page)), name
     for name in (*OTHERS, "nobody"):
-        refused = lead.get(link("/queue/", name))
+        refused = lead.get(link("/shares/queue/", name))
         assert refused.status == 404, "theirs is told as none is"
-        assert text(refused).replace(name, "") == text(lead.get("/queue/nobody")).replace("nobody", "")
+        assert text(refused).replace(name, "") == text(lead.get("/shares/queue/nobody")).replace("nobody", "")
     assert "your teams have no queue" in text(refused)
-    assert "/policy" not in text(shown[0]).partition("</nav>")[0]
+    assert "/shares/policy" not in text(shown[0]).partition("</nav>")[0]
 
 
 def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(context: PageContext) -> None:
@@ -272,7 +274,7 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: Logi
     session = SIGNER.encode_session(
         Session(login[0].url, "ann", ("leads",), "id", here.clock.wall_ms()), here.clock.wall_ms(), 60
     )
-    shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/"))
+    shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/shares"))
     assert "No queue belongs, with all queues below it, to vision." in shown
     assert "research" not in shown
 
@@ -280,22 +282,22 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: Logi
 def test_what_one_may_is_asked_at_every_request(tmp_path: Path, login: Login) -> None:
     here = site_in(tmp_path, *login)
     browser = here.browser("operators")
-    assert browser.get("/policy").status == 200
+    assert browser.get("/shares/policy").status == 200
     granted = here.file.read_text()
     here.file.write_text(granted.replace('"operators"', '"others"'))
     here.first.clock.advance(2_000)
-    assert browser.get("/policy").status == 403
+    assert browser.get("/shares/policy").status == 403
     here.file.write_text("schema: 1\ngrants: 7\n")
     here.first.clock.advance(2_000)
-    assert browser.get("/policy").status == 403, "a broken version changes nothing"
+    assert browser.get("/shares/policy").status == 403, "a broken version changes nothing"
     assert "callers.yaml:2" in here.faults[0]
     without = json.loads(granted)
     del without["issuers"][0]["login"]
     here.file.write_text(json.dumps(without))
     here.first.clock.advance(2_000)
-    assert browser.get("/policy").status == 401, "and that provider has no sign-in any more"
+    assert browser.get("/shares/policy").status == 401, "and that provider has no sign-in any more"
     assert browser.get("/sign-in").status == 404
-    assert here.first.get("/", "read").status == 200
+    assert here.first.get("/shares", "read").status == 200
 
 
 @pytest.fixture
@@ -316,14 +318,14 @@ def test_over_http_one_signs_in_by_the_settings(tmp_path: Path, login: Login, se
     state.claims |= {"groups": ["readers"]}
     given = {"pages_callers": callers(tmp_path, state), "pages_session_key": key(tmp_path)}
     with serve(clock, **given, pages_public_url="http://localhost") as url, httpx2.Client(base_url=url) as browser:
-        left = browser.get("/decisions", headers={"Accept": "text/html"})
+        left = browser.get("/shares/decisions", headers={"Accept": "text/html"})
         to = browser.get(left.headers["location"]).headers["location"]
         back = httpx2.get(to).headers["location"].removeprefix("http://localhost")
         done = browser.get(back)
-        assert (done.status_code, done.headers["location"]) == (303, "/decisions")
+        assert (done.status_code, done.headers["location"]) == (303, "/shares/decisions")
         assert done.headers.get_list("set-cookie")[0].startswith(f"{PROGRAM}=")
-        assert "ann@example.com" in browser.get("/").text
-        assert httpx2.get(url).status_code == 401
+        assert "ann@example.com" in browser.get("/shares").text
+        assert httpx2.get(url + "/shares").status_code == 401
 
 
 def test_without_a_key_or_any_permitted_user_it_does_not_start(
@@ -358,7 +360,7 @@ def test_a_token_that_is_not_for_this_sign_in_is_refused(context: PageContext, s
     done = browser.sign_in()
     assert (done.status, NAME in browser.cookies) == (401, False)
     assert 'href="/sign-in"' in text(done)
-    assert browser.get("/").status == 303
+    assert browser.get("/shares").status == 303
 
 
 def test_an_answer_to_another_browser_does_not_sign_in(context: PageContext) -> None:
@@ -387,10 +389,10 @@ def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) 
     now = context.first.clock.wall_ms()
     session = Session(context.login.url, "eve", ("operators", "admins"), "id", now)
     ours, forged = SIGNER, CookieSigner(b"x" * 32, PROGRAM)
-    under_way = SignIn(context.login.url, "s", "n", "v", "/")
+    under_way = SignIn(context.login.url, "s", "n", "v", "/shares")
     valid = ours.encode_session(session, now, 60)
     browser = Browser(context.first.site, {NAME: valid}, {NAME: "/"})
-    assert browser.get("/").status == 200
+    assert browser.get("/shares").status == 200
     wrong = {
         "another key": forged.encode_session(session, now, 60),
         "the accountant's": CookieSigner(b"k" * 32).encode_session(session, now, 60),
@@ -403,20 +405,22 @@ def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) 
     }
     for why, cookie in wrong.items():
         browser.cookies[NAME] = cookie
-        assert browser.get("/").status == 303, why
-        assert browser.post("/policy/apply", {"text": "", "base": ""}, mark=ours.form_token(session)).status == 401, why
+        assert browser.get("/shares").status == 303, why
+        assert (
+            browser.post("/shares/policy/apply", {"text": "", "base": ""}, mark=ours.form_token(session)).status == 401
+        ), why
 
 
 def test_a_session_and_a_slow_sign_in_end(tmp_path: Path, login: Login) -> None:
     here = site_in(tmp_path, *login)
     browser = here.browser("readers")
     here.first.clock.advance(1_799_000)
-    assert browser.get("/").status == 200
+    assert browser.get("/shares").status == 200
     here.first.clock.advance(1_000)
-    assert browser.get("/").headers["Location"] == "/sign-in?next=%2F"
-    assert browser.get("/", accept="*/*").status == 200, "only a page can ask the provider for the present groups"
+    assert browser.get("/shares").headers["Location"] == "/sign-in?next=%2Fshares"
+    assert browser.get("/shares", accept="*/*").status == 200, "only a page can ask the provider for the present groups"
     here.first.clock.advance(1_800_000)
-    assert browser.get("/", accept="*/*").status == 401
+    assert browser.get("/shares", accept="*/*").status == 401
     late = here.browser()
     back = late.back(late.leave())
     here.first.clock.advance(600_000)
@@ -434,9 +438,9 @@ def test_another_site_writes_nothing(context: PageContext, mark: str | None, hea
     before = context.first.file.read_text()
     browser = context.browser("operators")
     form = {"text": before + "\n# mine\n", "base": digest(before)}
-    assert browser.post("/policy/apply", form, mark=mark, **headers).status == 403
+    assert browser.post("/shares/policy/apply", form, mark=mark, **headers).status == 403
     other = context.browser("operators")
-    assert browser.post("/policy/apply", form, mark=other.mark()).status == 403, "a form of another session's"
+    assert browser.post("/shares/policy/apply", form, mark=other.mark()).status == 403, "a form of another session's"
     assert context.first.file.read_text() == before
 
 
@@ -462,8 +466,8 @@ def test_no_redirect_leads_to_another_site(context: PageContext, following: str)
 
 def test_a_name_that_is_no_ascii_comes_back_as_an_address(context: PageContext) -> None:
     context.login.claims |= {"groups": ["readers"]}
-    done = context.browser().sign_in(link("/queue/", "größe <b>"))
-    assert done.headers["Location"] == "/queue/gr%C3%B6%C3%9Fe%20%3Cb%3E"
+    done = context.browser().sign_in(link("/shares/queue/", "größe <b>"))
+    assert done.headers["Location"] == "/shares/queue/gr%C3%B6%C3%9Fe%20%3Cb%3E"
 
 
 def test_what_is_too_long_or_not_there_is_refused(context: PageContext) -> None:
@@ -487,5 +491,5 @@ def test_several_providers_are_a_choice(tmp_path: Path, login: Login) -> None:
     labelled = {"issuer": "https://other.example", "login": {"client_id": "us", "label": "The <b> one"}}
     file.write_text(json.dumps({**said, "issuers": [*said["issuers"], {**said["issuers"][0], **labelled}]}))
     browser = Browser(signing_in(tmp_path, file, cycles=0).site)
-    assert b"The &lt;b&gt; one" in browser.get("/sign-in?next=/policy").body
-    assert browser.get("/sign-in?with=1&next=/policy").headers["Location"].startswith(login[0].url)
+    assert b"The &lt;b&gt; one" in browser.get("/sign-in?next=/shares/policy").body
+    assert browser.get("/sign-in?with=1&next=/shares/policy").headers["Location"].startswith(login[0].url)

@@ -22,7 +22,7 @@ from tests.fairshare.web.controller_pages import Stage, quick, settled, stage, t
 
 def filled(here: Stage, **values: str) -> dict[str, str]:
     """Return the form as a browser would send it, with `queues__1__weight` and the like."""
-    page = here.get("/policy").body.decode()
+    page = here.get("/shares/policy").body.decode()
     form = {}
     for tag in re.findall(r"<input[^>]*>", page):
         fields = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
@@ -38,14 +38,14 @@ def filled(here: Stage, **values: str) -> dict[str, str]:
 
 
 def test_the_form_as_it_stands_is_the_file(open_stage: Stage) -> None:
-    found = text(open_stage.post("/policy", filled(open_stage, action="review")))
+    found = text(open_stage.post("/shares/policy", filled(open_stage, action="review")))
     assert "Nothing: both files are the same policy." in found
     assert "The file stays as it is." in found
 
 
 def test_a_fault_comes_back_beside_its_field(open_stage: Stage) -> None:
     form = filled(open_stage, queues__1__weight="-3", action="review")
-    found = open_stage.post("/policy", form)
+    found = open_stage.post("/shares/policy", form)
     assert found.status == 422
     assert '<p class="beside" id="b-queues.1.weight"' in text(found)
     assert "must be at least 0</span></p>" in text(found)
@@ -54,30 +54,30 @@ def test_a_fault_comes_back_beside_its_field(open_stage: Stage) -> None:
 
 
 def test_the_scripts_check_says_the_same(open_stage: Stage) -> None:
-    told = json.loads(open_stage.post("/policy/check", filled(open_stage, k="x")).body)
+    told = json.loads(open_stage.post("/shares/policy/check", filled(open_stage, k="x")).body)
     assert (told["sound"], [each["field"] for each in told["faults"]]) == (False, ["k"])
-    told = json.loads(open_stage.post("/policy/check", filled(open_stage, measure="busy")).body)
+    told = json.loads(open_stage.post("/shares/policy/check", filled(open_stage, measure="busy")).body)
     assert told["sound"]
     assert [each["field"] for each in told["advice"]] == ["measure"]
     starving = {"queues.1.deserved": "0", "queues.1.weight": "0", "queues.1.limit": "0"}
-    told = json.loads(open_stage.post("/policy/check", filled(open_stage) | starving).body)
+    told = json.loads(open_stage.post("/shares/policy/check", filled(open_stage) | starving).body)
     assert "queues.1.limit" in [each["field"] for each in told["advice"]]
     assert "<svg" in told["parts"]
 
 
 def test_a_row_is_added_without_scripts(open_stage: Stage) -> None:
-    found = text(open_stage.post("/policy", filled(open_stage, action="add")))
+    found = text(open_stage.post("/shares/policy", filled(open_stage, action="add")))
     assert 'name="queues.6.name"' in found
 
 
 @pytest.mark.parametrize(
     ("url", "form", "status"),
     [
-        ("/policy", {"queues.0.at": "x"}, 400),
-        ("/policy", {"queues.0.at": "77", "queues.0.name": "a"}, 409),
-        ("/policy/file", {"text": "queues: ["}, 422),
-        ("/policy/file", {"text": "queues: []"}, 422),
-        ("/policy/preview", {"text": "queues: [{name: a}]", "days": "365"}, 422),
+        ("/shares/policy", {"queues.0.at": "x"}, 400),
+        ("/shares/policy", {"queues.0.at": "77", "queues.0.name": "a"}, 409),
+        ("/shares/policy/file", {"text": "queues: ["}, 422),
+        ("/shares/policy/file", {"text": "queues: []"}, 422),
+        ("/shares/policy/preview", {"text": "queues: [{name: a}]", "days": "365"}, 422),
     ],
 )
 def test_forms_that_are_none_of_ours(open_stage: Stage, url: str, form: dict[str, str], status: int) -> None:
@@ -86,17 +86,17 @@ def test_forms_that_are_none_of_ours(open_stage: Stage, url: str, form: dict[str
 
 def test_the_file_comes_as_it_was_reviewed(open_stage: Stage) -> None:
     sent = open_stage.file.read_text().replace("k: 1.0", "k: 3.0").replace("\n", "\r\n")  # as browsers send it
-    found = open_stage.post("/policy/file", {"text": sent})
+    found = open_stage.post("/shares/policy/file", {"text": sent})
     assert found.body.decode() == sent.replace("\r\n", "\n")
     assert found.headers["Content-Disposition"] == 'attachment; filename="policy.yaml"'
 
 
 def test_nothing_is_applied_unless_the_settings_allow_it(open_stage: Stage) -> None:
     before = open_stage.file.read_text()
-    page = text(open_stage.post("/policy", filled(open_stage, k="3", action="review")))
+    page = text(open_stage.post("/shares/policy", filled(open_stage, k="3", action="review")))
     assert "Apply it now" not in page
     assert "the operator has not set pages_apply" in page.replace("<code>", "").replace("</code>", "")
-    assert open_stage.post("/policy/apply", {"text": before + "\n", "base": digest(before)}).status == 403
+    assert open_stage.post("/shares/policy/apply", {"text": before + "\n", "base": digest(before)}).status == 403
     assert open_stage.file.read_text() == before
 
 
@@ -106,26 +106,26 @@ def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Pa
     before = here.file.read_text()
     after = before.replace("k: 1.0", "k: 3.0")
     form = {"text": after, "base": digest(before)}
-    assert here.post("/policy/apply", form).status == 200
+    assert here.post("/shares/policy/apply", form).status == 200
     assert here.file.read_text() == after
     assert here.file.stat().st_mode & 0o777 == 0o640
     assert here.applied == [("anonymous", *(policies.policy_of_document(parse(each, "x")) for each in (before, after)))]
     assert list(tmp_path.glob(".policy*")) == []
-    assert here.post("/policy/apply", form).status == 409
-    assert here.post("/policy/apply", {**form, "text": "queues: 7"}).status == 422
+    assert here.post("/shares/policy/apply", form).status == 409
+    assert here.post("/shares/policy/apply", {**form, "text": "queues: 7"}).status == 422
     assert here.file.read_text() == after
 
 
 def test_a_file_that_went_away_is_said(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=1)
     here.file.unlink()
-    assert here.get("/policy").status == 503
-    assert here.get("/").status == 200
+    assert here.get("/shares/policy").status == 503
+    assert here.get("/shares").status == 200
 
 
 def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None:
     form = {"text": open_stage.file.read_text().replace("k: 1.0", "k: 9.0"), "days": "7"}
-    found = open_stage.post("/policy/preview", form)
+    found = open_stage.post("/shares/policy/preview", form)
     assert found.status == 303
     where = found.headers["Location"]
     settled(open_stage.previews, where.rpartition("/")[2])
@@ -133,9 +133,9 @@ def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None
     for words in ("GPUs of every queue under both policies", "▲ +40.0", "12 → 9", "jobs are as long as they were"):
         assert words in shown
     assert "+k: 9.0" in shown
-    assert open_stage.post("/policy/preview", form).headers["Location"] == where
+    assert open_stage.post("/shares/policy/preview", form).headers["Location"] == where
     assert json.loads(open_stage.get(where + "/state").body)["state"] == "done"
-    assert open_stage.get("/preview/unknown").status == 404
+    assert open_stage.get("/shares/preview/unknown").status == 404
     assert open_stage.get(where + "/else").status == 404
 
 
@@ -159,15 +159,15 @@ def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
 def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threading.Event]) -> None:
     here, _ = slow
     form = {"text": here.file.read_text().replace("k: 1.0", "k: 9.0"), "days": "7"}
-    where = here.post("/policy/preview", form).headers["Location"]
+    where = here.post("/shares/policy/preview", form).headers["Location"]
     assert "Replaying" in text(here.get(where))
     assert b'http-equiv="refresh"' in here.get(where).body
-    busy = here.post("/policy/preview", {**form, "days": "3"})
+    busy = here.post("/shares/policy/preview", {**form, "days": "3"})
     assert (busy.status, where in text(busy)) == (409, True)
     assert here.post(where, {}).status == 303
     assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
     assert "The preview was stopped" in text(here.get(where))
-    here.post("/policy/preview", form)  # again, after it was stopped
+    here.post("/shares/policy/preview", form)  # again, after it was stopped
     here.previews.close()
     assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
 
@@ -178,7 +178,7 @@ def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None
         raise fault
 
     here = stage(tmp_path, cycles=1, work=work)
-    found = here.post("/policy/preview", {"text": here.file.read_text(), "days": "3"})
+    found = here.post("/shares/policy/preview", {"text": here.file.read_text(), "days": "3"})
     settled(here.previews, found.headers["Location"].rpartition("/")[2])
     assert (str(fault) or "ValueError") in text(here.get(found.headers["Location"]))
 
@@ -187,6 +187,6 @@ def test_a_defect_is_answered_and_logged_as_one(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=1)
     here.accountant.decisions = [7]  # type: ignore[list-item]  # what no accountant answers
     with structlog.testing.capture_logs() as logged:
-        found = here.get("/decisions")
+        found = here.get("/shares/decisions")
     assert (found.status, "AttributeError" in text(found)) == (500, False)
-    assert [(each["event"], each["path"]) for each in logged] == [("request_failed", "/decisions")]
+    assert [(each["event"], each["path"]) for each in logged] == [("request_failed", "/shares/decisions")]

@@ -106,28 +106,28 @@ def test_every_route_as_every_role(guarded: Stage, role: str) -> None:
 
 
 def test_nothing_is_told_to_strangers_but_how_a_page_looks(guarded: Stage) -> None:
-    for url in ("/static/style.css", "/static/pages.js", "/favicon.ico"):
+    for url in ("/shares/static/style.css", "/shares/static/pages.js", "/favicon.ico"):
         assert guarded.get(url).status == 200
     assert guarded.get("/nothing").status == 401
     assert guarded.get("/nothing", "both").status == 404
-    refused = text(guarded.get("/"))
+    refused = text(guarded.get("/shares"))
     assert "vision" not in refused
     assert guarded.place.path not in refused
 
 
 def test_a_bearer_may_be_a_basic_password(guarded: Stage) -> None:
     token = b64encode(f"me:{guarded.tokens['both']}".encode()).decode()
-    assert guarded.get("/", authorization=f"Basic {token}").status == 200
-    assert guarded.get("/", authorization="Basic !!").status == 401
-    assert guarded.get("/", authorization="Digest x").status == 401
+    assert guarded.get("/shares", authorization=f"Basic {token}").status == 200
+    assert guarded.get("/shares", authorization="Basic !!").status == 401
+    assert guarded.get("/shares", authorization="Digest x").status == 401
 
 
 def test_an_expired_or_revoked_token_is_out(tmp_path: Path) -> None:
     here = stage(tmp_path, guarded=True, cycles=1)
-    assert here.get("/", "both").status == 200
+    assert here.get("/shares", "both").status == 200
     (tmp_path / "tokens.yaml").write_text("tokens: []\n")
     here.clock.advance(2_000)
-    assert here.get("/", "both").status == 401
+    assert here.get("/shares", "both").status == 401
 
 
 @pytest.mark.parametrize(
@@ -143,27 +143,27 @@ def test_an_expired_or_revoked_token_is_out(tmp_path: Path) -> None:
 def test_a_page_of_another_site_writes_nothing(guarded: Stage, headers: dict[str, str], mark: str | None) -> None:
     before = guarded.file.read_text()
     form = {"text": before + "\n# mine\n", "base": digest(before)}
-    assert guarded.post("/policy/apply", form, "both", mark, **headers).status == 403
+    assert guarded.post("/shares/policy/apply", form, "both", mark, **headers).status == 403
     assert guarded.file.read_text() == before
 
 
 def test_one_callers_form_is_not_anothers(guarded: Stage) -> None:
     assert guarded.mark("both") != guarded.mark("admin")
-    assert guarded.post("/policy", {}, "admin", guarded.mark("both")).status == 403
+    assert guarded.post("/shares/policy", {}, "admin", guarded.mark("both")).status == 403
 
 
 def test_without_tokens_only_loopback_names_are_answered(open_stage: Stage) -> None:
     hosts = {"localhost:9404": 200, "127.0.0.1:1": 200, "[::1]:9404": 200, "gpu.evil.example": 403, "": 403}
     for host, status in hosts.items():
-        assert open_stage.get("/", host=host).status == status
+        assert open_stage.get("/shares", host=host).status == status
 
 
-@pytest.mark.parametrize("url", ["/", "/policy", "/nothing", "/static/pages.js"])
+@pytest.mark.parametrize("url", ["/shares", "/shares/policy", "/nothing", "/shares/static/pages.js"])
 def test_every_answer_is_framed(open_stage: Stage, url: str) -> None:
     found = open_stage.get(url)
     for rule in ("default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"):
         assert rule in found.headers["Content-Security-Policy"]
-    static = url.startswith("/static/")
+    static = url.startswith("/shares/static/")
     assert found.headers["Cache-Control"] == ("private, no-cache" if static else "no-store")
     again = open_stage.get(url, if_none_match=found.headers.get("ETag", ""))
     assert again.status == (304 if static else found.status)
@@ -171,12 +171,12 @@ def test_every_answer_is_framed(open_stage: Stage, url: str) -> None:
 
 
 def test_a_request_of_the_wrong_kind_says_which_is_right(open_stage: Stage) -> None:
-    found = open_stage.post("/decisions", {})
+    found = open_stage.post("/shares/decisions", {})
     assert (found.status, set(found.headers["Allow"].split(", "))) == (405, {"GET", "HEAD"})
 
 
 def test_shares_show_every_queue_in_its_tree(open_stage: Stage) -> None:
-    shown = text(open_stage.get("/"))
+    shown = text(open_stage.get("/shares"))
     at = [shown.index(f">{name}</a>") for name in ("research", *LEAVES)]
     assert at == sorted(at)
     for words in ("vision: used 33.0 % of the capacity, entitled to 16.2 %", "Owed", "dry-run"):
@@ -186,53 +186,53 @@ def test_shares_show_every_queue_in_its_tree(open_stage: Stage) -> None:
 
 def test_before_the_first_cycle_it_says_so(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=0)
-    assert "first cycle has not ended" in text(here.get("/"))
-    assert here.get("/queue/vision").status == 503
-    assert here.get("/policy").status == 200
+    assert "first cycle has not ended" in text(here.get("/shares"))
+    assert here.get("/shares/queue/vision").status == 503
+    assert here.get("/shares/policy").status == 200
 
 
 def test_a_hold_and_staleness_are_told(here: Stage) -> None:
     here.accountant.coverage = 0.5
     here.controller.cycle()
-    shown = text(here.get("/"))
+    shown = text(here.get("/shares"))
     assert "Weights are held: " in shown
     assert shown.count(">held</span>") == 6
     here.clock.advance(3_600_000)
-    assert "1 h ago" in text(here.get("/"))
+    assert "1 h ago" in text(here.get("/shares"))
 
 
 def test_a_standby_says_that_it_is_one(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=1, leading=False)
-    for url in ("/", "/queue/vision", "/decisions", "/policy"):
+    for url in ("/shares", "/shares/queue/vision", "/shares/decisions", "/shares/policy"):
         assert "standby: reads and decides, publishes nothing" in text(here.get(url))
 
 
 def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
-    shown = text(open_stage.get("/queue/vision"))
+    shown = text(open_stage.get("/shares/queue/vision"))
     for words in ("From the root down", "prevents its publication", "weight", "held, by the ledger: "):
         assert words in shown
     assert re.search(r"due [\d.]+ GPUs now, holds 24, asks for 40", shown)
-    assert open_stage.get("/queue/nobody").status == 404
+    assert open_stage.get("/shares/queue/nobody").status == 404
 
 
 def test_the_books_are_asked_once_in_a_while(here: Stage) -> None:
-    here.get("/queue/vision")
+    here.get("/shares/queue/vision")
     usage = here.books.asked
-    here.get("/queue/vision")
+    here.get("/shares/queue/vision")
     assert here.books.asked - usage == 1  # its decisions alone
 
 
 def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
-    shown = text(open_stage.get("/decisions?queue=vision&kind=weight&days=1"))
+    shown = text(open_stage.get("/shares/decisions?queue=vision&kind=weight&days=1"))
     assert "the inputs of this cycle" not in shown
     assert shown.count("<tr><th") == sum(each.subject == "vision" for each in open_stage.accountant.decisions) + 1
-    assert "The controller made no such decision" in text(open_stage.get("/decisions?kind=preemption"))
-    assert open_stage.get("/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
+    assert "The controller made no such decision" in text(open_stage.get("/shares/decisions?kind=preemption"))
+    assert open_stage.get("/shares/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
     one = next(each for each in open_stage.accountant.decisions if each.subject == "vision")
-    told = text(open_stage.get(f"/decision?id={one.id}&at={one.at_ms}"))
+    told = text(open_stage.get(f"/shares/decision?id={one.id}&at={one.at_ms}"))
     for words in ("Why the weight of vision changed", "63.46 %", "Step by step", "owed_gpu_h", "New weight"):
         assert words in told
-    for wrong in (f"/decision?id=x&at={one.at_ms}", "/decision?id=x&at=soon", "/decision"):
+    for wrong in (f"/shares/decision?id=x&at={one.at_ms}", "/shares/decision?id=x&at=soon", "/shares/decision"):
         assert open_stage.get(wrong).status == 404
 
 
@@ -244,7 +244,7 @@ def test_a_decision_tells_what_changed_the_weight_since_the_one_before(tmp_path:
         here.clock.advance(7_200_000)
         here.controller.cycle()
         one = next(each for each in reversed(here.accountant.decisions) if each.subject == "vision")
-        pages.append(text(here.get(f"/decision?id={one.id}&at={one.at_ms}")))
+        pages.append(text(here.get(f"/shares/decision?id={one.id}&at={one.at_ms}")))
     first, second = pages
     assert "What changed it since the previous decision" not in first
     for words in ("What changed it since the previous decision", "Its own usage", "Weight at the previous decision"):
@@ -258,32 +258,42 @@ def test_kais_formula_is_written_out(tmp_path: Path) -> None:
     here.accountant.spend(a=0.5, b=0.1)
     here.controller.cycle()
     one = next(each for each in here.accountant.decisions if each.subject == "a")
-    assert "max(0, 0.75 + 2 × (0.75 − 0.5))" in text(here.get(f"/decision?id={one.id}&at={one.at_ms}"))
+    assert "max(0, 0.75 + 2 × (0.75 − 0.5))" in text(here.get(f"/shares/decision?id={one.id}&at={one.at_ms}"))
 
 
 def test_without_the_accountant_its_own_memory_is_shown(tmp_path: Path) -> None:
     here = stage(tmp_path)
     one = next(each for each in here.scene.decisions() if each.subject == "vision")
     here.accountant.down = True
-    for url in ("/queue/vision", "/decisions?queue=vision", f"/decision?id={one.id}&at={one.at_ms}"):
+    for url in (
+        "/shares/queue/vision",
+        "/shares/decisions?queue=vision",
+        f"/shares/decision?id={one.id}&at={one.at_ms}",
+    ):
         found = here.get(url)
         assert found.status == 200
         assert "63.5%" in text(found)
-    assert "connection refused" in text(here.get("/decisions"))
+    assert "connection refused" in text(here.get("/shares/decisions"))
 
 
 def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
     source = f"queues:\n  - name: {HOSTILE!r}\n    refs: ['kai:research']\n    team: {HOSTILE!r}\n"
     here = stage(tmp_path, text=source.replace("\\'", "''"), cycles=2)
     one = next(each for each in here.accountant.decisions if each.subject == HOSTILE)
-    pages = ["/", "/decisions", "/policy", link("/queue/", HOSTILE), link("/decision", id=one.id, at=str(one.at_ms))]
+    pages = [
+        "/shares",
+        "/shares/decisions",
+        "/shares/policy",
+        link("/shares/queue/", HOSTILE),
+        link("/shares/decision", id=one.id, at=str(one.at_ms)),
+    ]
     for url in pages:
         found = here.get(url)
         assert found.status == 200, url
         assert b"<script>alert" not in found.body
         assert b"49" not in found.body or b"{{7*7}}" in found.body
         assert HOSTILE in text(found), url
-    for wrong in (link("/queue/", HOSTILE + "x"), f"/nothing/{HOSTILE}"):
+    for wrong in (link("/shares/queue/", HOSTILE + "x"), f"/nothing/{HOSTILE}"):
         assert b"<script>alert" not in here.get(wrong).body
 
 
@@ -300,11 +310,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_requests_arrive_as_they_were_sent(served: Served) -> None:
     url, told = served
-    found = httpx2.get(f"{url}/queue/a%2Fb%20c?days=7&days=8")
+    found = httpx2.get(f"{url}/shares/queue/a%2Fb%20c?days=7&days=8")
     assert "no queue 'a/b c'" in unescape(found.text)
     assert found.headers["X-Content-Type-Options"] == "nosniff"
-    assert httpx2.post(f"{url}/policy", data={"k": "", "name": "ü &"}).status_code == 403
-    assert [told.get(timeout=60) for _ in range(2)] == [("GET", "/queue/a%2Fb%20c", 404), ("POST", "/policy", 403)]
+    assert httpx2.post(f"{url}/shares/policy", data={"k": "", "name": "ü &"}).status_code == 403
+    assert [told.get(timeout=60) for _ in range(2)] == [
+        ("GET", "/shares/queue/a%2Fb%20c", 404),
+        ("POST", "/shares/policy", 403),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +333,7 @@ def test_bodies_are_bounded(served: Served, content: bytes, kind: str, status: i
     url, _ = served
     with httpx2.Client() as client:
         try:
-            found = client.post(f"{url}/policy", content=content, headers={"Content-Type": kind})
+            found = client.post(f"{url}/shares/policy", content=content, headers={"Content-Type": kind})
         except httpx2.TransportError:
             assert status == 413, "it hung up before all of it was sent"
         else:
@@ -336,7 +349,7 @@ def test_bodies_are_bounded(served: Served, content: bytes, kind: str, status: i
         ({"PAGES_PUBLIC_URL": "gpus.example"}, "must have the form"),
         ({"PAGES_CERTIFICATE": "/x"}, "PAGES_CERTIFICATE: pages_certificate and pages_key go together"),
         ({"PAGES_APPLY": "yes"}, "must have the form"),
-        ({"PAGES_ACCOUNTANT": "accountant"}, "not an http:// or https:// address: 'accountant'"),
+        ({"PAGES_ACCOUNTANT": "accountant"}, "must have the form"),
         ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: not an address"),
     ],
 )
@@ -365,11 +378,13 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
         serve_pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
         httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as ana,
     ):
-        assert httpx2.get(url).status_code == 401
-        form = ana.get("/policy").text
+        assert httpx2.get(url + "/shares").status_code == 401
+        form = ana.get("/shares/policy").text
         mark, base = (form.partition(f'name="{name}" value="')[2].partition('"')[0] for name in ("form_token", "base"))
         text = here.file.read_text().replace("k: 1.0", "k: 3.0")
-        assert ana.post("/policy/apply", data={"form_token": mark, "base": base, "text": text}).status_code == 200
+        assert (
+            ana.post("/shares/policy/apply", data={"form_token": mark, "base": base, "text": text}).status_code == 200
+        )
     assert here.file.read_text() == text
     act = next(each for each in logged if each["event"] == "policy_applied")
     assert (act["by"], act["before"] != act["now"]) == ("ana", True)
@@ -570,7 +585,7 @@ def test_the_pages_of_one_caller_leave_turns_to_others(tmp_path: Path) -> None:
         try:
             slow_ones = [get("/slow", "read") for _ in range(2 * TURNS.running)]
             assert running.acquire(timeout=60)
-            assert get("/", "both").result(timeout=60).status == 200
+            assert get("/shares", "both").result(timeout=60).status == 200
         finally:
             released.set()
         assert {one.result(timeout=60).status for one in slow_ones} == {200}
