@@ -42,7 +42,7 @@ from fairshare.schedulers.runai.adapter import opened
 from fairshare.targets.installed import kinds
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
-from fairshare.web.ended_session_config_map import SessionConfigMap
+from fairshare.web.ended_session_stores import AccountantSessions, SessionConfigMap
 from fairshare.web.page_authentication import PageAuthentication, SignInFault, SignIns
 from fairshare.web.queue_history import History, ReportCache
 from fairshare.web.what_if_worker import Previews, Worker
@@ -57,7 +57,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
 from gputally.server import https_server
 from gputally.server.config_loading import ReloadedFile
-from gputally.server.ended_sessions import EndedSessions
+from gputally.server.ended_sessions import EndedSessions, SessionStore
 from gputally.server.https_server import Identity, Tls
 from gputally.server.tokens_and_grants import TokenFile
 
@@ -334,8 +334,10 @@ def serve_pages(
     if settings.pages_tokens is not None:
         tokens = TokenFile(settings.pages_tokens, clock, fault_logger("tokens_refused"))
     sign_ins: SignIns | None = None
-    sessions: SessionConfigMap | None = None
-    if settings.objects == "kubernetes" and settings.status_namespace:
+    sessions: SessionStore | None = None
+    if settings.pages_accountant == "/":
+        sessions = AccountantSessions(client)
+    elif settings.objects == "kubernetes" and settings.status_namespace:
         sessions = SessionConfigMap(cluster, settings.status_namespace, f"{settings.status_name}-sessions")
     ended = EndedSessions(clock, sessions)
     if settings.pages_callers is not None and settings.pages_session_key is not None:

@@ -354,7 +354,8 @@ class CallersFile:
             CookieSigner(
                 read_key(settings.session_key)
                 if settings.session_key is not None
-                else read_or_create_key(settings.data)
+                else read_or_create_key(settings.data),
+                settings.public_url,
             ),
             settings.public_url,
             settings.session,

@@ -313,6 +313,15 @@ async def alive() -> HealthStatus:
     return HealthStatus()
 
 
+@operation_router.get("/v1/sessions/ended", summary="Sessions of the pages that people ended")
+async def ended_sessions(deps: AppDeps, principal: Reader) -> dict[str, int]:
+    """Digests of the sessions that were ended before their expiry, each with the time after which no cookie of it is
+    valid (milliseconds since 1970, UTC). For the controller's pages at the same address."""
+    require_all_teams(principal)
+    people = deps.people()
+    return {} if people is None else dict(people.ended())
+
+
 @operation_router.get("/leading", summary="Whether this replica serves the ledger")
 async def leading() -> HealthStatus:
     """Answers 200 if this replica serves; waiting replicas answer 503."""

@@ -97,6 +97,7 @@ MOST_NAMES = 100
 all nodes."""
 T = TypeVar("T")
 _DECISIONS = TypeAdapter(list[Decision])
+_SESSIONS = TypeAdapter(dict[str, int])
 _POLICIES = TypeAdapter(list[PolicyVersion])
 _BUDGETS = TypeAdapter(list[BudgetState])
 _POLICY = TypeAdapter(PolicyVersion)
@@ -221,6 +222,11 @@ class AccountantApi:
     def policies(self) -> list[PolicyVersion]:
         """Return every policy that was ever in force, oldest first."""
         return self._read("/v1/policy/versions", _POLICIES)
+
+    def ended_sessions(self) -> dict[str, int]:
+        """Return the sessions that people ended at the accountant's pages: by digest, when no cookie of them is valid
+        any more (ms since 1970 UTC)."""
+        return self._read("/v1/sessions/ended", _SESSIONS)
 
     def policy(self) -> Policy:
         """Return the policy in force."""

@@ -89,8 +89,6 @@ def sent(form: Fields, name: str) -> str:
     return (form.get(name) or ("",))[0]
 
 
-PROGRAM = "gputally-fairshare"
-"""The program in the cookies' names: a session at the accountant is not valid here, even with the same key."""
 _LOOK_EVERY_MS = 1_000
 
 
@@ -119,7 +117,7 @@ class SignIns:
     ) -> None:
         self._ended = ended or EndedSessions(clock)
         try:
-            self._seal = CookieSigner(read_key(key), PROGRAM)
+            self._seal = CookieSigner(read_key(key), public_url)
         except CannotStart as error:
             raise SignInFault(f"pages_session_key: {error}") from error
         self._clock = clock
@@ -267,11 +265,19 @@ _REFUSED = {
 class SignInPages:
     """Implements `gputally.server.sign_in.SignInSite` for the controller's pages."""
 
-    def __init__(self, people: Callable[[], SignInService | None], page: Callable[..., Response]) -> None:
+    def __init__(
+        self, people: Callable[[], SignInService | None], page: Callable[..., Response], *, elsewhere: bool
+    ) -> None:
+        """elsewhere: True if another program signs people in at the address of these pages."""
         self._people = people
         self._page = page
+        self._elsewhere = elsewhere
 
     def people(self, _: Request) -> SignInService:
+        if self._elsewhere:
+            raise Refusal(
+                404, "No such page", "the accountant signs people in and out: open these pages at its address"
+            )
         service = self._people()
         if service is None:
             raise Refusal(404, "No such page", "sign-in is not configured on this server; send a token")

@@ -136,7 +136,7 @@ class PagesApp:
         self._admission = CapacityLimiter(ADMITTED_AT_ONCE)
         self._threads = CapacityLimiter(TURNS.running)
         self._turns = Turns("pages", TURNS)
-        signing_in = sign_in_routes(SignInPages(authentication.people, self.page))
+        signing_in = sign_in_routes(SignInPages(authentication.people, self.page, elsewhere=context.accountant == "/"))
         handlers: Any = {
             HTTPException: self._refuse, AccountantUnavailable: self._unavailable, Busy: self._busy,
             CalledOff: lambda *_: GONE, Exception: self._failed,

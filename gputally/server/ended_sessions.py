@@ -78,6 +78,10 @@ class EndedSessions:
         known = self._known
         return digest(session_id) in known or began_ms <= known.get(ALL, -1)
 
+    def known(self) -> Mapping[str, int]:
+        """Return what this process knows, in the form of `SessionStore`."""
+        return self._known
+
     def end(self, session_id: str, until_ms: int) -> None:
         """End a session, at once in this process. until_ms: the time after which no cookie of the session is valid.
         Raises AuthorityUnavailable if the store cannot be written; other replicas then do not know it before a later

@@ -8,8 +8,9 @@ The groups are those of the last sign-in. After half the time `Login.groups_vali
 provider, which returns it at once with the present groups while the person is signed in there. After the whole time
 nothing else is answered either, so a person who was removed from a group loses its rights within that time.
 
-Cookies are JWTs, signed by HS256 with a key that all replicas of the pages share and no other program has. A cookie
-names its program and its purpose (a sign-in in progress, or a session), and the server accepts it for no other.
+Cookies are JWTs, signed by HS256 with a key that all replicas of the pages share. A cookie names the address of the
+pages and its purpose (a sign-in in progress, or a session), and the server accepts it for no other. Programs that serve
+pages at one address share the key, and so a session there is valid for all of them.
 
 Scripts cannot read the cookies, and browsers do not send them with posts from other sites. Under https a cookie is
 bound to this host (`__Host-`, `__Secure-`: RFC 6265bis §4.1.3).
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import jwt
 import structlog
@@ -89,11 +90,14 @@ class CookieSigner:
     """Signs and verifies cookies.
 
     key: the secret, which stays the same after restarts.
-    program: the name of the program that serves the pages; it is a part of the cookies' names."""
+    public_url: the address of the pages in a browser; only its scheme, host and port count."""
 
-    def __init__(self, key: bytes, program: str = "gputally") -> None:
+    def __init__(self, key: bytes, public_url: str) -> None:
         self._key = key
-        self.program = program
+        address = urlsplit(public_url)
+        self._site = f"{address.scheme}://{address.netloc}".lower()
+        self.name = "gputally" + (f"-{address.port}" if address.port is not None else "")
+        """The cookies' name. It has the port, because browsers send a cookie to every port of its host."""
 
     def encode_sign_in(self, sign_in: SignIn, now_ms: int, seconds: int) -> str:
         """Return a sign-in as cookie text, valid for so many seconds."""
@@ -130,7 +134,7 @@ class CookieSigner:
 
     def _encode(self, kind: CookieKind, content: SignIn | Session, now_ms: int, seconds: int) -> str:
         fields = {name: getattr(content, name) for name in content.__slots__}
-        claims = {"aud": f"{self.program}-{kind}", "exp": now_ms // MS_PER_SECOND + seconds}
+        claims = {"aud": f"{kind} at {self._site}", "exp": now_ms // MS_PER_SECOND + seconds}
         return jwt.encode({**fields, **claims}, self._key, algorithm="HS256")
 
     def _decode(self, kind: CookieKind, text: str, now_ms: int) -> dict[str, Any]:
@@ -139,7 +143,7 @@ class CookieSigner:
                 text,
                 self._key,
                 algorithms=["HS256"],
-                audience=f"{self.program}-{kind}",
+                audience=f"{kind} at {self._site}",
                 options={"require": ["exp"], "verify_exp": False},
             )
         except (jwt.PyJWTError, ValueError) as error:
@@ -249,8 +253,8 @@ class SignInService:
         self._redirect = public_url.rstrip("/") + CALLBACK_PATH
         self._session_seconds = session_seconds
         self._secure = public_url.startswith("https:")
-        self._session_cookie = ("__Host-" if self._secure else "") + signer.program
-        self._sign_in_cookie = ("__Secure-" if self._secure else "") + f"{signer.program}-sign-in"
+        self._session_cookie = ("__Host-" if self._secure else "") + signer.name
+        self._sign_in_cookie = ("__Secure-" if self._secure else "") + f"{signer.name}-sign-in"
         self.providers = tuple(Provider(issuer, issuer.login) for issuer in callers.issuers if issuer.login is not None)
         self._keys = {
             provider.issuer.issuer: Keys(provider.issuer.issuer, openid_connect.key_source(provider.issuer), clock)
@@ -334,6 +338,10 @@ class SignInService:
             raise Unauthenticated("the groups of this session are old: open a page of this site to renew them")
         rights = granted(self._grants, session.user, session.groups)
         return Person(Principal(session.user, **rights._asdict()), self._signer.form_token(session))
+
+    def ended(self) -> Mapping[str, int]:
+        """Return the ended sessions, for another program that serves pages at the same address."""
+        return self._ended.known()
 
     def signed_in(self, cookies: Mapping[str, str]) -> Person | None:
         """Return the signed-in person like `person`, but None for a session that has ended or whose groups are old. For

@@ -17,7 +17,8 @@ FIGURES = {
 NO_FIGURES = {
     "/v1/adjustments", "/v1/audit", "/v1/backups", "/v1/backups/{name}", "/v1/clock", "/v1/corrections",
     "/v1/decisions", "/v1/deliveries", "/v1/imports", "/v1/policy", "/v1/policy/versions", "/v1/prices",
-    "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/act/{number}",
+    "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/v1/sessions/ended",
+    "/act/{number}",
     "/decisions/{at_ms}/{id:path}", "/leading", "/livez", "/readyz", "/openapi.json",
     "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
 }  # fmt: skip

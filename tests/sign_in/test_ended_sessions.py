@@ -9,7 +9,7 @@ import pytest
 
 from accountant.storage.ended_session_files import SessionFiles
 from accountant.storage.folder_or_object_store import in_folder
-from fairshare.web.ended_session_config_map import SessionConfigMap
+from fairshare.web.ended_session_stores import SessionConfigMap
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP

@@ -445,7 +445,7 @@ SESSION = Session("https://login", "ann", ("a", "b"), "id-1", NOW_MS)
 
 
 def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
-    signer, other = CookieSigner(b"k" * 32), CookieSigner(b"x" * 32)
+    signer, other = CookieSigner(b"k" * 32, HERE), CookieSigner(b"x" * 32, HERE)
     session = signer.encode_session(SESSION, NOW_MS, 60)
     assert signer.decode_session(session, NOW_MS) == SESSION
     under_way = signer.encode_sign_in(SignIn("https://login", "s", "n", "v", "/"), NOW_MS, 60)

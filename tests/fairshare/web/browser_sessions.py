@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from fairshare.web.ended_session_config_map import SessionConfigMap
-from fairshare.web.page_authentication import PROGRAM, SignIns
+from fairshare.web.ended_session_stores import SessionConfigMap
+from fairshare.web.page_authentication import SignIns
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
@@ -54,8 +54,8 @@ def key(folder: Path) -> Path:
 Login = tuple[Provider, VirtualClock]
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
-NAME, UNDER_WAY = f"__Host-{PROGRAM}", f"__Secure-{PROGRAM}-sign-in"
-SIGNER = CookieSigner(b"k" * 32, PROGRAM)
+NAME, UNDER_WAY = "__Host-gputally", "__Secure-gputally-sign-in"
+SIGNER = CookieSigner(b"k" * 32, HERE)
 """Signed with `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not see; the first is the parent of vision's."""

@@ -19,7 +19,7 @@ from fairshare.controller.policy_file import digest
 from fairshare.core.settings import Settings
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
-from fairshare.web.page_authentication import PROGRAM, SignInFault
+from fairshare.web.page_authentication import SignInFault
 from fairshare.web.page_routing import link
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
@@ -323,7 +323,7 @@ def test_over_http_one_signs_in_by_the_settings(tmp_path: Path, login: Login, se
         back = httpx2.get(to).headers["location"].removeprefix("http://localhost")
         done = browser.get(back)
         assert (done.status_code, done.headers["location"]) == (303, "/shares/decisions")
-        assert done.headers.get_list("set-cookie")[0].startswith(f"{PROGRAM}=")
+        assert done.headers.get_list("set-cookie")[0].startswith("gputally=")
         assert "ann@example.com" in browser.get("/shares").text
         assert httpx2.get(url + "/shares").status_code == 401
 
@@ -388,14 +388,14 @@ def test_a_code_is_good_once_and_a_refusal_is_told(context: PageContext) -> None
 def test_cookies_that_are_forged_swapped_or_over_are_none(context: PageContext) -> None:
     now = context.first.clock.wall_ms()
     session = Session(context.login.url, "eve", ("operators", "admins"), "id", now)
-    ours, forged = SIGNER, CookieSigner(b"x" * 32, PROGRAM)
+    ours, forged = SIGNER, CookieSigner(b"x" * 32, HERE)
     under_way = SignIn(context.login.url, "s", "n", "v", "/shares")
     valid = ours.encode_session(session, now, 60)
     browser = Browser(context.first.site, {NAME: valid}, {NAME: "/"})
     assert browser.get("/shares").status == 200
     wrong = {
         "another key": forged.encode_session(session, now, 60),
-        "the accountant's": CookieSigner(b"k" * 32).encode_session(session, now, 60),
+        "of another address": CookieSigner(b"k" * 32, "https://other.example").encode_session(session, now, 60),
         "a sign-in": ours.encode_sign_in(under_way, now, 60),
         "over": ours.encode_session(session, now - 60_000, 60),
         "another issuer's": ours.encode_session(Session("https://gone", "eve", ("operators",), "id", now), now, 60),

@@ -1,15 +1,34 @@
-"""Stores ended sessions of the pages in a ConfigMap, which all replicas of the controller read."""
+"""Where the controller's pages find ended sessions: in a ConfigMap that all its replicas read, or at the accountant."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gputally.base.errors import ClusterError, NotFound
+from fairshare.usage.accountant_client import AccountantApi
+from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Object
 from gputally.server.tokens_and_grants import AuthorityUnavailable
 
 _FIELD_MANAGER = "gputally-fairshare-pages"
+
+
+@dataclass(frozen=True, slots=True)
+class AccountantSessions:
+    """Implements `gputally.server.ended_sessions.SessionStore` for pages at the accountant's address, where people sign
+    out at the accountant alone."""
+
+    client: AccountantApi
+
+    def load(self) -> Mapping[str, int]:
+        try:
+            return self.client.ended_sessions()
+        except AccountantUnavailable as error:
+            raise AuthorityUnavailable(f"ended sessions cannot be read: {error}") from error
+
+    def change(self, added: Mapping[str, int], removed: frozenset[str]) -> None:  # noqa: ARG002  # the protocol's
+        if added:
+            raise AuthorityUnavailable("sessions end at the accountant's pages")
 
 
 @dataclass(frozen=True, slots=True)
