@@ -20,6 +20,7 @@ _SEAMS = {
     "accountant.channels.protocol": "ChannelPlugin",
     "accountant.exports.protocol": "ExportPlugin",
     "accountant.history_import.protocol": "HistoryPlugin",
+    "accountant.lake.engines.protocol": "EnginePlugin",
     "agent.gpu_readers.protocol": "GpuReaderPlugin",
     "gputally.kubernetes.scheduler_plugins": "SchedulerPlugin",
 }

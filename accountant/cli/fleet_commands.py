@@ -17,11 +17,13 @@ from typer import Argument, Option
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import exports, file_name
+from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
 from gputally.base import instants
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
+from gputally.base.plugins import plugins
 from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -34,7 +36,13 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Usage, cost and reports of several clusters, from their lake.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
-EngineName = Literal["duckdb", "spark", "trino"]
+_ENGINES = {one.name: one for one in plugins(SEAM, EnginePlugin) if ENGINE_NAME.fullmatch(one.name)}
+if TYPE_CHECKING:
+    EngineName = str
+else:
+    # One that cannot be used too: who names it is told why.
+    EngineName = Literal[tuple(_ENGINES)]
+_URLS = ", ".join(one.manifest.urls for one in _ENGINES.values() if one.manifest is not None and one.manifest.urls)
 LakePlace = Annotated[
     str,
     Option("--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."),
@@ -48,7 +56,7 @@ class Engine:
     engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = "duckdb"
     engine_url: Annotated[
         str,
-        Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help="URL of the engine: spark://…, sc://…, http(s)://…."),
+        Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help=f"URL of the engine: {_URLS}."),
     ] = ""
 
     @contextlib.contextmanager
@@ -56,7 +64,7 @@ class Engine:
         """The ledgers of a lake, until the context ends. lake: settings, or the place of the settings or the lake."""
         # Imported here, because the import takes half a second, which other commands do not need.
         from accountant.fleet.fleet_ledgers import Fleet, Rates, load_lake
-        from accountant.lake.query_engines import open_engine
+        from accountant.lake.engines.guard import open_engine
         from gputally.server import config_loading
 
         running = open_engine(self.engine, load_lake(lake) if isinstance(lake, str) else lake, self.engine_url)

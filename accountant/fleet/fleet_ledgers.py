@@ -26,8 +26,8 @@ from accountant.core import periods
 from accountant.core.errors import LakeUnavailable, UnreadableLedger
 from accountant.core.periods import Month
 from accountant.core.settings import Issuer, Lake
+from accountant.lake.engines.protocol import Engine
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers, readable
-from accountant.lake.query_engines import Engine
 from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report

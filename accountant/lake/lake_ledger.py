@@ -30,8 +30,8 @@ from accountant.core.errors import LedgerUnavailable, UnreadableLedger, Unsuppor
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
+from accountant.lake.engines.protocol import Bounds, Engine
 from accountant.lake.iceberg_catalog import described
-from accountant.lake.query_engines import Bounds, Engine
 from accountant.lake.tables import ACCOUNT_COLUMNS, MEASURE_COLUMNS, column_of
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (

@@ -39,8 +39,9 @@ from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.engines.protocol import Bounds, Engine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
-from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import EpochReport, Questions

@@ -33,9 +33,10 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.engines.protocol import Bounds, Engine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
-from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
@@ -314,7 +315,7 @@ def _spark(place: Path, workers: Sequence[int]) -> list[Figure]:
 
 
 def _ask_spark(place: str, workers: int) -> dict[str, float]:
-    from accountant.lake.query_engines import SparkEngine
+    from accountant.lake.engines.spark.engine import SparkEngine
     from tests.real.spark import spark_cluster
 
     warnings.simplefilter("ignore", ResourceWarning)

@@ -25,9 +25,9 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
-from accountant.lake.query_engines import DuckDbEngine
 from accountant.lake.table_rows import line_rows, statement_row
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy

@@ -17,7 +17,8 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
-from accountant.lake.query_engines import Bounds, DuckDbEngine, Engine
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.engines.protocol import Bounds, Engine
 from accountant.ledger.usage import sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.wire.policy_models import Measure, Policy, WindowSpec

@@ -30,7 +30,7 @@ from accountant.core.settings import Settings
 from accountant.exports.zip_archive import unpack
 from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
-from accountant.lake.query_engines import DuckDbEngine
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import Metrics
 from agent.wire import Holder

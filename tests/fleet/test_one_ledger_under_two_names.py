@@ -12,9 +12,9 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.lake_ledger import LedgerStatus, ledgers
 from accountant.lake.publisher import Publisher
-from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock

@@ -17,8 +17,8 @@ from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.query_engines import DuckDbEngine
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import SPAN, PublishedLedger, overwrite, published
 

@@ -33,8 +33,8 @@ from accountant.exports.zip_archive import unpack
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.protocols import Retirement
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report

@@ -18,10 +18,10 @@ from accountant.billing.job_costs import list_jobs
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, LakeCatalog, Settings
+from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue, rows_where
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
-from accountant.lake.query_engines import Engine
 from accountant.lake.tables import LakeTable
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.ledger.usage import MEASURES, START_UP, coverage

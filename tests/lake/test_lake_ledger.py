@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
-from accountant.lake.query_engines import DuckDbEngine
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.ledger.usage import LENT
 from accountant.prices.price_book import Billing, IdlePolicy

@@ -17,9 +17,9 @@ from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison
-from accountant.lake.query_engines import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_ledger import open_ledger

@@ -20,9 +20,9 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.periods import Month
 from accountant.exports.focus import charge_tables
 from accountant.lake import tables
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.publisher import LakeComparison, Published
-from accountant.lake.query_engines import DuckDbEngine
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension

@@ -43,6 +43,9 @@ class Built(NamedTuple):
 
 BUILT = {
     "docs/plugins/channel.md": Built("gputally.channels", "ntfy", ("-c", DELIVERIES), "['ntfy']"),
+    "docs/plugins/engine.md": Built(
+        "gputally.engines", "apart", ("-m", "gputally", "fleet", "clusters", "--help"), "|apart"
+    ),
     "docs/plugins/export.md": Built("gputally.exports", "journal", ("-m", "gputally", "report", "--help"), "journal>"),
     "docs/plugins/gpu-reader.md": Built(
         "gputally.gpu_readers",

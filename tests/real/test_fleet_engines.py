@@ -20,7 +20,7 @@ import yaml
 from accountant.core.periods import Month
 from accountant.core.settings import LakeCatalog
 from accountant.exports.rendering_process import written
-from accountant.lake.query_engines import CATALOG_VARIABLE
+from accountant.lake.engines.sql_text import CATALOG_VARIABLE
 from accountant.reports import report_builder
 from gputally.base.money import exact_sum, plain
 from tests.fleet.conftest import OTHER_ROWS

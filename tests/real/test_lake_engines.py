@@ -15,13 +15,11 @@ import yaml
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_ledgers import load_lake
+from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.engines.spark.engine import SparkEngine
+from accountant.lake.engines.sql_text import CATALOG_VARIABLE
+from accountant.lake.engines.trino.engine import TrinoEngine
 from accountant.lake.iceberg_catalog import Catalogue
-from accountant.lake.query_engines import (
-    CATALOG_VARIABLE,
-    DuckDbEngine,
-    SparkEngine,
-    TrinoEngine,
-)
 from accountant.lake.tables import DAYS, TABLES
 from tests.deadlines import until
 from tests.fakes.fault_proxy import Fault, FaultProxy

@@ -81,6 +81,12 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "agent/metering/reading_deltas.py": "a method of the wire format",
         "agent/wire.py": "a method of the wire format",
     },
+    "trino": {"accountant/lake/iceberg_catalog.py": "what names and addresses other programs accept"},
+    "spark(?!line)": {
+        "accountant/inventory/pod_facts.py": _OWNERS,
+        "accountant/reports/savings_hints.py": _OWNERS,
+        "gputally/doctor/rbac_checks.py": _OWNERS,
+    },
     "xlsx": {},
     "pdf": {
         "accountant/notifications/subscriptions.py": "the default of a report order",
@@ -98,10 +104,11 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/storage/invoice_file.py": _INVOICE,
     },
 }
+ENGINES = ("accountant/lake/engines/",)
 EXPORTS = ("accountant/exports/",)
 FOLDERS = dict.fromkeys(SCHEDULERS, ("fairshare/schedulers/",)) | {
     "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
-    "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
+    "trino": ENGINES, "spark(?!line)": ENGINES, "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
 }  # fmt: skip
 
 

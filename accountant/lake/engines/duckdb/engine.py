@@ -1,0 +1,130 @@
+"""DuckDB in this process: PyIceberg determines which files a query needs, and DuckDB reads them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from cachetools import LRUCache
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.table import Table
+from sqlglot import exp
+
+from accountant.core.errors import LakeUnavailable
+from accountant.lake.engines.protocol import Bounds
+from accountant.lake.engines.sql_text import sql_text
+from accountant.lake.iceberg_catalog import Catalogue, described, rows_where
+from accountant.lake.tables import ARROW, TABLES, LakeTable
+
+_BY_NAME: Final = {table.name: table for table in TABLES}
+_PLANS: Final = 256
+"""Number of cached plans: a page reads a few tables of up to twenty ledgers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The files of a table version that a query needs. has_deletes: whether rows of them are marked as deleted in other
+    files."""
+
+    files: Sequence[str]
+    has_deletes: bool
+
+
+class DuckDbEngine:
+    """DuckDB in this process. PyIceberg determines which files a query needs, DuckDB reads them."""
+
+    def __init__(self, catalogue: Catalogue, memory_limit: str = "400MB", threads: int | None = None) -> None:
+        self._catalogue = catalogue
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": memory_limit, "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+            "enable_external_file_cache": False,
+        }  # fmt: skip
+        if threads is not None:
+            config["threads"] = threads
+        self._connection = duckdb.connect(config=config)
+        self._lock = threading.Lock()
+        self._plans: LRUCache[tuple[str, tuple[date, date] | None], _Plan] = LRUCache(_PLANS)
+
+    def namespaces(self) -> Sequence[str]:
+        return self._catalogue.namespaces()
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        names = sorted({table.name for table in question.find_all(exp.Table)})
+        registered: list[str] = []
+        with self._lock, self._connection.cursor() as cursor:
+            try:
+                for name in names:
+                    for namespace in bounds.namespaces:
+                        self._register(cursor, _BY_NAME[name], namespace, bounds)
+                        registered.append(_local_name(namespace, name))
+                return cursor.execute(sql_text(question, "duckdb", bounds, _local_table)).to_arrow_table()
+            except duckdb.Error as error:
+                raise LakeUnavailable(f"{self._catalogue.place}: {described(error)}") from error
+            finally:
+                for name in registered:
+                    cursor.unregister(name)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._catalogue.close()
+
+    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, namespace: str, bounds: Bounds) -> None:
+        found = self._catalogue.open(table, namespace)
+        name = _local_name(namespace, table.name)
+        scan = found.scan(row_filter=_filter(table, bounds))
+        # Cached, because a table version never changes, and planning a month takes longer than reading some of its
+        # days.
+        version = found.metadata_location, bounds.days
+        plan = self._plans.get(version)
+        if plan is None:
+            tasks = list(scan.plan_files())
+            plan = _Plan([task.file.file_path for task in tasks], any(task.delete_files for task in tasks))
+            self._plans[version] = plan
+        files = plan.files
+        if not files:
+            cursor.register(name, table.arrow.empty_table())
+        elif plan.has_deletes:
+            cursor.register(name, scan.to_arrow_batch_reader())
+        elif all(_is_local(place) for place in files):
+            cursor.read_parquet(
+                [_local(place) for place in files], union_by_name=len(found.metadata.schemas) > 1
+            ).create_view(name)
+        else:
+            cursor.register(name, _remote(found, files, table))
+
+
+def _local_name(namespace: str, table: str) -> str:
+    return f"{namespace}.{table}"
+
+
+def _local_table(namespace: str, table: str) -> exp.Table:
+    return exp.Table(this=exp.to_identifier(_local_name(namespace, table), quoted=True))
+
+
+def _filter(table: LakeTable, bounds: Bounds) -> BooleanExpression:
+    return rows_where({}, {"day": bounds.days} if bounds.days is not None and "day" in table.partition else {})
+
+
+def _is_local(place: str) -> bool:
+    return urlparse(place).scheme in {"", "file"}
+
+
+def _local(place: str) -> str:
+    return str(Path(unquote(urlparse(place).path) if place.startswith("file:") else place))
+
+
+def _remote(table: Table, files: Sequence[str], lake_table: LakeTable) -> ds.Dataset:
+    """Files of an object store, read through PyIceberg's file system."""
+    io: Any = table.io
+    scheme, netloc, _ = io.parse_location(files[0], io.properties)
+    paths = [io.parse_location(place, io.properties)[2] for place in files]
+    schema = pa.schema([(column.name, ARROW[column.type]) for column in lake_table.columns])
+    return ds.dataset(paths, schema=schema, format="parquet", filesystem=io.fs_by_scheme(scheme, netloc))

@@ -1,0 +1,81 @@
+"""What a query engine is: a program or a library that answers queries over the tables of the lake.
+
+A query is a SQLGlot expression over the tables of `accountant.lake.tables`, by their plain names. It only adds up
+integers and exact decimals, counts, and filters by name. Dividing, pricing and rounding are done in Python, so every
+engine gives the same figures. A sum is asked for as a decimal, and no engine may answer with a floating-point number.
+`accountant.lake.engines.sql_text` puts a query into an engine's dialect.
+
+An engine answers from the newest version of a table: a page that is loaded after a publication shows it. Several
+threads may call it at one time. What cannot be read at present is answered with `LakeUnavailable`.
+
+This module imports little, and a manifest's module should import little too: completion and the help of `gputally
+fleet` load every manifest, but libraries only have to be there once an engine is opened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    import pyarrow as pa
+    from sqlglot import exp
+
+    from accountant.core.settings import Lake
+
+SEAM: Final = "gputally.engines"
+ENGINE_NAME: Final = re.compile(r"[a-z][a-z0-9]*([.-][a-z0-9]+)*")
+_LONGEST_NAME: Final = 32
+_LONGEST_URLS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a query needs to read. namespaces: those of its ledgers, at least one; the rows of all are one table. days:
+    the first and the last, both inclusive; None: all."""
+
+    namespaces: tuple[str, ...]
+    days: tuple[date, date] | None = None
+
+
+class Engine(Protocol):
+    """An open engine."""
+
+    def namespaces(self) -> Sequence[str]:
+        """The namespaces of all ledgers, ascending and each once: those that begin with
+        `accountant.lake.iceberg_catalog.PREFIX` and have the table `ledgers`. Raises LakeUnavailable."""
+        ...
+
+    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        """The rows of the answer, in any order, with the columns of the query. bounds: the partitions that hold all
+        rows that the query selects. Raises LakeUnavailable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlugin:
+    """The manifest of an engine.
+
+    name: the word behind `--engine`, also the name of the entry point.
+    open: `open(lake, url)` returns the engine for a lake with these settings. url: its address from `--engine-url`;
+        "" if the user gives none. Raises accountant.core.errors.LakeUnavailable, also if this machine lacks a library.
+    urls: the form of its addresses, for help: `http(s)://…`; "" if it takes none.
+    reaches: what a query reads and connects to, for the operator.
+    page: the page about it."""
+
+    name: str
+    open: Callable[[Lake, str], Engine]
+    urls: str
+    reaches: str
+    page: str
+
+    def __post_init__(self) -> None:
+        if ENGINE_NAME.fullmatch(self.name) is None or len(self.name) > _LONGEST_NAME:
+            raise ValueError(f"the name {self.name!r} is not of the form {ENGINE_NAME.pattern}, or is too long")
+        if not (self.urls.isprintable() and len(self.urls) <= _LONGEST_URLS):
+            raise ValueError(f"the form of addresses {self.urls!r} is too long or not printable")

@@ -1,0 +1,287 @@
+"""The contract of query engines, as tests. Derive a class from `EngineSuite`. If the engine does not read the lake by
+the settings that it is opened with, say how it comes to know of a lake:
+
+    class TestMine(EngineSuite):
+        plugin = ENGINE
+
+        @pytest.fixture(scope="class")
+        @classmethod
+        def reach(cls, server):
+            def url_of(lake):
+                server.add_catalog(lake.catalog.name, lake.catalog.uri, lake.warehouse)
+                return server.url
+
+            return url_of
+
+Two small ledgers publish into one lake, in a folder of this machine with a catalog in SQLite. An engine is right if it
+answers as the ledgers do themselves."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Final
+
+import pytest
+from sqlglot import exp
+
+from accountant.billing.usage_pricing import cost
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.core.errors import LakeUnavailable
+from accountant.core.settings import Lake, LakeCatalog, Settings
+from accountant.lake.engines.guard import checked
+from accountant.lake.engines.protocol import SEAM, Bounds, Engine, EnginePlugin
+from accountant.lake.iceberg_catalog import PREFIX, Catalogue, namespace_of
+from accountant.lake.lake_ledger import LakeLedger, ledgers
+from accountant.lake.publisher import Publisher
+from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.ledger.usage import MEASURES, START_UP
+from accountant.prices.price_book import PriceBook
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.wire.policy_models import WindowSpec
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.base.clock import VirtualClock
+from gputally.base.plugins import usable
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_MS
+
+START_MS = 1_790_812_800_000
+"""2026-10-01T00:00:00Z."""
+SPAN = START_MS, START_MS + 2 * MS_PER_DAY
+HOSTILE = "o'brien\\' OR 1=1 -- \"; drop table days, {a: 1} %s ? ä\u202e"
+"""A name as a user of the cluster may choose it."""
+MODEL = "NVIDIA H100 80GB HBM3"
+BOOK = PriceBook.model_validate({
+    "schema": 1, "currency": "EUR", "timezone": "UTC",
+    "rows": [{
+        "id": "h100", "model": "H100", "price": "2.055", "per": "gpu-hour", "valid_from": "2026-01-01",
+        "source": "a contract", "as_of": "2026-01-01", "basis": "gpu-only",
+    }],
+})  # fmt: skip
+NORTH, SOUTH = "north", "south"
+Question = Callable[[Any], object]
+QUESTIONS: Final[Mapping[str, Question]] = {
+    "usage in all": lambda one: one.usage(SPAN, ()).lines(),
+    "usage by team": lambda one: one.usage(SPAN, ("team",)).lines(),
+    "usage by team, queue and hour": lambda one: one.usage(SPAN, ("team", "queue", "hour")).lines(),
+    "usage by day and GPU": lambda one: one.usage(SPAN, ("day", "gpu", "gpu_model")).lines(),
+    "usage in another time zone": lambda one: one.usage(SPAN, ("day", "team"), None, "Asia/Tokyo").lines(),
+    "usage of a name with quotes": lambda one: one.usage(SPAN, ("pod",), {"team": (HOSTILE,)}).lines(),
+    "usage of a name that nobody has": lambda one: one.usage(SPAN, ("pod",), {"team": ("x' OR '1'='1",)}).lines(),
+    "usage of several names": lambda one: one.usage(SPAN, ("pod",), {"team": (HOSTILE, "vision")}).lines(),
+    "usage of one hour": lambda one: one.usage((START_MS, START_MS + MS_PER_HOUR), ("team",)).lines(),
+    "usage of a span before all records": lambda one: one.usage((START_MS - MS_PER_DAY, START_MS), ("team",)).lines(),
+    "every measure": lambda one: one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES)).lines(),
+    "cost by team and day": lambda one: cost(one, BOOK, *SPAN, ("team", "day")),
+    "pods": lambda one: one.pods(*SPAN),
+    "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
+}
+OF_LEDGERS: Final[Mapping[str, Question]] = {
+    "acts": lambda one: one.acts(),
+    "nodes": lambda one: one.nodes(),
+    "extent": lambda one: one.extent(),
+    "teams": lambda one: one.teams(),
+    "a window": lambda one: one.window(WindowSpec(size=86_400), SPAN[1], "allocated", 0.0).usage,
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A ledger that publishes into a lake. ends_ms: until when it has records."""
+
+    name: str
+    ledger: DuckLedger
+    clock: VirtualClock
+    publisher: Publisher
+    ends_ms: list[int]
+
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.name)
+
+    def record(self, hours: int) -> None:
+        """Book these hours of use after those that are booked, and publish."""
+        begin = (self.ends_ms[-1] - START_MS) // MS_PER_HOUR
+        (receipt,) = self.ledger.append([_records(self.name, begin, begin + hours)], self.clock.wall_ms())
+        if isinstance(receipt, Exception):
+            raise receipt
+        self.ends_ms.append(START_MS + (begin + hours) * MS_PER_HOUR)
+        self.publisher.publish()
+
+
+@dataclass(frozen=True)
+class TwoLedgers:
+    lake: Lake
+    north: Published
+    south: Published
+
+
+def _records(name: str, begin: int, end: int) -> Batch:
+    """Three GPUs; teams hold two of them in odd hours, and nobody holds the third."""
+    teams = ("vision", HOSTILE) if name == NORTH else ("speech", HOSTILE)
+    rows: list[UsageInterval] = []
+    facts = []
+    first = begin * 6 + 1
+    for number, team in enumerate(teams):
+        uid = f"{name}-{number}"
+        facts.append(PodFacts(seq=first + number, uid=uid, namespace=team, name=uid, node="n", observed_ms=START_MS))
+    for hour in range(begin, end):
+        for gpu in range(3):
+            whole_us = MS_PER_HOUR * US_PER_MS
+            held = gpu < len(teams) and hour % 2 == 1
+            holder = Holder("pod", f"{name}-{gpu}", teams[gpu], f"{name}-{gpu}") if held else None
+            start_ms = START_MS + hour * MS_PER_HOUR
+            rows.append(
+                UsageInterval(
+                    seq=first + len(teams) + len(rows), start_ms=start_ms, end_ms=start_ms + MS_PER_HOUR,
+                    gpu_uuid=f"GPU-{name}-{gpu}", gpu_model=MODEL, holder=holder, capacity_us=whole_us,
+                    allocated_us=whole_us if held else 0, busy_us=whole_us // (hour + 3) if held else 0,
+                    energy_uj=10**12 + hour if gpu else None, method="simulated",
+                )
+            )  # fmt: skip
+    return Batch(
+        cluster="c", node="n", boot_id="b", epoch=f"e{begin}", first_seq=first, oldest_seq=first, facts=tuple(facts),
+        intervals=tuple(rows),
+    )  # fmt: skip
+
+
+@contextmanager
+def two_ledgers() -> Iterator[TwoLedgers]:
+    """Publish two ledgers into one lake."""
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        warehouse = Path(folder) / "lake"
+        warehouse.mkdir()
+        # A name of its own, because some engines keep what they know of a catalog by its name.
+        catalog = LakeCatalog(uri=f"sqlite:///{warehouse}/catalog.db", name=f"books{uuid.uuid4().hex}")
+        lake = Lake(warehouse=str(warehouse), catalog=catalog)
+        yield TwoLedgers(lake, *(_published(Path(folder), lake, name, stack) for name in (NORTH, SOUTH)))
+
+
+def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> Published:
+    clock = VirtualClock(SPAN[1])
+    ledger = open_ledger(folder / f"{name}.duckdb", clock)
+    stack.callback(ledger.close)
+    own = lake.model_copy(update={"ledger": name})
+    spaces = ("vision", "speech", HOSTILE)
+    ledger.observe(Facts(namespaces=tuple(NamespaceFacts("c", one, one, since_ms=0) for one in spaces)), SPAN[1])
+    books = Bookkeeper(ledger, clock, "UTC")
+    books.prices.take(BOOK, "put", "ana", "new prices", SPAN[1])
+    catalogue = stack.enter_context(closing(Catalogue.connect(own)))
+    settings = Settings(auth="off", data=folder, lake=own, timezone="UTC")
+    found = Published(
+        name, ledger, clock, Publisher(ledger, books, settings, clock, lambda: catalogue), [START_MS]
+    )  # fmt: skip
+    found.record(30)
+    return found
+
+
+class EngineSuite:
+    """The tests that every engine passes."""
+
+    plugin: ClassVar[EnginePlugin]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reach(cls) -> Callable[[Lake], str]:
+        """A function that lets the engine know of a lake, and returns the address behind `--engine-url`."""
+        return lambda _lake: ""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def known(cls) -> Iterator[TwoLedgers]:
+        with two_ledgers() as found:
+            yield found
+
+    @classmethod
+    def opened(cls, lake: Lake, url: str) -> Engine:
+        return cls.plugin.open(lake, url)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, known: TwoLedgers, reach: Callable[[Lake], str]) -> Iterator[Engine]:
+        found = cls.opened(known.lake, reach(known.lake))
+        yield found
+        found.close()
+
+    def test_its_manifest_is_complete(self) -> None:
+        assert self.plugin.reaches, "say what a query reads and connects to"
+        assert self.plugin.page, "name the page about it"
+
+    def test_it_is_found_by_its_name(self) -> None:
+        assert usable(SEAM, EnginePlugin).get(self.plugin.name) is self.plugin, "register the entry point, and install"
+
+    def test_it_names_the_ledgers_alone(self, known: TwoLedgers, engine: Engine) -> None:
+        with closing(Catalogue.connect(known.lake)) as catalogue:
+            for name in ("somebody", f"{PREFIX}unfinished"):
+                catalogue._catalog.create_namespace_if_not_exists(name)
+        assert list(engine.namespaces()) == [known.north.namespace, known.south.namespace]
+
+    @pytest.mark.parametrize("name", [NORTH, SOUTH])
+    def test_it_answers_as_the_ledger(self, known: TwoLedgers, engine: Engine, name: str) -> None:
+        self._same(known.north if name == NORTH else known.south, engine)
+
+    def _same(self, published: Published, engine: Engine) -> None:
+        asked = LakeLedger(engine, ledgers(engine)[published.name])
+        with published.ledger.moment(*SPAN) as moment:
+            for name, question in QUESTIONS.items():
+                assert question(asked) == question(moment), name
+        for name, question in OF_LEDGERS.items():
+            assert question(asked) == question(published.ledger), name
+
+    def test_its_figures_are_exact(self, known: TwoLedgers, engine: Engine) -> None:
+        sums = [exp.cast(exp.func("sum", exp.column(name)), "DECIMAL(38, 9)").as_(name) for name in ("cost", "busy_us")]
+        question = exp.select("team", *sums).from_("usage_hourly").group_by("team")
+        for row in checked(engine.query(question, Bounds((known.north.namespace,))), question).to_pylist():
+            assert row["cost"] == round(row["cost"], 9)
+
+    def test_several_ledgers_are_one_table(self, known: TwoLedgers, engine: Engine) -> None:
+        counted = exp.select("timezone", exp.func("count", exp.column("ledger")).as_("counted")).from_("ledgers")
+        question = counted.group_by("timezone")
+        found = engine.query(question, Bounds((known.north.namespace, known.south.namespace)))
+        assert [(row["timezone"], int(row["counted"])) for row in checked(found, question).to_pylist()] == [("UTC", 2)]
+
+    def test_days_bound_what_is_read(self, known: TwoLedgers, engine: Engine) -> None:
+        first = exp.cast(exp.Literal.string("2026-10-01"), "DATE")
+        question = exp.select("day").from_("days").where(exp.column("day").eq(first))
+        found = engine.query(question, Bounds((known.north.namespace,), (date(2026, 10, 1), date(2026, 10, 1))))
+        assert checked(found, question).to_pylist() == [{"day": date(2026, 10, 1)}]
+
+    def test_no_rows_are_an_empty_table(self, known: TwoLedgers, engine: Engine) -> None:
+        question = exp.select("day", "ledger").from_("days").where(exp.false())
+        found = checked(engine.query(question, Bounds((known.north.namespace,))), question)
+        assert (found.num_rows, found.column_names) == (0, ["day", "ledger"])
+
+    def test_an_open_engine_sees_what_is_published_later(self, known: TwoLedgers, engine: Engine) -> None:
+        self._total(known.south, engine)
+        known.south.record(3)
+        self._same(known.south, engine)
+
+    def test_what_is_not_there_is_refused(self, engine: Engine) -> None:
+        with pytest.raises(LakeUnavailable):
+            engine.query(exp.select("*").from_("days"), Bounds((f"{PREFIX}nobody",)))
+
+    def test_a_refused_query_spoils_no_later_one(self, known: TwoLedgers, engine: Engine) -> None:
+        with pytest.raises(LakeUnavailable):
+            engine.query(exp.select("no_such_column").from_("days"), Bounds((known.north.namespace,)))
+        assert self._total(known.north, engine)
+
+    def _total(self, published: Published, engine: Engine) -> list[Any]:
+        question = exp.select("day", "busy_us").from_("days")
+        rows: list[Any] = engine.query(question, Bounds((published.namespace,))).to_pylist()
+        return sorted((row["day"], int(row["busy_us"])) for row in rows)
+
+    def test_several_threads_may_ask_at_one_time(self, known: TwoLedgers, engine: Engine) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            first, *others = threads.map(lambda _: self._total(known.north, engine), range(8))
+        assert all(other == first for other in others)
+
+    def test_a_query_stays_as_it_was(self, known: TwoLedgers, engine: Engine) -> None:
+        question = exp.select("day").from_("days")
+        before = question.sql()
+        engine.query(question, Bounds((known.north.namespace,)))
+        assert question.sql() == before
