@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 JobState = Literal["waiting", "running", "ended"]
@@ -15,3 +17,10 @@ def is_empty(value: object) -> bool:
     """Whether to leave a field out (`exclude_if`). Empty fields are left out so that a policy without them keeps its
     version, and because older callers refuse unknown keys."""
     return not value
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTexts:
+    """Says on a form what the words of a setting mean. For `Annotated`."""
+
+    of: Mapping[str, str]

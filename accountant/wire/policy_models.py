@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from accountant.wire.option_types import MOST, is_empty
+from accountant.wire.option_types import MOST, ChoiceTexts, is_empty
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
 from gputally.server.config_loading import Duration, Model, bare_off, parse_seconds
 
@@ -46,9 +46,16 @@ class KaiTarget(Model):
     endpoint: URL at which KAI should query usage. In mode `usage` it is compared with the `connectionString` of KAI's
         shards."""
 
-    mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
+    model_config = ConfigDict(title="KAI")
+
+    mode: Annotated[
+        Literal["weight", "usage", "off"], BeforeValidator(bare_off), ChoiceTexts({"usage": "KAI reads usage"})
+    ] = "weight"
     apply: Apply = "dry-run"
-    endpoint: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
+    endpoint: str | None = Field(
+        default=None, pattern="^https?://[^/]+", max_length=500, title="KAI reads usage at",
+        description="an address; for the mode usage",
+    )  # fmt: skip
 
 
 class KueueTarget(Model):
@@ -57,9 +64,14 @@ class KueueTarget(Model):
     mode: with `weight`, the controller publishes `fairSharing.weight`.
     config: namespace/name of the ConfigMap with Kueue's configuration, which shows whether Kueue uses weights."""
 
+    model_config = ConfigDict(title="Kueue")
+
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
-    config: str = Field(default="kueue-system/kueue-manager-config", pattern="^[^/]+/[^/]+$")
+    config: str = Field(
+        default="kueue-system/kueue-manager-config", pattern="^[^/]+/[^/]+$", title="Kueue's configuration",
+        description="namespace/name",
+    )  # fmt: skip
 
 
 class VolcanoTarget(Model):
@@ -69,9 +81,18 @@ class VolcanoTarget(Model):
         `hierarchy` with drf and its option hierarchy.
     config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
 
-    mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
+    model_config = ConfigDict(title="Volcano")
+
+    mode: Annotated[
+        Literal["weight", "deserved", "hierarchy", "off"],
+        BeforeValidator(bare_off),
+        ChoiceTexts({"deserved": "for its plugin capacity", "hierarchy": "for its plugin drf"}),
+    ] = "weight"
     apply: Apply = "dry-run"
-    config: str = Field(default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$")
+    config: str = Field(
+        default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$", title="Volcano's configuration",
+        description="namespace/name",
+    )  # fmt: skip
 
 
 class KubeSchedulerTarget(Model):
@@ -80,7 +101,13 @@ class KubeSchedulerTarget(Model):
     mode: with `extender`, the shares of queues with `policy:` refs take effect through the scheduler extender. With
         `off`, these queues are ignored."""
 
-    mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
+    model_config = ConfigDict(title="kube-scheduler")
+
+    mode: Annotated[
+        Literal["extender", "off"],
+        BeforeValidator(bare_off),
+        ChoiceTexts({"extender": "the scheduler asks gputally's extender"}),
+    ] = "extender"
 
 
 class RunaiTarget(Model):
@@ -90,11 +117,17 @@ class RunaiTarget(Model):
     node_pool: the node pool of refs that name none.
     cluster: Run:ai's id of the cluster; None: it has only one."""
 
+    model_config = ConfigDict(title="Run:ai")
+
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
-    url: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
-    node_pool: str = Field(default="default", min_length=1, max_length=253)
-    cluster: str | None = Field(default=None, max_length=100)
+    url: str | None = Field(
+        default=None, pattern="^https?://[^/]+", max_length=500, title="Run:ai at", description="https://…"
+    )
+    node_pool: str = Field(default="default", min_length=1, max_length=253, title="Run:ai's node pool")
+    cluster: str | None = Field(
+        default=None, max_length=100, title="Run:ai's cluster", description="the id; needed if there are several"
+    )
 
 
 class SchedulerTarget(Model):

@@ -65,31 +65,32 @@ def policy_of_document(document: Document) -> Policy:
         raise FileFault([f"{document.place(())}: the file is empty"])
     policy = validate(document, Policy)
     faults = [
-        f"{document.place(('queues', at, key))}: queues.{at}.{key}: {value:g} is neither -1 (unlimited) nor 0 or more"
-        for at, queue in enumerate(policy.queues)
-        for key, value in (("deserved", queue.deserved), ("limit", queue.limit))
-        if UNLIMITED < value < 0
+        f"{document.place(path)}: {'.'.join(map(str, path))}: {reason}" for path, reason in faults_beyond_model(policy)
     ]
-    faults += [
-        f"{document.place(('queues', at, 'gpu_models', model, key))}: queues.{at}.gpu_models.{model}.{key}: {value:g}"
-        " is neither -1 (unlimited) nor 0 or more"
-        for at, queue in enumerate(policy.queues)
-        for model, own in queue.gpu_models.items()
-        for key, value in (("deserved", own.deserved), ("limit", own.limit))
-        if UNLIMITED < value < 0
-    ]
-    faults += [
-        f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has invisible characters"
-        for at, queue in enumerate(policy.queues)
-        if not queue.name.isprintable() or queue.name != queue.name.strip()
-    ]
-    faults += _scheduler_faults(policy, document)
     if faults:  # not checked in the model, because policies stored earlier must stay readable
         raise FileFault(faults)
     return policy
 
 
-def _scheduler_faults(policy: Policy, document: Document) -> Iterator[str]:
+def faults_beyond_model(policy: Policy) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """Yield (path, reason) of every fault of a policy that its models accept."""
+    for at, queue in enumerate(policy.queues):
+        for key, value in (("deserved", queue.deserved), ("limit", queue.limit)):
+            if UNLIMITED < value < 0:
+                yield ("queues", at, key), f"{value:g} {_NO_QUOTA}"
+        for model, own in queue.gpu_models.items():
+            for key, value in (("deserved", own.deserved), ("limit", own.limit)):
+                if UNLIMITED < value < 0:
+                    yield ("queues", at, "gpu_models", model, key), f"{value:g} {_NO_QUOTA}"
+        if not queue.name.isprintable() or queue.name != queue.name.strip():
+            yield ("queues", at, "name"), f"{queue.name!r} has invisible characters"
+    yield from _scheduler_faults(policy)
+
+
+_NO_QUOTA = "is neither -1 (unlimited) nor 0 or more"
+
+
+def _scheduler_faults(policy: Policy) -> Iterator[tuple[tuple[Key, ...], str]]:
     """Yield the faults in the sections of schedulers of other packages."""
     sections = {adapter.section: adapter for adapter in adapters()}
     for name, section in policy.targets.others.items():
@@ -98,17 +99,19 @@ def _scheduler_faults(policy: Policy, document: Document) -> Iterator[str]:
         except PluginFault:  # it is no fault of the policy: it is advice, and its target is degraded
             continue
         for path, reason in faults:
-            place = ("targets", name, *path)
-            unknown = f"no scheduler of this name is installed{nearest(name, sections)}"
-            yield f"{document.place(place)}: {'.'.join(map(str, place))}: {reason or unknown}"
+            yield (
+                ("targets", name, *path),
+                reason or f"no scheduler of this name is installed{nearest(name, sections)}",
+            )
     stopped = [
         name for name, adapter in sections.items() if adapter.name in with_workloads() or adapter.name in left_out()
     ]
     for name in policy.preemption.targets.others:
         if name not in stopped:
-            place = ("preemption", "targets", name)
-            reason = f"no scheduler of this name is installed whose workloads can be preempted{nearest(name, stopped)}"
-            yield f"{document.place(place)}: {'.'.join(place)}: {reason}"
+            yield (
+                ("preemption", "targets", name),
+                f"no scheduler of this name is installed whose workloads can be preempted{nearest(name, stopped)}",
+            )
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from gputally.base.errors import ClusterError, NotFound, Refused
 from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
-from gputally.server.config_loading import faults_of
+from gputally.server.config_loading import Model, faults_of
 
 FIELD_MANAGER = "gputally-fairshare"
 Mode = Literal["off", "dry-run", "enforce"]
@@ -68,14 +68,15 @@ class Adapter(ABC):
     """Converts the objects of one scheduler to the controller's model and back.
 
     prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `lanes`.
-    settings: the model of the section of the policy of a scheduler of another package.
+    settings: the model of the scheduler's section of the policy; that of a scheduler of another package is a
+        SchedulerTarget. The form of the policy shows its fields, by their titles and descriptions.
     stop: stops its workloads through their own objects; None: by evicting their pods, as for every scheduler of another
         package.
     most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES."""
 
     name: str
     prefixes: tuple[str, ...]
-    settings: type[SchedulerTarget] = SchedulerTarget
+    settings: type[Model] = SchedulerTarget
     stop: WholeStop | None = None
     most_writes: int = MOST_WRITES
 

@@ -15,17 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller import policy_file as policies
-from fairshare.controller.policy_difference import duration_text, text_of
+from fairshare.controller.policy_difference import text_of
+from fairshare.targets.installed import adapters
+from fairshare.web.form_fields import Field, Group, targets
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
 from gputally.server.config_loading import faults_of
 
@@ -244,56 +245,6 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
-"""The kind of a field. switch: true or false. yaml: a list or a mapping of the file, as YAML text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the form for one value of the policy.
-
-    path: the value's keys in the policy, or its key in a queue.
-    help: a hint for the user; for the kind `yaml` an example.
-    choices: the values of the kind `choice`, with their texts."""
-
-    path: tuple[str, ...]
-    label: str
-    kind: Kind
-    help: str = ""
-    choices: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return ".".join(self.path)
-
-    def default(self, model: type[BaseModel]) -> str:
-        """Return the model's default as the form shows it; "" if the key is required."""
-        default: Any = model
-        for key in self.path:
-            info = default.__pydantic_fields__[key]
-            if info.is_required():
-                return ""
-            default = info.default
-        if self.kind == "switch":
-            return "yes" if default else "no"
-        if default is None or self.kind == "yaml" or default == ():
-            return "none"
-        if self.kind == "duration":
-            return duration_text(default)
-        return f"{default:g}" if isinstance(default, float) else str(default)
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Fields under one heading. lead: the sentence below the heading. folded: True if the page hides the fields until
-    the user opens them."""
-
-    title: str
-    lead: str
-    fields: tuple[Field, ...]
-    folded: bool = False
-
-
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _WHOLE = re.compile(r"[+-]?\d+")
 _MINUS = "\u2212"
@@ -363,51 +314,6 @@ _MODES = (
     ("dry-run", "dry-run: decided and recorded, no workload is stopped"),
     ("enforce", "enforce: workloads are stopped"),
 )
-_APPLY = (("dry-run", "dry-run: printed, not written"), ("enforce", "enforce: written to the cluster"))
-_WEIGHT = (("weight", "weight: published to its queues"), ("off", "off"))
-
-
-def _target(name: str, title: str, modes: tuple[tuple[str, str], ...], *more: Field) -> tuple[Field, ...]:
-    return (
-        Field(("targets", name, "mode"), title, "choice", "", modes),
-        Field(("targets", name, "apply"), f"{title} applies", "choice", "", _APPLY),
-        *more,
-    )
-
-
-TARGETS = Group(
-    "Targets",
-    "The schedulers that receive weights, and whether decisions are written or only printed.",
-    (
-        *_target(
-            "kai", "KAI", (_WEIGHT[0], ("usage", "usage: KAI reads usage"), _WEIGHT[1]),
-            Field(("targets", "kai", "endpoint"), "KAI reads usage at", "text", "an address; for the mode usage"),
-        ),
-        *_target(
-            "kueue", "Kueue", _WEIGHT,
-            Field(("targets", "kueue", "config"), "Kueue's configuration", "text", "namespace/name"),
-        ),
-        *_target(
-            "volcano", "Volcano",
-            (
-                _WEIGHT[0], ("deserved", "deserved: for its plugin capacity"),
-                ("hierarchy", "hierarchy: for its plugin drf"), _WEIGHT[1],
-            ),
-            Field(("targets", "volcano", "config"), "Volcano's configuration", "text", "namespace/name"),
-        ),
-        Field(
-            ("targets", "kube_scheduler", "mode"), "kube-scheduler", "choice", "",
-            (("extender", "extender: the scheduler asks gputally's extender"), _WEIGHT[1]),
-        ),
-        *_target(
-            "runai", "Run:ai", _WEIGHT,
-            Field(("targets", "runai", "url"), "Run:ai at", "text", "https://…"),
-            Field(("targets", "runai", "node_pool"), "Run:ai's node pool", "text"),
-            Field(("targets", "runai", "cluster"), "Run:ai's cluster", "text", "the id; needed if there are several"),
-        ),
-    ),
-    folded=True,
-)  # fmt: skip
 
 BUDGETS = Group(
     "Budgets",
@@ -478,7 +384,7 @@ _TURNS = (
     ("burst", "burst: beside what it holds"),
 )
 
-GROUPS = (
+_GROUPS = (
     Group(
         "History",
         "Which past usage counts, and how strongly.",
@@ -528,7 +434,6 @@ GROUPS = (
     ),
     BUDGETS,
     PREEMPTION,
-    TARGETS,
 )  # fmt: skip
 
 QUEUE = (
@@ -543,7 +448,16 @@ QUEUE = (
     Field(("team",), "Team", "text", "the team that pays for its usage"),
     Field(("refs",), "Refs", "list", "its queues at the schedulers: kai:NAME, kueue:NAMESPACE/NAME …"),
 )  # fmt: skip
-SCALARS = tuple(field for group in GROUPS for field in group.fields)
+
+
+def groups() -> tuple[Group, ...]:
+    """Return all fields outside of the queues. Those of the schedulers come from the models of their sections."""
+    return (*_GROUPS, targets(adapters()))
+
+
+def scalars() -> tuple[Field, ...]:
+    return tuple(field for group in groups() for field in group.fields)
+
 
 MOST_QUEUES = 2_000
 """The largest number of queues that a form may send."""
@@ -636,7 +550,7 @@ class PolicyText:
 
 def form_of(standing: PolicyText) -> Form:
     """Return the form with the file's values. A missing key is an empty field."""
-    values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
+    values = {each.name: shown(each, look(standing.data, each.path)) for each in scalars()}
     rows = tuple(
         Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
         for at, queue in enumerate(standing.queues)
@@ -648,7 +562,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
     """Return the form that a browser sent: `window.size`, `queues.3.weight`, `queues.3.at`, `queues.3.gone`.
 
     Raises ValueError for content that these forms do not send."""
-    values = {each.name: _sent(sent, each.name) for each in SCALARS}
+    values = {each.name: _sent(sent, each.name) for each in scalars()}
     numbers = sorted({int(parts[1]) for key in sent if (parts := key.split("."))[0] == LISTED and _indexed(parts)})
     if len(numbers) > MOST_QUEUES:
         raise ValueError(f"the form has more than {MOST_QUEUES} queues: edit the policy file instead")
@@ -678,7 +592,7 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
 
     capacity: the GPUs of the cluster, to compare quotas with."""
     revision, numbers = _revision(standing, form)
-    unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
+    unread = {each.name: fault for each in scalars() if (fault := unreadable(each, form.values[each.name]))}
     unread |= {
         f"{LISTED}.{number}.{each.name}": fault
         for number, row in enumerate(form.rows)
@@ -688,14 +602,17 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
     wanted = revised(standing.data, revision)
     text, edited = revise(standing.text, revision)
     document = parse(text, standing.name)
-    faults = tuple(
-        Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
-        for path, message in faults_of(wanted, Policy)
-        for name in [_field(path, numbers)]
-    )
-    if faults:
+    found = faults_of(wanted, Policy)
+    policy = None if found else Policy.model_validate(document.data)
+    if policy is not None:
+        found = tuple(policies.faults_beyond_model(policy))
+    if policy is None or found:
+        faults = tuple(
+            Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
+            for path, message in found
+            for name in [_field(path, numbers)]
+        )
         return Draft(text, edited, None, faults)
-    policy = Policy.model_validate(document.data)
     advice = tuple(
         Finding(_field(each.path, numbers), document.place(each.path), each.message)
         for each in policies.advice(policy, capacity)
@@ -721,7 +638,7 @@ def names(form: Form) -> tuple[str, ...]:
 def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ...]]:
     """Return the changes of a form, and the position in the form of every queue that the file then has."""
     values: dict[tuple[Key, ...], Plain] = {}
-    for each in SCALARS:
+    for each in scalars():
         text, was = form.values[each.name], look(standing.data, each.path)
         if text != shown(each, was):
             values[each.path] = value(each, text)
@@ -750,7 +667,7 @@ def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
     if len(keys) >= 2 and keys[0] == LISTED and isinstance(keys[1], int):
         key = keys[2] if len(keys) > 2 else "name"
         return f"{LISTED}.{numbers[keys[1]]}.{key}" if keys[1] < len(numbers) else ""
-    known = {each.path for each in SCALARS}
+    known = {each.path for each in scalars()}
     return next((".".join(map(str, keys[:n])) for n in range(len(keys), 0, -1) if keys[:n] in known), "")
 
 

@@ -18,7 +18,7 @@ from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
 from fairshare.web.page_authentication import Refusal
 from fairshare.web.page_routing import Page, PagesApp, RequestContext, link, redirect
-from fairshare.web.policy_form import GROUPS, QUEUE, Draft, Finding, Form, PolicyText
+from fairshare.web.policy_form import QUEUE, Draft, Finding, Form, PolicyText
 from fairshare.web.svg_plots import Line, bullet, over_time
 from fairshare.web.what_if_worker import MOST_DAYS, Busy, PreviewOrder
 from gputally.base.units import MS_PER_DAY
@@ -186,9 +186,9 @@ def _form_page(
         for each in findings:
             beside.setdefault(each.field, []).append((kind, each.beside))
     return request.page(
-        "policy.html", "/shares/policy", status, form=form, draft=draft, beside=beside, groups=GROUPS, columns=QUEUE,
-        base=digest(standing.text), names=policy_form.names(form), policy_model=Policy, queue_model=QueuePolicy,
-        parts=_parts_html(request.app, draft.policy), may=request.caller.may("policy"),
+        "policy.html", "/shares/policy", status, form=form, draft=draft, beside=beside, groups=policy_form.groups(),
+        columns=QUEUE, base=digest(standing.text), names=policy_form.names(form), policy_model=Policy,
+        queue_model=QueuePolicy, parts=_parts_html(request.app, draft.policy), may=request.caller.may("policy"),
     )  # fmt: skip
 
 

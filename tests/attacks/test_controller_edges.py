@@ -16,7 +16,7 @@ from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
 from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_file import digest
 from fairshare.http_server import serve_extender
-from fairshare.web.policy_form import LISTED, QUEUE, SCALARS, PolicyText, form_of
+from fairshare.web.policy_form import LISTED, QUEUE, PolicyText, form_of, scalars
 from fairshare.web.policy_pages import ROUTES
 from gputally.base.clock import VirtualClock
 from tests.attacks.edges import DECIMALS, EDGES, INTEGERS, mutations
@@ -79,7 +79,7 @@ def test_every_field_of_the_form_survives_its_edges(here: Stage) -> None:
     for number, row in enumerate(standing.rows):
         whole |= {f"{LISTED}.{number}.{name}": value for name, value in row.values.items()}
         whole[f"{LISTED}.{number}.at"] = str(row.at)
-    fields = [each.name for each in SCALARS] + [f"{LISTED}.1.{each.name}" for each in QUEUE]
+    fields = [each.name for each in scalars()] + [f"{LISTED}.1.{each.name}" for each in QUEUE]
     for first in range(0, len(VALUES), examples(20, 3)):
         edges = {name: VALUES[(first + 7 * at) % len(VALUES)] for at, name in enumerate(fields)}
         checked(here.post("/shares/policy/check", whole | edges), edges)

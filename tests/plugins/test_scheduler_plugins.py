@@ -18,6 +18,7 @@ from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets import guard
 from fairshare.targets.installed import adapters, kinds
+from fairshare.web.policy_form import PolicyText, draft, form_of, scalars
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault, parse
 from gputally.doctor.rbac_checks import judge_rights, needed_rights
@@ -296,3 +297,26 @@ def test_the_suite_finds_what_is_wrong(lanes: Callable[..., None], law: str, cha
     lanes(change)
     with pytest.raises((AssertionError, guard.PluginFault)):
         judge()
+
+
+def test_the_form_of_the_policy_has_the_section_of_a_scheduler_of_another_package(lanes: Callable[..., None]) -> None:
+    lanes()
+    here = PolicyText.of("queues:\n- {name: a, refs: ['lanes:a']}\n", "policy.yaml")
+    fields = {each.name: each for each in scalars()}
+    assert [word for word, _ in fields["targets.lanes.mode"].choices] == ["weight", "off"]
+    assert fields["targets.lanes.setup"].kind == "text"
+    assert fields["targets.lanes.apply"].default(Policy) == "dry-run"
+    empty = form_of(here)
+    found = draft(here, replace(empty, values={**empty.values, "targets.lanes.setup": "fast"}))
+    assert found.policy is not None
+    assert found.policy.targets.others["lanes"].model_dump()["setup"] == "fast"
+
+
+def test_a_fault_in_the_section_of_a_scheduler_of_another_package_is_beside_its_field(
+    lanes: Callable[..., None],
+) -> None:
+    lanes()
+    here = PolicyText.of("queues:\n- {name: a, refs: ['lanes:a']}\ntargets: {lanes: {setup: 7}}\n", "policy.yaml")
+    found = draft(here, form_of(here))
+    assert [(each.field, each.place) for each in found.faults] == [("targets.lanes.setup", "policy.yaml:3")]
+    assert not found.sound

@@ -14,7 +14,6 @@ HISTORY = "accountant/histories/prometheus/"
 _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
 _SECTION = "the scheduler's section of a policy, which the accountant stores"
-_FORM = "its fields in the form of the policy"
 _DEMAND = "labels and annotations of pods by which it forms gangs and shares GPUs"
 _QUEUES = "the queue of a pod that its PodGroup, Workload or owner names"
 _REFS = "the references to queues in the ledger"
@@ -23,22 +22,21 @@ _SHARED = "its way to share GPUs: the seam of holders"
 _CREDENTIALS = "the options that name its credentials"
 SCHEDULERS = {
     "kueue": {
+        "accountant/billing/job_attempts.py": "names of gangs in decisions",
         "accountant/inventory/pod_facts.py": _QUEUES,
         "accountant/ledger/team_assignment.py": _REFS,
-        "accountant/web/job_and_node_pages.py": "names of gangs in decisions",
         "accountant/wire/policy_models.py": _SECTION,
         "agent/core/settings.py": "labels that are reported by default",
         "agent/wire.py": _REFS,
         "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
         "fairshare/core/gpu_demand.py": _DEMAND,
-        "fairshare/web/policy_form.py": _FORM,
+        "fairshare/web/policy_form.py": "an example of a reference",
     },
     "volcano": {
         "accountant/inventory/pod_facts.py": _QUEUES,
         "accountant/wire/policy_models.py": _SECTION,
         "agent/wire.py": _REFS,
         "fairshare/core/gpu_demand.py": _DEMAND,
-        "fairshare/web/policy_form.py": _FORM,
         "gputally/doctor/rbac_checks.py": _OWNERS,
     },
     "run[:_.]?ai": {
@@ -54,7 +52,6 @@ SCHEDULERS = {
         "fairshare/composition.py": _CREDENTIALS,
         "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
         "fairshare/core/settings.py": _CREDENTIALS,
-        "fairshare/web/policy_form.py": _FORM,
         "gputally/doctor/rbac_checks.py": "the ConfigMap of the controller with its notes",
         "gputally/kubernetes/pod_queue_labels.py": _SHARED,
     },

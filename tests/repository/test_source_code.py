@@ -85,6 +85,7 @@ WITHOUT_A_TASK = {
     "gputally/base/http_calls.py": "the time limit of one answer's headers, which ends with them",
     "gputally/kubernetes/api_client.py": "the time limit of one answer's headers, which ends with them",
     "gputally/base/plugins.py": "one call of a plug-in; the caller waits until its time limit",
+    "gputally/testing/engines.py": "callers of an engine at one time, which the test waits for",
     "gputally/testing/http_server.py": "the server of a fake, which its test ends",
     "gputally/demo/simulated_machines.py": "the demo's agents, which the demo waits for",
     "gputally/demo/pipeline.py": "the demo's scheduler, which the demo waits for",

@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import fsum, inf, isfinite
 from typing import Any
 
-from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
+from accountant.wire.policy_models import KaiTarget, Policy, QueuePolicy, WindowSpec
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
     companions_by_gang,
@@ -115,6 +115,7 @@ class KaiAdapter(Adapter):
 
     name = "kai"
     prefixes = (PREFIX,)
+    settings = KaiTarget
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import KubeSchedulerTarget, Policy
 from fairshare.core.gpu_demand import (
     LABELLED,
     SCHEDULING_GROUP,
@@ -35,6 +35,7 @@ class KubeSchedulerAdapter(Adapter):
 
     name = NAME
     prefixes = (LABELLED,)
+    settings = KubeSchedulerTarget
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery(POD_GROUPS),)

@@ -42,7 +42,7 @@ from itertools import chain
 from math import fsum, inf
 from typing import Any
 
-from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.policy_models import KueueTarget, Policy, QueuePolicy
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
@@ -232,6 +232,7 @@ class KueueAdapter(Adapter):
 
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
+    settings = KueueTarget
     stop = DeactivateWorkload()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:

@@ -41,7 +41,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import Policy, RunaiTarget
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import has_ref, match, owners, read_queues, target_queue
@@ -253,6 +253,7 @@ class RunaiAdapter(Adapter):
 
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
+    settings = RunaiTarget
     most_writes = 60  # each write is two requests to a remote service
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:

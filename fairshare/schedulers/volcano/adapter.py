@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import fsum, inf
 from typing import Any
 
-from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.policy_models import Policy, QueuePolicy, VolcanoTarget
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
@@ -104,6 +104,7 @@ class VolcanoAdapter(Adapter):
 
     name = "volcano"
     prefixes = (PREFIX,)
+    settings = VolcanoTarget
     stop = RestartJob()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:

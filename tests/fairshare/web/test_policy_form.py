@@ -15,7 +15,6 @@ from fairshare.controller.policy_difference import _DURATIONS, changes, duration
 from fairshare.controller.policy_file import policy_of_document
 from fairshare.web.policy_form import (
     QUEUE,
-    SCALARS,
     Entry,
     Form,
     PolicyText,
@@ -27,6 +26,7 @@ from fairshare.web.policy_form import (
     policy_text,
     revise,
     revised,
+    scalars,
     with_new_row,
 )
 from gputally.base.yaml_file import parse
@@ -233,7 +233,7 @@ def test_changes_name_queues_and_fill_defaults_in() -> None:
     assert after is not None
     changed = (("k", "1", "2"), ("queues.vision.weight", "2", "5"))
     assert changes(before, after) == changed
-    assert {each.name for each in SCALARS if each.kind == "duration"} == _DURATIONS
+    assert {each.name for each in scalars() if each.kind == "duration"} == _DURATIONS
 
 
 NAMES = st.text("abcdefgh-:# '\"[]{}é,|>&*!%@`0", min_size=1, max_size=8).filter(lambda text: text == text.strip())
@@ -310,7 +310,7 @@ def test_a_browser_sends_what_was_shown(policy: Policy) -> None:
 
 
 def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
-    assert {each.name: each.default(Policy) for each in SCALARS}["window.size"] == "7d"
+    assert {each.name: each.default(Policy) for each in scalars()}["window.size"] == "7d"
     assert {each.name: each.default(QueuePolicy) for each in QUEUE} == {
         "name": "", "parent": "none", "deserved": "0", "weight": "1", "limit": "-1", "priority": "100", "team": "none",
         "refs": "none", "turn": "gang", "gpu_models": "none",
@@ -357,7 +357,7 @@ def leaves(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_the_form_shows_all_that_a_policy_can_say() -> None:
-    known = {each.path for each in SCALARS}
+    known = {each.path for each in scalars()}
     hidden = [path for path in leaves(Policy) if not any(path[:n] in known for n in range(1, len(path) + 1))]
     assert hidden == [("schema_",), ("queues",)]
     assert {name for (name,) in leaves(QueuePolicy)} == {each.name for each in QUEUE}
