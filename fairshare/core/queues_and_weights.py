@@ -259,6 +259,10 @@ class Protection:
         return self.reclaim_s[shared]
 
 
+NO_PLACE = (0.0, 0, 0, "")
+"""The place of a workload that waits in no line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gang:
     """One workload. Its scheduler starts `minimum` GPUs of it or nothing, and more if there is room.
@@ -281,7 +285,9 @@ class Gang:
     protection: how long its scheduler protects it after its start; None if it does not.
     may_claim_ms: the time before which its scheduler evicts nothing for it; None if there is none.
     in_quota: true if its scheduler starts it only within the quotas of its queue and of all queues above it.
-    held_back: why its scheduler does not start it now, however much room there is; "" if it does."""
+    held_back: why its scheduler does not start it now, however much room there is; "" if it does.
+    line: the line of its scheduler in which it waits; "" if its scheduler has none.
+    place: its place in that line; the smallest is first."""
 
     queue: str
     kind: Kind
@@ -308,6 +314,8 @@ class Gang:
     companions: tuple[Pod, ...] = ()
     in_quota: bool = False
     held_back: str = ""
+    line: str = ""
+    place: tuple[float, int, int, str] = NO_PLACE
 
     @property
     def waits(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from accountant.wire.policy_models import Policy, PreemptionPolicy
 from fairshare.core.gpu_demand import gpus_taken
 from fairshare.core.gpu_models import ModelMap, policy_of_part, units
-from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Quota
+from fairshare.core.queues_and_weights import NO_PLACE, UNLIMITED, Entitlement, Gang, Pod, PolicyTree, Quota
 from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Trigger
 from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
@@ -58,7 +58,8 @@ class Claim:
     alternatives: further pools of which one may admit it instead, each with its nodes and its GPU model.
     in_quota: as in `Gang`.
     model: the GPU model on which it starts; None if the policy has no quotas by model.
-    uid: that of the workload's object, by which schedulers order workloads of the same age."""
+    uid: that of the workload's object, by which schedulers order workloads of the same age.
+    line, place: as in `Gang`."""
 
     key: str
     queue: str
@@ -77,6 +78,8 @@ class Claim:
     in_quota: bool = False
     model: str | None = None
     uid: str = ""
+    line: str = ""
+    place: tuple[float, int, int, str] = NO_PLACE
 
     @property
     def variants(self) -> Sequence[Claim]:
@@ -93,7 +96,7 @@ class Claim:
     @property
     def requirements(self) -> Hashable:
         """A value that is equal for claims that differ only in their workload and waiting time."""
-        return replace(self, key="", since_ms=0, uid="")
+        return replace(self, key="", since_ms=0, uid="", place=NO_PLACE)
 
     @property
     def called(self) -> bool:
@@ -106,7 +109,8 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
 
     Calls are first. The others follow by these keys: within quota before others, then higher priority, then the queue
     that holds the smallest part of its share, then the longest wait. Of workloads that wait for equally long, the
-    lower uid is first, as in the schedulers."""
+    lower uid is first, as in the schedulers. Those that wait in one line of their scheduler are in its order among
+    themselves, because it gives the room to its own first."""
     candidates = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     by_workload: dict[str, Claim] = {}
     for claim in candidates:
@@ -126,7 +130,20 @@ def claims(policy: Policy, situation: PreemptionInputs) -> tuple[Claim, ...]:
             claim.key,
         )
 
-    return tuple(sorted((claim for claim in by_workload.values() if claim.queue in accounts), key=order))
+    return _in_line(sorted((claim for claim in by_workload.values() if claim.queue in accounts), key=order))
+
+
+def _in_line(ordered: Sequence[Claim]) -> tuple[Claim, ...]:
+    """Return the claims with those of each line in its order, at the places that they have together."""
+    lines: dict[str, list[int]] = {}
+    for number, claim in enumerate(ordered):
+        if claim.line and not claim.called:
+            lines.setdefault(claim.line, []).append(number)
+    result = list(ordered)
+    for numbers in lines.values():
+        for number, claim in zip(numbers, sorted((ordered[n] for n in numbers), key=lambda c: c.place), strict=True):
+            result[number] = claim
+    return tuple(result)
 
 
 def over_limit(claim: Claim, now: Accounts, expected: Accounts, model: str | None = None) -> str | None:
@@ -240,6 +257,8 @@ def _claim(gang: Gang, situation: PreemptionInputs, trigger: Trigger, why: str) 
         gang.in_quota,
         model,
         gang.uid,
+        gang.line,
+        gang.place,
     )
 
 

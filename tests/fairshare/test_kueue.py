@@ -1001,13 +1001,66 @@ def test_nobody_else_stops_while_kueue_evicts_a_workload(pods: bool) -> None:
     assert (standing.requested, standing.allocated) == (8, 4)
 
 
-@pytest.mark.parametrize(("scope", "wanted"), [
-    ({}, ["first"]),
-    ({"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}, ["first", "other"]),
+SCOPE = {"admissionScope": {"admissionMode": AFS}}
+SAMPLED = "2026-09-30T18:00:00Z"
+
+
+@pytest.mark.parametrize(("scope", "ours", "wanted"), [
+    ({}, {}, ["first"]),
+    (SCOPE, {}, ["first"]),  # Kueue's configuration does not switch it on
+    (SCOPE, {"admissionFairSharing": ADMISSION, "featureGates": {"AdmissionFairSharing": False}}, ["first"]),
+    (SCOPE, {"admissionFairSharing": ADMISSION}, ["first", "other"]),
 ])  # fmt: skip
-def test_where_usage_decides_between_local_queues_each_has_its_own_first(
-    scope: dict[str, Any], wanted: list[str]
+def test_where_usage_decides_between_local_queues_and_is_unknown_each_has_its_own_first(
+    scope: dict[str, Any], ours: dict[str, Any], wanted: list[str]
 ) -> None:
     local = object_of(LOCAL_QUEUES[0], "second", {"clusterQueue": "a"})
     waiting = [_waiting("first"), _waiting("behind", created=LATER), _waiting("other", created=LATER, queue="second")]
-    assert _claimed(local, *waiting, **FIFO, **scope) == wanted
+    assert _claimed(local, *waiting, ours=ours, **FIFO, **scope) == wanted
+
+
+def _used(name: str, weight: str | None = None, **consumed: str) -> dict[str, Any]:
+    """Build a LocalQueue of ClusterQueue a with what Kueue has sampled of its usage, by resource."""
+    spec = {"clusterQueue": "a", **({"fairSharing": {"weight": weight}} if weight is not None else {})}
+    resources = {GPU if resource == "gpu" else resource: amount for resource, amount in consumed.items()}
+    usage = {"consumedResources": resources, "lastUpdate": SAMPLED}
+    return object_of(LOCAL_QUEUES[0], name, spec, {"fairSharing": {"admissionFairSharingStatus": usage}})
+
+
+def _since_sampling(at: str, gpus: int = 4) -> dict[str, Any]:
+    """Build a Workload of LocalQueue a that Kueue admitted at this time."""
+    workload = _workload("runs", "a", 1, gpus, admitted=True)
+    workload["status"]["admission"]["podSetAssignments"] = [
+        {"name": "main", "flavors": {GPU: "h100"}, "resourceUsage": {GPU: str(gpus)}, "count": 1}
+    ]
+    workload["status"]["conditions"] = [{**ACTIVE, "type": "Admitted", "lastTransitionTime": at}]
+    return workload
+
+
+@pytest.mark.parametrize(("objects", "weights", "wanted"), [
+    ([_used("a", gpu="2"), _used("second", gpu="1")], {}, ["other", "high", "old"]),
+    ([_used("a", gpu="1"), _used("second", gpu="2")], {}, ["high", "old", "other"]),
+    ([_used("a", gpu="1"), _used("second", gpu="1")], {}, ["high", "old", "other"]),  # then by priority
+    ([_used("a", "4", gpu="2"), _used("second", gpu="1")], {}, ["high", "old", "other"]),
+    ([_used("a", "0", gpu="0"), _used("second", gpu="9")], {}, ["other", "high", "old"]),  # weight 0 is last
+    ([_used("a", gpu="1", cpu="9"), _used("second", gpu="2", cpu="500m")], {}, ["other", "high", "old"]),
+    ([_used("a", gpu="1", cpu="9"), _used("second", gpu="2", cpu="500m")], {"cpu": 0}, ["high", "old", "other"]),
+    ([_used("a"), _used("second"), _since_sampling("2026-09-30T19:00:00Z")], {}, ["other", "high", "old"]),
+    ([_used("a"), _used("second"), _since_sampling("2026-09-30T17:00:00Z")], {}, ["high", "old", "other"]),
+])  # fmt: skip
+def test_of_local_queues_the_one_that_used_least_is_next(
+    objects: list[dict[str, Any]], weights: dict[str, float], wanted: list[str]
+) -> None:
+    """Before priority and age. A strict queue admits no other."""
+    old, high = _waiting("old"), _waiting("high", created=LATER, priority=1)
+    other = _waiting("other", created=LATER, queue="second")
+    ours = {"admissionFairSharing": {**ADMISSION, "resourceWeights": weights}}
+    assert _claimed(*objects, old, high, other, ours=ours, **SCOPE) == wanted
+    assert _claimed(*objects, old, high, other, ours=ours, **SCOPE, **FIFO) == wanted[:1]
+
+
+@pytest.mark.parametrize("weights", [{"cpu": "much"}, {"cpu": -1}, {"cpu": True}, ["cpu"]])
+def test_a_weight_of_a_resource_that_is_no_number_keeps_the_manager_from_starting(weights: Any) -> None:
+    read = read_configuration([configured({**CONFIGURATION, "admissionFairSharing": {"resourceWeights": weights}})])
+    assert read is not None
+    assert read.fault

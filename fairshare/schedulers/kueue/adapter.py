@@ -37,7 +37,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import fsum, inf
 from typing import Any
@@ -103,6 +103,7 @@ _NEWEST = _VERSIONS[-1]
 _FINAL, _INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"
 _STRATEGIES = ([_FINAL], [_INITIAL], [_FINAL, _INITIAL])
 _ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
+_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _DURATION = re.compile(r"\+?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)", re.ASCII)
 _MARKER = re.compile(r"^---[ \t\r]*(?:#.*)?$", re.MULTILINE)
 _COMMENTS = re.compile(r"\s*(?:#.*\s*)*")
@@ -118,7 +119,9 @@ class Configuration:
     no_half_life: admission fair sharing has no half-life, so Kueue counts no usage.
     by_creation: a Workload whose pods did not become ready in time keeps its place by age; otherwise it goes behind
         those that were there when it was evicted.
-    fault: why the manager does not start with the configuration; "" if no fault is known."""
+    fault: why the manager does not start with the configuration; "" if no fault is known.
+    resource_weights: by resource, how much its usage counts in admission fair sharing; 1 if not named.
+    penalty: which part of its requests a Workload adds to its LocalQueue's usage when Kueue admits it."""
 
     version: str
     fair: bool
@@ -126,6 +129,8 @@ class Configuration:
     no_half_life: bool = False
     fault: str = ""
     by_creation: bool = False
+    resource_weights: Mapping[str, float] = field(default_factory=dict)
+    penalty: float = 0.0
 
 
 CONFIGURATION_KEY = "controller_manager_config.yaml"
@@ -192,7 +197,29 @@ def _configuration(document: Mapping[str, Any], version: str) -> Configuration:
         return Configuration(version, False, False, fault=text)
     switched_off = isinstance(gates, Mapping) and gates.get("AdmissionFairSharing") is False
     no_half_life = bool(_ZERO.fullmatch(half_life or "0"))
-    return Configuration(version, fair, not switched_off, no_half_life, fault)
+    weights = admission.get("resourceWeights") or {}
+    if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
+        text = "admissionFairSharing.resourceWeights are no numbers from 0"
+        return Configuration(version, False, False, fault=text)
+    sampling = admission.get("usageSamplingInterval")
+    periods = (
+        0.0 if no_half_life else _seconds(sampling if isinstance(sampling, str) else "5m") / _seconds(half_life or "")
+    )
+    return Configuration(
+        version, fair, not switched_off, no_half_life, fault, resource_weights=weights, penalty=1 - 0.5**periods
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+
+
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(duration: str) -> float:
+    """Return the length of a duration as Go writes it; 0 for any other text."""
+    return fsum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(duration))
 
 
 def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
@@ -296,7 +323,8 @@ class KueueAdapter(Adapter):
             for title in map(_title, (*queues.values(), *cohorts.values()) if models else ())
             for flavor, model in of_flavors.items()
         }
-        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods)
+        lines = _Lines(locals_, queues, configuration, live)
+        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods, lines)
 
         def pools_of(obj: Object) -> list[str]:
             """Return the quotas of a queue, one per flavor and resource."""
@@ -627,6 +655,7 @@ def _gangs(
     pools: Mapping[str, Sequence[_FlavorQuota]],
     selectors: Mapping[str, tuple[tuple[str, str], ...]],
     pods: Sequence[Pod],
+    lines: _Lines,
 ) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the Workloads that request GPUs and are not deactivated, sentences on stopped queues, and the Workloads
     that cannot be read.
@@ -646,7 +675,7 @@ def _gangs(
         if value_at(live[name].obj, ("status", "admission")) is not None
     }
     waiting_gpus: dict[str, float] = {}
-    first = _first_in_line([each for each in workloads if _full_name(each.obj) not in gone], locals_, queues)
+    first = _first_in_line([each for each in workloads if _full_name(each.obj) not in gone], locals_, queues, lines)
 
     def read(obj: Object) -> Gang | None:
         key, spec = _full_name(obj), obj.get("spec") or {}
@@ -668,14 +697,15 @@ def _gangs(
             # An admitted Workload holds its GPUs even before its pods exist: Kueue gives them to no other Workload.
             minimum = min(gang.minimum, requested)
             return replace(gang, requested=requested, allocated=allocated, minimum=minimum)
-        ahead = first.get(_line(obj, queues.get(cluster_queue), cluster_queue))
+        line, place = lines.of(live[key], cluster_queue)
+        ahead = first.get(line)
         held_back, reserved = live[key].not_queued, condition_of(obj, "QuotaReserved")
         if ahead is not None and not held_back and _full_name(ahead.obj) != key:
             title = _title(queues[cluster_queue])
             held_back = f"{title} is a StrictFIFO queue, and Workload {_full_name(ahead.obj)} is before it"
         elif not held_back and reserved.get("status") == "False" and reserved.get("reason") in _NEVER_FITS:
             held_back = _cannot_admit(reserved)
-        return replace(gang, held_back=held_back)
+        return replace(gang, held_back=held_back, line="/".join(line), place=place)
 
     gangs, unreadable = read_each((each.obj for each in workloads), read)
     stopped = (f"{halt}: {amount:g} GPUs that wait there are not counted" for halt, amount in waiting_gpus.items())
@@ -683,18 +713,81 @@ def _gangs(
 
 
 _Line = tuple[str, str]
-"""A ClusterQueue, and with admission fair sharing one of its LocalQueues, whose usage decides before priorities do."""
+"""A ClusterQueue; and one of its LocalQueues where usage decides between these first, and is unknown."""
+_Place = tuple[float, int, int, str]
+"""Where a Workload stands in its line: by the usage of its LocalQueue, if that counts, then as in `_Live.order`."""
 
 
-def _line(workload: Object, queue: Object | None, cluster_queue: str) -> _Line:
-    return cluster_queue, _local(workload) if _enables_afs(queue) else ""
+class _Lines:
+    """The lines in which Workloads wait. With admission fair sharing, the LocalQueue that used least in proportion to
+    its weight is first, before priority and age.
+
+    A LocalQueue's status has the usage of its last sampling. What Kueue has admitted since counts with the part of its
+    requests that Kueue adds at once.
+
+    Source: Kueue pkg/cache/queue, queueOrderingFunc; pkg/util/admissionfairsharing, CalculateUsage."""
+
+    def __init__(
+        self,
+        locals_: Mapping[str, Object],
+        queues: Mapping[str, Object],
+        configuration: Configuration | None,
+        workloads: Iterable[_Live],
+    ) -> None:
+        self._locals, self._queues = locals_, queues
+        self._usage: dict[str, float | None] = {}
+        admitted: dict[str, list[Object]] = {}
+        for each in workloads:
+            if each.cluster_queue:
+                admitted.setdefault(_local(each.obj), []).append(each.obj)
+        for ref, obj in locals_.items():
+            if _counts_history(obj, _kind_of(obj), queues, configuration):
+                self._usage[ref] = _usage_over_weight(obj, configuration, admitted.get(ref, ()))
+
+    def of(self, workload: _Live, cluster_queue: str) -> tuple[_Line, _Place]:
+        """Return the line of a Workload that waits for this ClusterQueue, and its place."""
+        ref = _local(workload.obj)
+        usage = self._usage.get(ref, 0.0)
+        if usage is None:
+            return (cluster_queue, ref), (0.0, *workload.order)
+        return (cluster_queue, ""), (usage, *workload.order)
+
+
+def _usage_over_weight(local: Object, configuration: Configuration | None, admitted: Iterable[Object]) -> float | None:
+    """Return the usage by which Kueue orders the LocalQueues of a ClusterQueue; None if it is unknown. admitted: its
+    Workloads with an admission."""
+    sampled = value_at(local, ("status", "fairSharing", "admissionFairSharingStatus"))
+    if configuration is None or configuration.fault or not isinstance(sampled, Mapping):
+        return None
+    since_ms = millis(sampled.get("lastUpdate")) or 0
+    parts = [_weighed(sampled.get("consumedResources"), configuration)]
+    for workload in admitted:
+        admission = condition_of(workload, "Admitted")
+        at_ms = millis(admission.get("lastTransitionTime")) if admission.get("status") == "True" else None
+        if at_ms is None or at_ms >= since_ms:
+            parts += [
+                configuration.penalty * _weighed(each.get("resourceUsage"), configuration)
+                for each in value_at(workload, ("status", "admission", "podSetAssignments")) or ()
+            ]
+    stated = value_at(local, ("spec", "fairSharing", "weight"))
+    weight = UNSET if stated is None else quantity(stated)
+    if weight is None:
+        return None
+    return fsum(parts) / weight if weight > 0 else inf
+
+
+def _weighed(resources: object, configuration: Configuration) -> float:
+    """Return amounts of resources as one sum, each in its own unit, such as bytes."""
+    amounts = resources if isinstance(resources, Mapping) else {}
+    weights = configuration.resource_weights
+    return fsum(weights.get(str(name), 1.0) * (quantity(amount) or 0.0) for name, amount in amounts.items())
 
 
 def _first_in_line(
-    workloads: Iterable[_Live], locals_: Mapping[str, Object], queues: Mapping[str, Object]
+    workloads: Iterable[_Live], locals_: Mapping[str, Object], queues: Mapping[str, Object], lines: _Lines
 ) -> Mapping[_Line, _Live]:
     """Return the Workload that each StrictFIFO queue admits next, before any other, also if that needs no GPU."""
-    first: dict[_Line, _Live] = {}
+    first: dict[_Line, tuple[_Place, _Live]] = {}
     for each in workloads:
         cluster_queue = str(value_at(locals_.get(_local(each.obj), {}), ("spec", "clusterQueue")) or "")
         queue = queues.get(cluster_queue)
@@ -705,10 +798,10 @@ def _first_in_line(
             and not each.not_queued
             and _halt(each.obj, locals_, queue) is None
         ):
-            line = _line(each.obj, queue, cluster_queue)
-            if line not in first or each.order < first[line].order:
-                first[line] = each
-    return first
+            line, place = lines.of(each, cluster_queue)
+            if line not in first or place < first[line][0]:
+                first[line] = place, each
+    return {line: each for line, (_, each) in first.items()}
 
 
 def _replaced(workload: _Live, live: Mapping[str, _Live]) -> _Live | None:
