@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -37,10 +38,10 @@ from fairshare.preemption.claims_and_placement import (
 from fairshare.preemption.eviction import EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
-from fairshare.preemption.preemption_types import PreemptionCall
+from fairshare.preemption.preemption_types import PreemptionCall, Victim
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
-from fairshare.targets.installed import adapters, with_workloads
+from fairshare.targets.installed import adapters, whole_stop, with_workloads
 from fairshare.targets.status_config_map import StatusObject, decoded
 from fairshare.targets.weight_plan import list_if_served, look_at
 from fairshare.usage.accountant_client import AccountantPort, window_by_model
@@ -59,10 +60,25 @@ IDLE_KEY = "warned-idle"
 OUTCOMES_KEY = "recorded-outcomes"
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 """The ConfigMap's entry of preemptions by hand, and its field manager. The controller changes neither."""
+BEGUN_KEY, BEGINS = "preempting", "gputally-preempting"
+"""The ConfigMap's entry of victims that are stopped next, and its field manager. It is written before they are, so that
+a controller that ends in between is followed by one that knows of them."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
 _PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
 """Decodes an entry: the fields of each `PastPreemption`."""
+
+
+class _Begun(msgspec.Struct, array_like=True):
+    """A victim that was to be stopped. past: what the limits count if it was. pods: uids of the pods to be evicted;
+    empty if its scheduler stops it through its object."""
+
+    target: str
+    past: tuple[int, str, str, str, float, float, str]
+    pods: list[str]
+
+
+_BEGUN = msgspec.json.Decoder(list[_Begun])
 _OUTCOMES = msgspec.json.Decoder(dict[str, dict[str, str]])
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
@@ -87,6 +103,7 @@ class Preemptions:
         self._where = where
         self._idle = IdleWatch(usage)
         self._past: tuple[PastPreemption, ...] = ()
+        self._begun: tuple[_Begun, ...] = ()
         self._recorded: dict[str, RecordedOutcomes] = {}
         self._delivered: dict[str, RecordedOutcomes] = {}
         self._vetoes: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
@@ -95,6 +112,9 @@ class Preemptions:
         """Continue from the state in the ConfigMap."""
         data = config_map.get("data") or {}
         self._past = _read(data.get(KEY, ""))
+        known = {astuple(past) for past in self._past}
+        begun = decoded(data.get(BEGUN_KEY, ""), _BEGUN) or ()
+        self._begun = tuple(each for each in begun if each.past not in known)
         self._idle.restore(data.get(IDLE_KEY, ""))
         recorded = decoded(data.get(OUTCOMES_KEY, ""), _OUTCOMES)
         self._recorded = dict(recorded or {})
@@ -145,6 +165,7 @@ class Preemptions:
         mode = preemption_cycle.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
+        self._count_begun(target, pods, unfinished)
         idle = IdleReport()
         if metered_ms is not None:
             idle_mode = preemption_cycle.idle_mode(policy, mode)
@@ -167,7 +188,9 @@ class Preemptions:
             return report, ()
         vetoes = self._valid_vetoes(target, now_ms)
         try:
-            report = preemption_cycle.preempt(policy, cluster, inputs, mode, leading, vetoes)
+            report = preemption_cycle.preempt(
+                policy, cluster, inputs, mode, leading, vetoes, partial(self._begin, cluster, target)
+            )
         except ClaimsUnsettled as unsettled:
             new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in vetoes}
             self._vetoes[target] = self._vetoes[target] | new
@@ -177,6 +200,34 @@ class Preemptions:
         self._recorded[target] = preemption_cycle.outcomes_of(report)
         self._past = still_limiting((*self._past, *report.past), now_ms, policy.preemption.cool_down)
         return replace(report, events=(*idle.events, *(report.events if decisions else ()))), decisions
+
+    def _begin(self, cluster: Cluster, target: str, victims: Sequence[tuple[PastPreemption, Victim]]) -> None:
+        """Note the victims in the ConfigMap before they are stopped. Raises ClusterError."""
+        if self._where is None:
+            return
+        rows = [
+            _Begun(target, astuple(past), [] if whole_stop(victim.gang.kind) else [pod.uid for pod in victim.pods])
+            for past, victim in victims[:MOST_KEPT]
+        ]
+        where = {"name": self._where.name, "namespace": self._where.namespace}
+        text = msgspec.json.encode(rows).decode()
+        change = {"apiVersion": CONFIG_MAP.api_version, "kind": CONFIG_MAP.kind, "metadata": where}
+        cluster.apply({**change, "data": {BEGUN_KEY: text}}, field_manager=BEGINS)
+
+    def _count_begun(self, target: str, pods: Sequence[Pod], unfinished: Collection[str]) -> None:
+        """Count the victims that an earlier controller began to stop and did not record, if they were stopped: the
+        object says so, or one of the pods no longer runs."""
+        if not self._begun:
+            return
+        running = {pod.uid for pod in pods if pod.held}
+        stopped = (
+            PastPreemption(*each.past)
+            for each in self._begun
+            if each.target == target
+            and (not running.issuperset(each.pods) if each.pods else each.past[1] in unfinished)
+        )
+        self._past = (*self._past, *stopped)
+        self._begun = tuple(each for each in self._begun if each.target != target)
 
     def _valid_vetoes(self, target: str, now_ms: int) -> dict[str, EvictionVeto]:
         """Return the vetoes of earlier cycles that are still valid, and forget the others."""

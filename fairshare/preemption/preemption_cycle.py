@@ -11,7 +11,7 @@ an owner cannot be written. It does not name workloads that a rule protects."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
@@ -108,6 +108,10 @@ class ClaimsUnsettled(Unavailable):
         self.vetoes = vetoes
 
 
+Begin = Callable[[Sequence[tuple[PastPreemption, Victim]]], None]
+"""Notes the victims that are stopped next. Raises ClusterError if it could not."""
+
+
 def preempt(
     policy: Policy,
     cluster: Cluster,
@@ -115,10 +119,12 @@ def preempt(
     mode: Mode,
     leading: Callable[[], bool] = lambda: True,
     known: Mapping[str, EvictionVeto] = _NO_VETOES,
+    begin: Begin = lambda _victims: None,
 ) -> PreemptionReport:
     """Decide, check with the cluster, and stop victims if `mode` says so.
 
     known: vetoes of earlier cycles that are still valid.
+    begin: is called once before the first victim is stopped.
 
     Raises ClusterError if the cluster does not answer before a victim is stopped, and ClaimsUnsettled if it vetoes too
     many victims."""
@@ -127,6 +133,14 @@ def preempt(
     stops: list[VictimStop] = []
     stop_events: list[Event] = []
     unavailable = False
+    enforced = [
+        victim
+        for verdict in verdicts
+        if _verdict_mode(policy, verdict, mode) == "enforce"
+        for victim in verdict.victims
+    ]
+    if enforced and leading():
+        begin([(_as_past(victim, settled.now_ms, cycle), victim) for victim in enforced])
     for n, verdict in enumerate(verdicts):
         enforce = _verdict_mode(policy, verdict, mode) == "enforce"
         for m, victim in enumerate(verdict.victims):
@@ -141,15 +155,13 @@ def preempt(
             stops.append(VictimStop(verdict.claimant, victim, effect))
             if effect.result in STOPPED or effect.result == "would-stop":
                 stop_events += events(victim, settled.now_ms, dry_run=not enforce)
-    past = tuple(
-        PastPreemption(
-            settled.now_ms, stop.victim.gang.key, stop.victim.gang.queue, stop.victim.team, stop.victim.gpus,
-            stop.victim.lost_gpu_hours, cycle,
-        )
-        for stop in stops
-        if stop.effect.result in STOPPED
-    )  # fmt: skip
+    past = tuple(_as_past(stop.victim, settled.now_ms, cycle) for stop in stops if stop.effect.result in STOPPED)
     return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(stop_events), past, vetoes)
+
+
+def _as_past(victim: Victim, now_ms: int, cycle: str) -> PastPreemption:
+    gang = victim.gang
+    return PastPreemption(now_ms, gang.key, gang.queue, victim.team, victim.gpus, victim.lost_gpu_hours, cycle)
 
 
 def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:

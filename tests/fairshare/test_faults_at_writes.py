@@ -196,6 +196,38 @@ def test_a_fault_at_any_write_of_a_cycle_changes_nothing_in_the_end(
             assert _end(scene, cluster, controller_of) == wanted, (at, error, carried_out)
 
 
+class Killed(BaseException):
+    """The controller's process ends."""
+
+
+@pytest.mark.parametrize("target", SCENES)
+def test_after_a_kill_at_any_write_the_next_controller_reads_from_the_objects_what_was_preempted(
+    target: str, controller_of: Make, accountant: Any
+) -> None:
+    """Also if the kill came before the state in the status ConfigMap: no second gang stops for the same claim."""
+    scene = SCENES[target]()
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+
+    def controller(cluster: FaultAt) -> Any:
+        return controller_of(scene.policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
+
+    first = FaultAt(KINDS, scene.objects)
+    controller(first).cycle()
+    assert (0 < first.writes <= MOST_WRITES, len(_stopped(first))) == (True, 1)
+    for at in range(first.writes):
+        for carried_out in (True, False):
+            cluster = FaultAt(KINDS, scene.objects)
+            cluster.at, cluster.error, cluster.carried_out = at, Killed(), carried_out  # type: ignore[assignment]
+            with pytest.raises(Killed):
+                controller(cluster).cycle()
+            cluster.at = None
+            again = controller(cluster)
+            again.cycle()
+            again.later()
+            assert (len(_stopped(cluster)), scene.weights(cluster)) == (1, scene.weights(first)), (at, carried_out)
+
+
 @pytest.mark.parametrize("target", [name for name in SCENES if name != "kube-scheduler"])
 def test_a_fault_at_any_write_of_a_release_leaves_nothing_that_the_next_one_does_not_restore(
     target: str, controller_of: Make, accountant: Any

@@ -1046,6 +1046,7 @@ def _since_sampling(at: str, gpus: int = 4) -> dict[str, Any]:
     ([_used("a", gpu="1", cpu="9"), _used("second", gpu="2", cpu="500m")], {}, ["other", "high", "old"]),
     ([_used("a", gpu="1", cpu="9"), _used("second", gpu="2", cpu="500m")], {"cpu": 0}, ["high", "old", "other"]),
     ([_used("a"), _used("second"), _since_sampling("2026-09-30T19:00:00Z")], {}, ["other", "high", "old"]),
+    ([_used("a"), _used("second"), _since_sampling("2026-09-30T17:59:57Z")], {}, ["other", "high", "old"]),
     ([_used("a"), _used("second"), _since_sampling("2026-09-30T17:00:00Z")], {}, ["high", "old", "other"]),
 ])  # fmt: skip
 def test_of_local_queues_the_one_that_used_least_is_next(

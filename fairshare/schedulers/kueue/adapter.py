@@ -82,6 +82,7 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, KINDS, LOCAL_QUEUES, WORKLOADS
 from fairshare.schedulers.kueue.stop import DeactivateWorkload, condition_of
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
+from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import (
@@ -121,7 +122,8 @@ class Configuration:
         those that were there when it was evicted.
     fault: why the manager does not start with the configuration; "" if no fault is known.
     resource_weights: by resource, how much its usage counts in admission fair sharing; 1 if not named.
-    penalty: which part of its requests a Workload adds to its LocalQueue's usage when Kueue admits it."""
+    penalty: which part of its requests a Workload adds to its LocalQueue's usage when Kueue admits it.
+    sampling_s: time between two samplings of usage."""
 
     version: str
     fair: bool
@@ -131,6 +133,7 @@ class Configuration:
     by_creation: bool = False
     resource_weights: Mapping[str, float] = field(default_factory=dict)
     penalty: float = 0.0
+    sampling_s: float = 0.0
 
 
 CONFIGURATION_KEY = "controller_manager_config.yaml"
@@ -201,13 +204,13 @@ def _configuration(document: Mapping[str, Any], version: str) -> Configuration:
     if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
         text = "admissionFairSharing.resourceWeights are no numbers from 0"
         return Configuration(version, False, False, fault=text)
-    sampling = admission.get("usageSamplingInterval")
-    periods = (
-        0.0 if no_half_life else _seconds(sampling if isinstance(sampling, str) else "5m") / _seconds(half_life or "")
-    )
+    stated = admission.get("usageSamplingInterval")
+    sampling_s = _seconds(stated if isinstance(stated, str) else "5m")
+    penalty = 0.0 if no_half_life else 1 - 0.5 ** (sampling_s / _seconds(half_life or ""))
     return Configuration(
-        version, fair, not switched_off, no_half_life, fault, resource_weights=weights, penalty=1 - 0.5**periods
-    )
+        version, fair, not switched_off, no_half_life, fault, resource_weights=weights, penalty=penalty,
+        sampling_s=sampling_s,
+    )  # fmt: skip
 
 
 def _is_number(value: object) -> bool:
@@ -722,8 +725,8 @@ class _Lines:
     """The lines in which Workloads wait. With admission fair sharing, the LocalQueue that used least in proportion to
     its weight is first, before priority and age.
 
-    A LocalQueue's status has the usage of its last sampling. What Kueue has admitted since counts with the part of its
-    requests that Kueue adds at once.
+    A LocalQueue's status has the usage of its last sampling. What Kueue has admitted since, and still runs, counts with
+    the part of its requests that Kueue adds at once. Kueue also writes the status while it admits, without that part.
 
     Source: Kueue pkg/cache/queue, queueOrderingFunc; pkg/util/admissionfairsharing, CalculateUsage."""
 
@@ -753,13 +756,20 @@ class _Lines:
         return (cluster_queue, ""), (usage, *workload.order)
 
 
+_ADMITTING_S, _ADMITTING_PARTS = 5.0, 20
+"""How much older than a LocalQueue's status an admission may be that the status has without its penalty: at most so
+many seconds, and such a part of a sampling."""
+
+
 def _usage_over_weight(local: Object, configuration: Configuration | None, admitted: Iterable[Object]) -> float | None:
     """Return the usage by which Kueue orders the LocalQueues of a ClusterQueue; None if it is unknown. admitted: its
     Workloads with an admission."""
     sampled = value_at(local, ("status", "fairSharing", "admissionFairSharingStatus"))
     if configuration is None or configuration.fault or not isinstance(sampled, Mapping):
         return None
-    since_ms = millis(sampled.get("lastUpdate")) or 0
+    since_ms = (millis(sampled.get("lastUpdate")) or 0) - MS_PER_SECOND * min(
+        _ADMITTING_S, configuration.sampling_s / _ADMITTING_PARTS
+    )
     parts = [_weighed(sampled.get("consumedResources"), configuration)]
     for workload in admitted:
         admission = condition_of(workload, "Admitted")
