@@ -116,6 +116,66 @@ def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(rende
         assert out[8443] == [{"ipBlock": {"cidr": "203.0.113.0/24"}}]
 
 
+ONE_ADDRESS = {
+    "accountant": {
+        "publicUrl": "https://gpus.example",
+        "ingress": {"enabled": True, "className": "nginx", "annotations": {"a": "of the accountant"}},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}]},
+        "callers": {"text": "schema: 1\n"},
+        "signIn": {"existingSecret": "login", "sessionKey": {"existingSecret": "session", "key": "k"}},
+    },
+    "fairshare": {"pages": {"enabled": True, "tls": {"existingSecret": "pages-tls"}}},
+    "networkPolicy": {"issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443]},
+}
+
+
+def test_accountant_and_controller_have_one_address_and_one_sign_in(render: Any) -> None:
+    found = render(ONE_ADDRESS)
+    (rule,) = found.find("Ingress", "accountant")["spec"]["rules"]
+    backends = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
+    assert backends == {"/": "gputally-accountant", "/shares": "gputally-pages"}
+    assert [ingress["metadata"]["name"] for ingress in found.of("Ingress")] == ["gputally-accountant"]
+    shares, rest = found.find("HTTPRoute", "accountant")["spec"]["rules"]
+    assert shares["matches"] == [{"path": {"type": "PathPrefix", "value": "/shares"}}]
+    assert [each["backendRefs"][0]["name"] for each in (shares, rest)] == ["gputally-pages", "gputally-accountant"]
+    settings, controller = (
+        accountant_settings(None, found.accountant.environment, {"tokens": "t"}),
+        controller_settings(found.fairshare),
+    )
+    assert (settings.controller_pages, controller.pages_accountant) == ("/", "/")
+    assert settings.public_url == controller.pages_public_url == "https://gpus.example"
+    sources = [workload.volumes["session"]["secret"] for workload in (found.accountant, found.fairshare)]
+    assert sources[0] == sources[1]
+    assert "login" not in found.fairshare.volumes, "only the accountant signs people in"
+    assert 8443 not in found.find("NetworkPolicy", "fairshare").ways_out
+
+
+def test_pages_that_speak_http_have_an_ingress_of_their_own_at_the_same_host(render: Any) -> None:
+    pages = {"enabled": True, "ingress": {"annotations": {"a": "of the pages"}}}
+    found = render({**ONE_ADDRESS, "fairshare": {"pages": pages}})
+    for name, path, note in (("accountant", "/", "of the accountant"), ("pages", "/shares", "of the pages")):
+        ingress = found.find("Ingress", name)
+        (rule,) = ingress["spec"]["rules"]
+        assert (rule["host"], [each["path"] for each in rule["http"]["paths"]]) == ("gpus.example", [path])
+        assert ingress["metadata"]["annotations"] == {"a": note}
+        assert ingress["spec"]["ingressClassName"] == "nginx"
+
+
+def test_pages_with_an_address_of_their_own_are_in_the_menu_with_it(render: Any) -> None:
+    pages = {
+        "enabled": True,
+        "publicUrl": "https://fairshare.example/",
+        "signIn": {"sessionKey": {"existingSecret": "s"}},
+    }
+    found = render({**ONE_ADDRESS, "fairshare": {"pages": pages}})
+    assert (
+        accountant_settings(None, found.accountant.environment, {"tokens": "t"}).controller_pages
+        == "https://fairshare.example"
+    )
+    assert controller_settings(found.fairshare).pages_accountant == "https://gpus.example"
+    assert found.fairshare.volumes["session"]["secret"]["secretName"] == "s"
+
+
 def test_agents_accountant_and_controller_call_the_cluster_the_same(render: Any) -> None:
     """A controller with another cluster name than its agents would see no GPU."""
     found = render({"clusterName": "prod-eu", "agent": {"pools": {"a": {}, "b": {}}}})

@@ -264,16 +264,35 @@ there is none. */}}
 {{- default (printf "%s-%s" (include "gputally.component" (list (index . 0) (index . 1))) (index . 2)) $file.existingConfigMap -}}
 {{- end -}}
 
+{{/* "yes" if the controller's pages are at the accountant's address, because they have no address of their own. */}}
+{{- define "gputally.oneAddress" -}}
+{{- $pages := .Values.fairshare.pages -}}
+{{- $own := or $pages.publicUrl $pages.ingress.enabled $pages.httpRoute.enabled -}}
+{{- if and .Values.accountant.enabled .Values.accountant.publicUrl .Values.fairshare.enabled $pages.enabled (not $own) -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* Scheme and host of a URL, without a path. */}}
+{{- define "gputally.site" -}}
+{{- $url := urlParse . -}}
+{{- printf "%s://%s" $url.scheme $url.host -}}
+{{- end -}}
+
 {{/* Name of the ConfigMap with the issuers for the controller's pages: their own, else the accountant's; "" without sign-in. */}}
 {{- define "gputally.pagesCallers" -}}
 {{- $pages := .Values.fairshare.pages -}}
-{{- if and .Values.fairshare.enabled $pages.enabled $pages.publicUrl -}}
 {{- $own := or $pages.callers.text $pages.callers.existingConfigMap -}}
 {{- $accountants := .Values.accountant.callers -}}
+{{- $one := and (include "gputally.oneAddress" .) (or $own $accountants.text $accountants.existingConfigMap) -}}
+{{- if and $one (not .Values.accountant.signIn.sessionKey.existingSecret) }}
+{{- fail "fairshare.pages: at the accountant's address they need accountant.signIn.sessionKey.existingSecret, the key with which both read a sign-in; or set fairshare.pages.publicUrl to an address of their own" }}
+{{- end }}
+{{- if or $one (and .Values.fairshare.enabled $pages.enabled $pages.publicUrl) -}}
 {{- if not (or $own (and .Values.accountant.enabled $accountants.text) $accountants.existingConfigMap) }}
 {{- fail "fairshare.pages.publicUrl: people sign in with the issuers of a callers file: set fairshare.pages.callers or accountant.callers" }}
 {{- end }}
-{{- if not $pages.signIn.sessionKey.existingSecret }}
+{{- if not (or $one $pages.signIn.sessionKey.existingSecret) }}
 {{- fail "fairshare.pages.publicUrl: needs fairshare.pages.signIn.sessionKey.existingSecret, the key that all replicas sign sessions with" }}
 {{- end }}
 {{- if $own -}}
