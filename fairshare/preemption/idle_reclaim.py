@@ -302,10 +302,10 @@ class IdleWatch:
         idle_uids = {pod.uid for part in parts for pod in part.pods}
         warnings = _Warnings(rule, mode, cluster, measured, now_ms)
         pods = {pod.uid: pod for gang in gangs for pod in gang.pods if pod.held}
-        for uid in sorted(before.keys() - idle_uids):
-            if uid in pods:
-                warnings.withdraw(pods[uid])
-        warned = {uid: at for uid, at in before.items() if uid in idle_uids}
+        working = [pods[uid] for uid in sorted(before.keys() - idle_uids) if uid in pods]
+        # One whose warning could not be removed is warned from now on, so that the next check removes it.
+        standing = {pod.uid: now_ms for pod in working if not warnings.withdraw(pod)}
+        warned = standing | {uid: at for uid, at in before.items() if uid in idle_uids}
         for part in sorted(parts, key=lambda part: (min(warned.get(p.uid, now_ms) for p in part.pods), part.key)):
             for pod in part.pods:
                 new = pod.uid not in warned and pod.uid not in self._exempt and len(warned) < MOST_WARNED
@@ -392,12 +392,13 @@ class _Warnings:
         self._add_event(pod, "Warning", "Idle" if self._enforce else "WouldBeIdle", text)
         return True
 
-    def withdraw(self, pod: Pod) -> None:
-        """Withdraw the warning of a pod that is no longer idle."""
-        if self._enforce:
-            self._annotate(pod, None)
+    def withdraw(self, pod: Pod) -> bool:
+        """Withdraw the warning of a pod that is no longer idle. Return False if its annotation could not be removed."""
+        if self._enforce and not self._annotate(pod, None):
+            return False
         text = "its GPUs are used again, or their use is unknown: nothing is reclaimed"
         self._add_event(pod, "Normal", "IdleNoMore", text)
+        return True
 
     def may_be_warned(self, pod: Pod) -> bool:
         """Return whether the pod still exists and is not exempt. The reason of an exemption is recorded."""

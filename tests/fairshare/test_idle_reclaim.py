@@ -24,11 +24,12 @@ from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionIn
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import AccountantUnavailable, Refused
+from gputally.base.errors import AccountantUnavailable, Conflict, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import pods_of, reasons_of
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 from tests.fairshare.scheduler_kinds import KINDS
@@ -467,3 +468,52 @@ def test_a_warning_that_cannot_be_written_is_none(start: Make, lives_of: Lives, 
     clock.advance(GRACE_MS)
     loop.cycle()
     assert _names(cluster) == ["nb"]
+
+
+FAULTS = [
+    (Unavailable("timeout"), True),
+    (Unavailable("503"), False),
+    (Refused("403"), False),
+    (Conflict("409"), False),
+]
+
+
+@pytest.mark.parametrize("works", [False, True], ids=["reclaimed", "forgiven"])
+def test_a_fault_at_any_write_of_a_warning_its_withdrawal_or_the_reclaim_changes_nothing_in_the_end(
+    works: bool, start: Make, lives_of: Lives, clock: VirtualClock
+) -> None:
+    """One of two idle pods may be reclaimed in an hour. No warning stands on a pod that is used again."""
+    lives_of.names = ["nb", "web"]
+
+    def life(cluster: FaultAt) -> tuple[list[str], list[str], int]:
+        """Return the pods and those with a warning in the end, and the number of writes."""
+        clock.advance(2 * LONG_MS)
+        lives_of.busy = {}
+        loop = start(cluster, per_cluster=1)
+        for step in range(6):
+            loop.cycle()
+            clock.advance(GRACE_MS // CHECKS_PER_GRACE)
+            if works and step == 1:
+                lives_of.busy = dict.fromkeys(lives_of.names, (clock.wall_ms(), 1.0))
+        for _ in range(0 if works else 4):
+            loop.cycle()
+            clock.advance(GRACE_MS // CHECKS_PER_GRACE)
+        warned = [
+            pod["metadata"]["name"]
+            for pod in cluster.list(POD)
+            if WARNING in (pod["metadata"].get("annotations") or {})
+        ]
+        return _names(cluster), warned, cluster.writes
+
+    def cluster() -> FaultAt:
+        return FaultAt(KINDS, [node_object(), _pod("nb"), _pod("web")])
+
+    names, warned, writes = life(cluster())
+    assert (len(names), len(warned)) == ((2, 0) if works else (1, 1))
+    assert 0 < writes < 80
+    for at in range(writes):
+        for error, carried_out in FAULTS:
+            faulty = cluster()
+            faulty.at, faulty.error, faulty.carried_out = at, error, carried_out
+            left, marked, _ = life(faulty)
+            assert (len(left), len(marked)) == (len(names), len(warned)), (at, error, carried_out)

@@ -17,11 +17,12 @@ from fairshare.schedulers.runai import adapter as runai_target
 from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterError, NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from gputally.testing.http_server import Handler, listening
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import condition, reasons_of, results_of
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 
@@ -338,3 +339,84 @@ def test_an_answer_of_runai_is_bounded_in_size_and_time(
         monkeypatch.setattr(runai_target, "MOST_BYTES", 3)
         with pytest.raises(Unavailable, match="larger than 3 bytes"):
             api.node_pools()
+
+
+class AnsweringAt:
+    """Run:ai's control plane, with a fault at one write: the first before 0. carried_out: after the write."""
+
+    def __init__(self, there: StandIn) -> None:
+        self.there, self.writes, self.at, self.carried_out = there, 0, -1, False
+        self.fault = lambda: httpx2.Response(503)
+        self.transport = httpx2.MockTransport(self._answer)
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method != "PATCH":
+            return self.there._handle(request)
+        self.writes += 1
+        if self.writes - 1 != self.at:
+            return self.there._handle(request)
+        if self.carried_out:
+            self.there._handle(request)
+        return self.fault()
+
+
+def _no_answer() -> httpx2.Response:
+    raise httpx2.ReadTimeout("timeout")
+
+
+RUNAI_FAULTS = [(_no_answer, True), (_no_answer, False), (lambda: httpx2.Response(503), False),
+                (lambda: httpx2.Response(403), False), (lambda: httpx2.Response(409), False)]  # fmt: skip
+NOTE_FAULTS = [(Unavailable("timeout"), True), (Unavailable("503"), False), (Refused("403"), False),
+               (Conflict("409", (("other", "data"),)), False)]  # fmt: skip
+PLACES = [*(("runai", fault, late) for fault, late in RUNAI_FAULTS), *(("notes", f, late) for f, late in NOTE_FAULTS)]
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["cycles", "release"])
+def test_a_fault_at_any_write_to_runai_or_to_the_notes_changes_nothing_in_the_end(
+    released: bool, accountant: Accountant, controller_of: Make, credentials: Path, clock: VirtualClock
+) -> None:
+    """The weights are those of a run without a fault, the bases stay the operator's, and no weight is taken for that of
+    another client."""
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+
+    def run(place: str = "", at: int = -1, fault: Any = None, late: bool = False) -> tuple[Any, dict[str, int]]:
+        there = StandIn()
+        there.unit("departments", "eng", 2)
+        there.unit("projects", "a", 2, allocated=8, requested=12)
+        there.unit("projects", "b", 2, allocated=2, requested=12)
+        server, cluster = AnsweringAt(there), FaultAt([CONFIG_MAP, NODE, POD])
+        with RunaiApi(URL, credentials, clock, transport=server.transport) as api:
+            runai = RunaiCluster(api, cluster, WHERE.namespace, f"{WHERE.name}-runai")
+            controller = controller_of(_policy(), cluster, clusters={"runai": runai}, status_object=WHERE)
+            before: dict[str, int] = {"runai": 0, "notes": 0}
+            if released:
+                for _ in range(3):
+                    controller.later()
+                before = {"runai": server.writes, "notes": cluster.writes}
+            if place == "runai":
+                server.at, server.fault, server.carried_out = before["runai"] + at, fault, late
+            elif place == "notes":
+                cluster.at, cluster.error, cluster.carried_out = before["notes"] + at, fault, late
+            outcomes = []
+            for _ in range(2 if released else 5):
+                if released:
+                    outcomes = [
+                        outcome.result for outcome in release_weights(_policy(), cluster, clusters={"runai": runai})
+                    ]
+                else:
+                    outcomes = list(results_of(controller.later()).values())
+            assert "contested" not in outcomes, (place, at, fault, late)
+            weights = {name: there.weight("projects", name) for name in "ab"} | {
+                "eng": there.weight("departments", "eng")
+            }
+            bases = _bases(cluster) if _notes(cluster) else set()
+            writes = {"runai": server.writes - before["runai"], "notes": cluster.writes - before["notes"]}
+            return (weights, bases), writes
+
+    wanted, writes = run()
+    assert wanted[1] == (set() if released else {"2"})
+    assert set(wanted[0].values()) == {2} if released else wanted[0]["a"] < wanted[0]["b"]
+    assert min(writes.values()) > 0
+    for place, fault, late in PLACES:
+        for at in range(min(writes[place], 12)):
+            assert run(place, at, fault, late)[0] == wanted, (place, at, fault, late)
