@@ -32,6 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     thresholds = gc.get_threshold()
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     try:
+        if options.serve is not None:
+            return _serve(options)
+        ledger = options.to / "ledger.duckdb"
+        if ledger.exists() and not options.replace:
+            return _fail(
+                f"{ledger} is the ledger of an earlier demo: open it with --serve {options.to}, name another folder"
+                " with --to, or overwrite it with --replace"
+            )
         options.to.mkdir(parents=True, exist_ok=True)
         log = options.to / LOG
         log.write_text("", encoding="utf-8")
@@ -61,6 +69,15 @@ def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
     return 0 if session.run(scenario, processes, options.to, port, console, options.output) else 1
 
 
+def _serve(options: argparse.Namespace) -> int:
+    from gputally.base.terminal import Terminal
+    from gputally.demo.finished import serve_finished
+    from gputally.demo.session import until_interrupted
+
+    serve_finished(options.serve, options.port, Terminal(quiet=options.quiet, markup=True), until_interrupted)
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     arguments = argparse.ArgumentParser(
@@ -78,7 +95,16 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--to", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)"
     )
-    arguments.add_argument("--port", type=_port, default=8080, help="port of the accountant's pages (default: 8080)")
+    arguments.add_argument(
+        "--replace", action="store_true", help="overwrite the ledger and the files of an earlier demo in that folder"
+    )
+    arguments.add_argument(
+        "--serve",
+        type=Path,
+        metavar="FOLDER",
+        help="serve the finished demo in this folder again, and simulate nothing",
+    )
+    arguments.add_argument("--port", type=_port, default=8080, help="port of the pages (default: 8080)")
     arguments.add_argument("--once", action="store_true", help="exit after the run instead of serving the pages")
     arguments.add_argument("--quiet", action="store_true", help="print nothing but errors")
     arguments.add_argument(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from decimal import Decimal
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -31,6 +31,11 @@ from gputally.base.money import Money
 from gputally.demo.cluster_and_workload import CLUSTER, REGION
 from gputally.demo.worker_processes import AccountantConfig, LedgerFigures
 from gputally.server.https_server import serve
+from gputally.server.one_address import OneAddress
+
+if TYPE_CHECKING:
+    from fairshare.controller.cycle_report import CycleReport
+    from gputally.demo.controller_pages import ControllerPages
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,11 +46,12 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 class UnreliableWire:
     """A network connection to an ASGI application that can fail. The demo sets the attributes between requests.
 
+    app: the application.
     away: True while a proxy answers 502 instead of the accountant. A browser gets a page that says so.
     lose_next_ack: True to book the next batch and lose the answer."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
+        self.app = app
         self.away = False
         self.lose_next_ack = False
         self.acks_lost = 0
@@ -54,7 +60,7 @@ class UnreliableWire:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Handle a request by the ASGI protocol."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         if self.away:
             self.refused += 1
@@ -63,10 +69,10 @@ class UnreliableWire:
         elif self.lose_next_ack and (scope["method"], scope["path"]) == ("POST", "/v1/usage"):
             self.lose_next_ack = False
             self.acks_lost += 1
-            await self._app(scope, receive, _discard)
+            await self.app(scope, receive, _discard)
             await _bad_gateway(send)
         else:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
 
 async def _consume(receive: Receive) -> None:
@@ -165,10 +171,19 @@ class DemoAccountant:
                 linger_ms=_LINGER_MS,
                 checkpoint_seconds=_CHECKPOINT_S,
                 refresh_seconds=3_600,
+                controller_pages="/" if config.pages_policy is not None else None,
             )
             self._service = stack.enter_context(Service(settings, self._clock, self._inventory))
             self._wire = UnreliableWire(self._service.app)
             self._url = stack.enter_context(serve(self._wire, settings.host, settings.port))
+            self._controller: ControllerPages | None = None
+            if config.pages_policy is not None:
+                # Imported here, because an accountant without these pages does not load their libraries.
+                from gputally.demo.controller_pages import ControllerPages
+
+                self._controller = ControllerPages(config.pages_policy, config.folder, self._url, self._clock)
+                stack.callback(self._controller.close)
+                self._wire.app = OneAddress(self._service.app, self._controller.app)
             self._stack = stack.pop_all()
 
     def url(self) -> str:
@@ -191,6 +206,11 @@ class DemoAccountant:
             else:
                 self._inventory.node_up(event.outage.name, event.at_ms)
         self._wire.away = away
+
+    def show_cycle(self, report: CycleReport) -> None:
+        """Show a cycle on the controller's pages. Other calls may run at the same time."""
+        if self._controller is not None:
+            self._controller.show(report)
 
     def lose_next_ack(self) -> None:
         """Lose the acknowledgement of the next batch."""

@@ -103,6 +103,10 @@ class ControlPlane:
         self.cluster.apply(obj, field_manager=manager, subresource="status")
 
 
+_CYCLES = 1
+"""The accountant's pipe for cycles, which are sent beside other calls."""
+
+
 @dataclass(slots=True)
 class ControllerCounts:
     """Counts the controller's cycles, the cycles that held the weights, and the published weights."""
@@ -120,6 +124,7 @@ class Pipeline:
     processes: unused worker processes; None to start new ones, whose warnings are not logged.
     scratch: True to have the workers remove the folder if this process ends without doing so.
     scraped: True to have the agents keep metrics. Then no hour begins before the previous one is complete.
+    pages: True to serve the controller's pages at the accountant's address.
     observe: the function that gets the report of every cycle."""
 
     def __init__(
@@ -131,6 +136,7 @@ class Pipeline:
         processes: WorkerProcesses | None = None,
         scratch: bool = False,
         scraped: bool = False,
+        pages: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
         """Start the accountant and the agents' machines. Raises WorkerLost if the folder or the port cannot be used."""
@@ -141,6 +147,7 @@ class Pipeline:
         self._clock = VirtualClock(scenario.start_ms)
         """The controller's clock. The accountant has a clock of its own."""
         self._scraped = scraped
+        self._pages = pages
         self.agent_pages: dict[str, str] = {}
         """The agents' /metrics pages by node, at the end of the last hour, before the agents deliver."""
         self.site_result = SiteResult(TrueTotals(), 0)
@@ -151,8 +158,9 @@ class Pipeline:
             self._accountant, self._agents = processes.accountant, processes.agents
             removed_folder = folder if scratch else None
             accountant_config = AccountantConfig(
-                scenario.nodes, teams, folder, port, scenario.start_ms, processes.log_file
-            )
+                scenario.nodes, teams, folder, port, scenario.start_ms, processes.log_file,
+                scenario.policy if pages else None,
+            )  # fmt: skip
             self._accountant.start(accountant_config, scratch=removed_folder)
             self.url: str = self._accountant.call("url")
             site_config = SiteConfig(
@@ -288,6 +296,9 @@ class Pipeline:
         self.plane.report(states)
         report = self.controller.cycle()
         self._count(report)
+        if self._pages:
+            self._accountant.send(encode_call("show_cycle", report), _CYCLES)
+            self._accountant.result(_CYCLES)
         self.engine.set_weights(self.plane.weights())
         progress(self._after(hour))
 

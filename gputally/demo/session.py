@@ -67,19 +67,28 @@ def run(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
         f"{scenario.days} days from {utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
     )
+    console.print(f"The simulation takes about {_expected(scenario.days)} on two free processors.")
     with (
         tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_fast_folder()) as folder,
-        Pipeline(scenario, Path(folder), port or 0, processes=processes, scratch=True) as pipeline,
+        Pipeline(
+            scenario, Path(folder), port or 0, processes=processes, scratch=True, pages=port is not None
+        ) as pipeline,
     ):
         if port is not None:
-            console.print(f"The accountant's pages fill while the simulation runs: [bold]{pipeline.url}[/bold]")
+            console.print(f"The pages fill while the simulation runs: [bold]{pipeline.url}[/bold]")
         results = simulate(scenario, pipeline, console, out)
         summary.write_files(pipeline, results, out)
         summary.show(results, out, console, output)
         if port is not None:
-            console.print(f"\nThe accountant's pages stay at [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
-            _until_interrupted()
+            console.print(f"\nThe pages stay at [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
+            until_interrupted()
     return results.ok
+
+
+def _expected(days: int) -> str:
+    """Return in words how long a demo takes on two free processors (docs/performance.md)."""
+    seconds = 5 + 2 * days
+    return f"{round(seconds, -1) or 10} seconds" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
 def _fast_folder() -> Path | None:
@@ -93,7 +102,8 @@ def _fast_folder() -> Path | None:
     return _MEMORY_FOLDER if large_enough and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
 
 
-def _until_interrupted() -> None:
+def until_interrupted() -> None:
+    """Wait for Ctrl-C."""
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gputally.base.errors import AccountantError
 
 if TYPE_CHECKING:
+    from accountant.wire.policy_models import Policy
     from accountant.wire.usage_cost_and_job_models import Accounts
     from fairshare.simulator.simulation_model import Event, NodeSpec
     from gputally.demo.cluster_and_workload import FaultPlan
@@ -207,7 +208,8 @@ class AccountantConfig:
 
     folder: an empty folder for the ledger.
     port: the port to serve at; 0 for any free port.
-    log_file: the file to which the accountant writes its warnings; None for no log of warnings."""
+    log_file: the file to which the accountant writes its warnings; None for no log of warnings.
+    pages_policy: the controller's policy, whose pages are then at the accountant's address; None for no such pages."""
 
     nodes: tuple[NodeSpec, ...]
     teams: tuple[str, ...]
@@ -215,6 +217,7 @@ class AccountantConfig:
     port: int
     start_ms: int
     log_file: Path | None
+    pages_policy: Policy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +360,7 @@ class WorkerProcesses:
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
-        self.accountant = Worker("the accountant", ACCOUNTANT, log_file=log_file)
+        self.accountant = Worker("the accountant", ACCOUNTANT, pipes=2, log_file=log_file)
         self.agents = AgentPool(log_file)
 
     def close(self) -> None:

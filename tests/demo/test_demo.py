@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -12,8 +13,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from rich.console import Console
 
 from gputally.demo.__main__ import main
+from gputally.demo.finished import serve_finished
 from gputally.demo.results import FILES
 
 
@@ -73,6 +76,25 @@ def test_the_files_are_there_and_the_log_has_no_errors(day: tuple[Path, dict[str
     assert "Traceback" not in (folder / "demo.log").read_text()
 
 
+def test_a_finished_demo_is_served_again_and_stays_as_it_is(day: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = day
+    ledger = (folder / "ledger.duckdb").read_bytes()
+    said = io.StringIO()
+
+    def look() -> None:
+        url = re.findall(r"http://127\.0\.0\.1:\d+", said.getvalue())[0]
+        with httpx2.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60, follow_redirects=True) as browser:
+            for path in ("/", "/month", "/jobs", "/nodes", "/decisions"):
+                page = browser.get(path)
+                assert (page.status_code, "Old records" in page.text) == (200, False), path
+            assert usage_in(browser)
+            assert 'href="/shares"' not in page.text, "no controller runs"
+
+    serve_finished(folder, 0, Console(file=said, width=200), look)
+    assert said.getvalue()
+    assert (folder / "ledger.duckdb").read_bytes() == ledger
+
+
 @pytest.mark.real  # another whole day, too dear for `make test`
 def test_the_same_seed_gives_the_same_summary_also_as_it_is_printed_for_programs(
     day: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -100,6 +122,8 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "reason"),
     [
         (["--trace", "none.csv"], 1, "gputally demo: none.csv: No such file or directory"),
+        (["--days", "1", "--to", "earlier"], 1, "--serve earlier, name another folder"),
+        (["--serve", "nowhere"], 1, "nowhere has no ledger of a finished demo"),
         (["--days", "1", "--to", "file"], 1, "gputally demo: file: File exists\n"),
         (["--days", "0"], 2, "'0' is not a whole number of days from 1 to 366"),
         (["--interval", "7m"], 2, "'7m' does not divide 15 minutes"),
@@ -117,8 +141,12 @@ def test_wrong_calls_are_answered_in_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
+    (tmp_path / "earlier").mkdir()
+    earlier = tmp_path / "earlier" / "ledger.duckdb"
+    earlier.write_text("kept")
     assert main(["--once", *arguments]) == code
     assert reason in capsys.readouterr().err
+    assert earlier.read_text() == "kept"
 
 
 def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_path: Path) -> None:
@@ -131,6 +159,9 @@ def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_pat
                 while not usage_in(browser):
                     assert demo.poll() is None
                 assert browser.get("/").status_code in (200, 503)
+                while (shares := browser.get("/shares")).status_code == 503:
+                    assert demo.poll() is None  # until the simulated outage or the first cycle is over
+                assert (shares.status_code, 'href="/month"' in shares.text) == (200, True)
         finally:
             demo.terminate()
     assert demo.returncode == 1, "it was stopped in the middle of the month"
