@@ -36,7 +36,7 @@ from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import lines_of, refuse_ignored, with_option_groups
 from gputally.base.command_output import show
-from gputally.base.errors import AccountantError, DivisionError, FairshareError
+from gputally.base.errors import AccountantError, ClusterError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
 
@@ -294,12 +294,14 @@ def release(
 
     loaded = policies.load(policy)[0]
     others = [policies.load(path)[0] for path in other or ()]
+    unread: dict[str, ClusterError] = {}
     with on.targets(loaded) as (cluster, outside):
         outcomes = release_weights(
-            loaded, cluster, clusters=outside, dry_run=dry_run, left_behind=left_behind, others=others
-        )
+            loaded, cluster, clusters=outside, dry_run=dry_run, left_behind=left_behind, others=others,
+            unread=unread.__setitem__,
+        )  # fmt: skip
     ended = finish_all(cluster, SystemClock().wall_ms()) if not dry_run and not left_behind else FinishedPreemptions()
-    for line in ended.lines():
+    for line in (*ended.lines(), *(f"{name} keeps its weights: {error}" for name, error in unread.items())):
         print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
         print("nothing to release: no queue has a weight of the controller")
@@ -310,7 +312,7 @@ def release(
             [plan_tables.outcome_record(each) for each in outcomes],
         )
     failed = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
-    if failed or ended.left or ended.faults:
+    if failed or unread or ended.left or ended.faults:
         raise typer.Exit(1)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,23 @@ def installed() -> list[tuple[str, Plugin[Any]]]:
             if (error.name or "").partition(".")[0] in ("accountant", "agent", "fairshare", "gputally"):
                 raise
             continue
-        found += [(protocol.SEAM, one) for one in plugins(protocol.SEAM, getattr(protocol, kind))]
+        listed = plugins(protocol.SEAM, getattr(protocol, kind))
+        found += [(protocol.SEAM, one if one.fault else replace(one, fault=_later(one))) for one in listed]
     return found
+
+
+def _later(one: Plugin[Any]) -> str:
+    """Return why a plug-in of another package cannot be used although its manifest can: its adapter is loaded later."""
+    from gputally.base.plugins import OURS
+
+    if one.package == OURS or not hasattr(one.manifest, "adapter"):
+        return ""
+    try:
+        installed_adapters = import_module("fairshare.targets.installed")
+    except ModuleNotFoundError:  # an image that has no controller loads no adapter either
+        return ""
+    fault: str = installed_adapters.adapter_fault(one.manifest, one.package)
+    return fault
 
 
 def _state(one: Plugin[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import SEAM, ExportPlugin
@@ -22,4 +22,16 @@ def _not_broken(name: object) -> object:
     return name
 
 
+def _known(name: str) -> str:
+    try:
+        named(SEAM, ExportPlugin, name)
+    except BrokenPlugin:
+        pass
+    except NoPlugin as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+OrderedFormat = Annotated[str, AfterValidator(_known)]
+"""The name of a format for files that are written later, also of one that cannot be used at present."""
 FormatField = Annotated[Format, BeforeValidator(_not_broken)]

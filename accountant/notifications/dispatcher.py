@@ -279,7 +279,7 @@ class Dispatcher:
         self._log.warning("delivery_refused", key=attempt.key, reason=reason, given_up=outcome == "given-up")
 
     def _report(self, due: ReportDue) -> Report:
-        charges = any(exports()[form].charges for form in due.forms)
+        charges = any(export.charges for form, export in exports().items() if form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
             team=due.team, issuer=self._issuer if charges else None,

@@ -62,20 +62,19 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         facts += [
             (figure_formatting.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]
         ]
-    attachments = tuple(
-        Attachment(
-            file_name(exports()[form].suffix, due.period.name, due.team),
-            exports()[form].media_type,
-            rendering_process.render(form, report),
-        )
-        for form in (due.forms if files else ())
-    )
+    attachments = tuple(_attachment(form, report, due) for form in (due.forms if files else ()))
     state = {"closed": "The month is closed.", "published": "The month is closed and published."}.get(
         report.period, "These figures may still change."
     )
     return Message(
         due.key, at_ms, f"GPU report {due.period.name}, {whose}", state, tuple(facts), _link(link, due), attachments
     )
+
+
+def _attachment(form: str, report: Report, due: ReportDue) -> Attachment:
+    body = rendering_process.render(form, report)  # raises what says why a format cannot be used
+    export = exports()[form]
+    return Attachment(file_name(export.suffix, due.period.name, due.team), export.media_type, body)
 
 
 def _cost(figures: TimeAndCost, currency: str | None) -> str:

@@ -30,17 +30,19 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
+import structlog
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
 
-from accountant.channels.protocol import SEAM, Channel, ChannelPlugin
-from accountant.exports.format_field import FormatField
+from accountant.channels.protocol import SEAM, Channel, ChannelPlugin, Message, Refused
+from accountant.exports.format_field import OrderedFormat
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, NewAct
 from gputally.base.background_tasks import error_summary
-from gputally.base.plugins import MOST_LOADING_S, NoPlugin, named, usable, within
+from gputally.base.plugins import MOST_LOADING_S, BrokenPlugin, NoPlugin, named, usable, within
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.config_loading import Model
 
+_log = structlog.get_logger("accountant.notifications")
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Team = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -69,6 +71,8 @@ def destination(content: object) -> Destination:
     ((name, _),) = content.items()
     try:
         channel = named(SEAM, ChannelPlugin, str(name))
+    except BrokenPlugin as error:
+        return _broken(name, content, str(error))
     except NoPlugin as error:
         raise ValueError(str(error)) from error
     # The adapter of a mapping gives faults of the settings their place, which begins with the word.
@@ -77,8 +81,33 @@ def destination(content: object) -> Destination:
         return Destination(channel, within(MOST_LOADING_S, lambda: model.validate_python(dict(content))[name]))
     except ValueError:
         raise
-    except Exception as error:
-        raise ValueError(f"the settings of {name} cannot be checked: {error_summary(error)}") from error
+    except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the other destinations go on
+        return _broken(name, content, f"the settings of {name} cannot be checked: {error_summary(error)}")
+
+
+class _Unread(Model):
+    """The settings of a channel that cannot be used."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+@dataclass(frozen=True, slots=True)
+class _BrokenChannel:
+    """Refuses every message with the reason, so that each is recorded, tried again and at last given up."""
+
+    fault: str
+
+    def deliver(self, message: Message) -> str:  # noqa: ARG002
+        raise Refused(self.fault)
+
+
+def _broken(name: str, content: Mapping[str, object], fault: str) -> Destination:
+    """The destination of a channel that cannot be used. The others go on."""
+    _log.error("channel_left_out", channel=name, fault=fault)
+    said = content[name]
+    settings = _Unread.model_validate(said if isinstance(said, dict) else {"": said})
+    channel = ChannelPlugin(name, _Unread, lambda _: _BrokenChannel(fault), files=False, reaches="", page="")
+    return Destination(channel, settings)
 
 
 class ReportOrder(Model):
@@ -92,14 +121,14 @@ class ReportOrder(Model):
     """None: the report of the whole cluster."""
     each_team: bool = False
     """One report for every team with a billed amount, or with a correction, a credit or a charge, in the span."""
-    forms: tuple[FormatField, ...] = Field(default=("pdf",), min_length=1)
+    forms: tuple[OrderedFormat, ...] = Field(default=("pdf",), min_length=1)
     to: tuple[Name, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _one_scope(self) -> ReportOrder:
         if self.each_team and self.team is not None:
             raise ValueError("give team or each_team, not both")
-        of_months = [form for form in self.forms if exports()[form].charges]
+        of_months = [form for form in self.forms if form in exports() and exports()[form].charges]
         if of_months and self.of != "month":
             raise ValueError(f"{of_months[0]} is only for a month, and this report covers a {self.of}: write of: month")
         return self

@@ -55,7 +55,7 @@ from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.quantities import MIB, parse_number, parse_quantity
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
-from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES
+from gputally.kubernetes.pod_queue_labels import reservation_namespaces
 
 NVIDIA_DRA = "gpu.nvidia.com"
 """Name of NVIDIA's DRA driver for GPUs."""
@@ -427,14 +427,14 @@ def replace_reservations(
         return tuple(ordered)
     tenants: dict[tuple[str, str], dict[Holder, None]] = {}
     for gpu_uuid, mig_uuid, holder in running:
-        if holder.kind == "pod" and holder.namespace not in RESERVATION_NAMESPACES:
+        if holder.kind == "pod" and holder.namespace not in reservation_namespaces():
             tenants.setdefault((gpu_uuid, mig_uuid), {})[holder] = None
     replaced: list[Allocation] = []
     shared: set[tuple[str, str]] = set()
     allocated = {(a.gpu_uuid, a.mig_uuid, a.holder.uid) for a in ordered}
     for allocation in ordered:
         device = allocation.gpu_uuid, allocation.mig_uuid
-        if allocation.holder.namespace not in RESERVATION_NAMESPACES or device not in tenants:
+        if allocation.holder.namespace not in reservation_namespaces() or device not in tenants:
             replaced.append(allocation)
         elif device not in shared:
             shared.add(device)
@@ -539,7 +539,7 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
         view = views.get(key)
         devices = _container_devices(pod, names, node, consumers, unresolved, unknown)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
-        if pod.namespace in RESERVATION_NAMESPACES and devices:
+        if pod.namespace in reservation_namespaces() and devices:
             systems.add(KAI)
         if any(device.ref.virtual for device in devices):
             systems.add(HAMI)

@@ -16,7 +16,7 @@ import msgspec
 from agent.wire import Owner, PodFacts
 from gputally.base.quantities import container_memory_mib, parse_number
 from gputally.base.untrusted_text import UNDECODABLE
-from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.kubernetes.pod_queue_labels import placed_by, queue_ref, reservation_namespaces
 
 
 class Unreadable(ValueError):
@@ -279,7 +279,7 @@ class PodView:
     @property
     def reserves(self) -> bool:
         """True for a reservation pod, which only keeps a GPU for the pods that share it."""
-        return self.facts.namespace in RESERVATION_NAMESPACES
+        return self.facts.namespace in reservation_namespaces()
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:

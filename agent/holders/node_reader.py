@@ -47,7 +47,7 @@ from agent.metering.reading_deltas import NO_HOLDER_READING
 from agent.wire import Holder, Method, PodFacts
 from gputally.base.apportionment import apportion
 from gputally.base.clock import Clock
-from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES
+from gputally.kubernetes.pod_queue_labels import reservation_namespaces
 
 UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 
@@ -360,7 +360,7 @@ class NodeSource:
         if self._pods is not None:
             fractional = {a.gpu_uuid for a in allocations if a.sharing == "fraction" and a.fraction_ppm is None}
             listed = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
-            reserved = {a.gpu_uuid for a in listed if a.holder.namespace in RESERVATION_NAMESPACES}
+            reserved = {a.gpu_uuid for a in listed if a.holder.namespace in reservation_namespaces()}
         unlisted = {
             d.gpu.uuid: d.unlisted[0][1]
             for d in devices

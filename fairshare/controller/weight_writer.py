@@ -189,19 +189,29 @@ def release_weights(
     dry_run: bool = False,
     left_behind: bool = False,
     others: Sequence[Policy] = (),
+    unread: Callable[[str, ClusterError], None] | None = None,
 ) -> tuple[Outcome, ...]:
     """Restore the base weight of every changed object of the policy's targets.
 
     clusters: by adapter, the client for a target that is not in `cluster`.
     left_behind: restore only objects to which no queue of the policy refers any more.
     others: policies that publish to the same cluster, whose objects are not changed.
+    unread: called with the name of each target that cannot be read, whose objects then stay as they are.
 
-    Raises ClusterError if a target cannot be read."""
+    Raises ClusterError if a target cannot be read and `unread` is not given."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter, client in _adapters_of(policy, clusters, cluster):
-        theirs = {object_key(queue) for other in others for queue in look_at(adapter, other, client).queues.values()}
-        applies = release(adapter, look_at(adapter, policy, client), left_behind=left_behind, theirs=theirs)
-        planned.append((client, applies))
+        try:
+            theirs = {
+                object_key(queue) for other in others for queue in look_at(adapter, other, client).queues.values()
+            }
+            applies = release(adapter, look_at(adapter, policy, client), left_behind=left_behind, theirs=theirs)
+        except ClusterError as error:
+            if unread is None:
+                raise
+            unread(adapter.name, error)
+        else:
+            planned.append((client, applies))
     return tuple(outcome for client, applies in planned for outcome in write_weights(client, applies, dry_run=dry_run))
 
 

@@ -4,10 +4,9 @@ The label that a pod's scheduler reads assigns the pod to a queue (`gputally.kub
 for bills and shares). If that scheduler has no queues, the label `gputally.dev/queue` does. Finished pods are ignored,
 and so are pods that request no GPU, unless they are members of a PodGroup: a gang may need them to start.
 
-Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler); Kueue
-`kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
-`scheduling.k8s.io/group-name` (volcano-sh/volcano); a pod's effective request: Kubernetes, "Resource sharing within
-containers" (side-cars count with the containers, other init containers one at a time).
+The manifests of the schedulers say which labels and annotations their pods have. Source of a pod's effective request:
+Kubernetes, "Resource sharing within containers" (side-cars count with the containers, other init containers one at a
+time).
 
 A scheduler's own objects (PodGroup, Workload) define which pods start together, and the pods show which of them run. If
 both exist, the pods determine the allocation. A gang without pods yet requests the GPUs that its object states. Pods
@@ -36,17 +35,21 @@ from gputally.base.clock import Clock
 from gputally.base.quantities import container_memory_mib
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import MIG, POD, Kind, Object, counts_gpus, gpus, quantity, value_at
-from gputally.kubernetes.pod_queue_labels import RESERVATION_NAMESPACES, placed_by, queue_ref
+from gputally.kubernetes.pod_queue_labels import (
+    gang_keys,
+    gang_keys_everywhere,
+    gang_kinds,
+    placed_by,
+    queue_ref,
+    reservation_namespaces,
+    shared_gpu_keys,
+)
+from gputally.kubernetes.scheduler_plugins import PodGangKeys, SharedGpuKeys
 
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
-PREEMPTABLE = "volcano.sh/preemptable"
-"""Volcano's annotation, which counts only on pods that Volcano places."""
 SPOT_LABEL = "gputally.dev/spot"
-SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
-ROLE = "volcano.sh/task-spec"
-"""Volcano's annotation with the role of a Job's pod."""
 SCHEDULING_GROUP = "SchedulingGroup"
 """The kind of a gang that the kube-scheduler starts together: its pods name a PodGroup in `spec.schedulingGroup`."""
 LABELLED = "policy"
@@ -54,10 +57,7 @@ LABELLED = "policy"
 MOST_DEVICES = 1_000_000
 """Largest number of GPUs that an annotation can request."""
 _MOST_MEMORY_MIB = 10**18
-_GROUP_OF = {"kai": "pod-group-name", "volcano": "scheduling.k8s.io/group-name"}
-"""The annotation with the pod's PodGroup, by scheduler. It counts only on pods that this scheduler places."""
-_TASK_PRIORITY = "kai.scheduler/task-priority"
-_MOST_TASK_PRIORITY = 10**18
+_MOST_RANK = 10**18
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
@@ -92,11 +92,12 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
     placer = placed_by(scheduler)
     resources = requested_resources(spec)
     whole = gpus(resources, NO_NODES.anywhere)  # not reduced by an annotation
-    part = shared_gpus(annotations) if placer == "kai" and not whole else 0.0
+    keys, shares = gang_keys(placer), shared_gpu_keys(placer)
+    part = shared_gpus(annotations, shares) if shares and not whole else 0.0
     amount = whole or part
-    memory = memory_mib(annotations) if placer == "kai" and not whole else 0.0
+    memory = memory_mib(annotations, shares) if shares and not whole else 0.0
     scheduling_group = "" if placer else value_at(spec, ("schedulingGroup", "podGroupName")) or ""
-    grouped = annotations.get(_GROUP_OF.get(placer, "")) or scheduling_group
+    grouped = annotations.get(keys.gang) or scheduling_group
     if amount <= 0 and memory <= 0 and not claims and not grouped:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
@@ -112,7 +113,7 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         gpus=amount,
         node=node,
         ref=_ref(scheduler, namespace, labels, annotations),
-        gang=_gang(scheduler, namespace, labels, annotations, owner, str(scheduling_group)),
+        gang=_gang(keys, namespace, labels, annotations, owner, str(scheduling_group)),
         owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
@@ -123,15 +124,15 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         created_ms=millis(metadata.get("creationTimestamp")),
         started_ms=millis(status.get("startTime")),
         checkpoint_ms=millis(annotations.get(CHECKPOINT)),
-        disruptable=placer != "volcano" or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
+        disruptable=annotations.get(keys.disruptable, labels.get(keys.disruptable)) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
-        keeps=namespace in RESERVATION_NAMESPACES,
+        keeps=namespace in reservation_namespaces(),
         shares=part > 0 or memory > 0,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
         memory_mib=memory,
-        subgroup=_subgroup(placer, labels, annotations),
+        subgroup=labels.get(keys.part_label) or annotations.get(keys.part_annotation) or "",
         scheduler=placer,
-        rank=_kai_rank(labels) if placer == "kai" else (),
+        rank=_rank(labels, keys),
         resources=tuple(sorted(resources.items())) if any(name.startswith(MIG) for name in resources) else (),
     )
 
@@ -156,17 +157,16 @@ def overcount_by_queue(policy: Policy, pods: Iterable[Pod]) -> Mapping[str, floa
     return PolicyTree(policy).sum_up(own)
 
 
-def _kai_rank(labels: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the rank by which KAI places the members of a gang: launchers and heads first, then those with a task
-    priority, the highest first.
-
-    Source: KAI pkg/scheduler/plugins: kubeflow, ray and taskorder, in the order of their default priorities."""
-    leads = labels.get("training.kubeflow.org/job-role") in ("master", "launcher")
-    heads = labels.get("ray.io/node-type") == "head"
-    text = labels.get(_TASK_PRIORITY)
+def _rank(labels: Mapping[str, str], keys: PodGangKeys) -> tuple[int, ...]:
+    """Return the rank by which the scheduler places the members of a gang: leaders first, then those with a priority,
+    the highest first. Empty if it reads neither."""
+    if not keys.leaders and not keys.rank:
+        return ()
+    text = labels.get(keys.rank)
     priority = _integer(text)
-    unread = -_MOST_TASK_PRIORITY if text is not None else -_MOST_TASK_PRIORITY - 1
-    return (not leads, not heads, -(unread if priority is None else priority))
+    unread = -_MOST_RANK if text is not None else -_MOST_RANK - 1
+    leads = (labels.get(label) in values for label, *values in keys.leaders)
+    return (*(not leading for leading in leads), -(unread if priority is None else priority))
 
 
 def requested_gpus(spec: Mapping[str, Any], parts: MigParts) -> float:
@@ -226,28 +226,22 @@ _FLOAT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 
-def shared_gpus(annotations: Mapping[str, str]) -> float:
-    """Return the GPUs that a KAI pod requests by annotation as a fraction of one or more GPUs; 0 if none.
-
-    As KAI reads it: a number without a unit, above 0 and at most 1.
-
-    Source: KAI pkg/scheduler/api/pod_info/pod_info.go, updatePodAdditionalFields."""
-    text = annotations.get("gpu-fraction") or ""
+def shared_gpus(annotations: Mapping[str, str], keys: SharedGpuKeys) -> float:
+    """Return the GPUs that a pod requests by annotation as a fraction of one or more GPUs; 0 if none."""
+    text = annotations.get(keys.fraction) or ""
     fraction = float(text) if _FLOAT.fullmatch(text) else 0.0
-    return fraction * _devices(annotations) if 0 < fraction <= 1 else 0.0
+    return fraction * _devices(annotations, keys) if 0 < fraction <= 1 else 0.0
 
 
-def memory_mib(annotations: Mapping[str, str]) -> float:
-    """Return the GPU memory in MiB, of all its GPUs together, that a KAI pod requests by annotation; 0 if none.
-
-    KAI reads whole MiB without a unit (`gpu-memory`), and since 0.17.2 a quantity for a container, of which the larger
-    counts."""
-    size = max(_integer(annotations.get("gpu-memory")) or 0, container_memory_mib(annotations))
-    return float(max(0, min(size, _MOST_MEMORY_MIB)) * _devices(annotations))
+def memory_mib(annotations: Mapping[str, str], keys: SharedGpuKeys) -> float:
+    """Return the GPU memory in MiB, of all its GPUs together, that a pod requests by annotation; 0 if none. Of that of
+    the pod and that of a container the larger counts."""
+    size = max(_integer(annotations.get(keys.memory)) or 0, container_memory_mib(annotations))
+    return float(max(0, min(size, _MOST_MEMORY_MIB)) * _devices(annotations, keys))
 
 
-def _devices(annotations: Mapping[str, str]) -> int:
-    count = _integer(annotations.get("gpu-fraction-num-devices"))
+def _devices(annotations: Mapping[str, str], keys: SharedGpuKeys) -> int:
+    count = _integer(annotations.get(keys.devices))
     return 1 if count is None else min(max(0, count), MOST_DEVICES)
 
 
@@ -278,7 +272,7 @@ def _ref(scheduler: str, namespace: str, labels: Mapping[str, str], annotations:
 
 
 def _gang(
-    scheduler: str,
+    keys: PodGangKeys,
     namespace: str,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
@@ -292,20 +286,13 @@ def _gang(
 
     A scheduler's group label counts only on pods that it places. Otherwise a pod could join another owner's gang."""
     for kind, name in (
-        ("PodGroup", annotations.get(_GROUP_OF.get(placed_by(scheduler), ""))),
-        ("Workload", annotations.get("kueue.x-k8s.io/workload")),
+        *((each.kind, annotations.get(each.gang)) for each in (keys, *gang_keys_everywhere())),
         (SCHEDULING_GROUP, scheduling_group),
         ("Gang", labels.get(GANG_LABEL)),
     ):
         if name:
             return f"{kind}/{namespace}/{name}"
     return f"{owner['kind']}/{namespace}/{owner['name']}" if owner else ""
-
-
-def _subgroup(placer: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    if placer == "kai":
-        return labels.get(SUBGROUP_LABEL, "")
-    return annotations.get(ROLE, "") if placer == "volcano" else ""
 
 
 def gang_key(obj: Object) -> str:
@@ -373,7 +360,7 @@ def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
         kind, namespace, name = key.split("/", 2)
         requested = fsum(pod.gpus for pod in members)
         # A gang label means that pods start together; pods that only share a controller start individually.
-        together = kind in ("Gang", "Pod", "PodGroup", "Workload", SCHEDULING_GROUP)
+        together = kind in ("Gang", "Pod", SCHEDULING_GROUP) or kind in gang_kinds()
         without_pods = Gang(
             queue,
             POD if kind == "Pod" else Kind("", kind, ""),

@@ -42,21 +42,21 @@ class BrokenAdapter(Adapter):
 
     def __init__(self, name: str, prefixes: tuple[str, ...], fault: str) -> None:
         self.name, self.prefixes = name, prefixes
-        self._fault = fault
+        self.fault = fault
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
-        raise PluginFault(self._fault)
+        raise PluginFault(self.fault)
 
     def observe(
         self, _policy: Policy, _seen: Seen, _pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
     ) -> Observation:
-        raise PluginFault(self._fault)
+        raise PluginFault(self.fault)
 
     def spec(self, _queue: TargetQueue, _value: Value) -> Object:
-        raise PluginFault(self._fault)
+        raise PluginFault(self.fault)
 
     def advise(self, _policy: Policy) -> tuple[Advice, ...]:
-        raise PluginFault(self._fault)
+        raise PluginFault(self.fault)
 
 
 class GuardedAdapter(Adapter):

@@ -23,7 +23,10 @@ from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, left_ou
 def adapters() -> tuple[Adapter, ...]:
     """Return the adapter of every scheduler, loaded once. One that cannot be loaded says why when it is used."""
     packages = {one.name: one.package for one in plugins(SEAM, SchedulerPlugin) if one.manifest is not None}
-    found = (_adapter(plugin, packages.get(name, "")) for name, plugin in schedulers().items())
+    found = [_adapter(plugin, packages.get(name, "")) for name, plugin in schedulers().items()]
+    for adapter in found:
+        if isinstance(adapter, BrokenAdapter):
+            structlog.get_logger("fairshare").error("scheduler_left_out", scheduler=adapter.name, fault=adapter.fault)
     return (*found, *(BrokenAdapter(name, (name,), fault) for name, fault in left_out().items()))
 
 
@@ -35,8 +38,13 @@ def _adapter(plugin: SchedulerPlugin, package: str) -> Adapter:
     except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
         reason = str(error) if isinstance(error, TakesTooLong) else error_summary(error)
         fault = f"{plugin.name} of the package {package} cannot be used: {plugin.adapter}: {reason}"
-        structlog.get_logger("fairshare").error("scheduler_left_out", scheduler=plugin.name, fault=fault)
         return BrokenAdapter(plugin.name, plugin.prefixes, fault)
+
+
+def adapter_fault(plugin: SchedulerPlugin, package: str) -> str:
+    """Return why the adapter of a package's scheduler cannot be used; "" if it can."""
+    found = _adapter(plugin, package)
+    return found.fault if isinstance(found, BrokenAdapter) else ""
 
 
 def _loaded(plugin: SchedulerPlugin) -> Adapter:

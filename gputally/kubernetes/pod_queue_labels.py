@@ -1,4 +1,5 @@
-"""Finds the scheduler queue of a pod in the pod's labels and annotations, for bills and for shares.
+"""Finds the scheduler queue of a pod in the pod's labels and annotations, for bills and for shares, and the keys with
+which its scheduler reads its gang and its part of a GPU.
 
 The queue decides which team pays, and users write the labels of their pods. A queue label therefore counts only on a
 pod that the queue's own scheduler places. Otherwise a user could make another team pay. A scheduler that places no pods
@@ -10,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from gputally.kubernetes.scheduler_plugins import PodQueueLabels, schedulers
+from gputally.kubernetes.scheduler_plugins import PodGangKeys, PodQueueLabels, SharedGpuKeys, schedulers
 
-RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
-"""Namespaces whose pods hold GPUs for those that share them. Source: KAI Scheduler and Run:ai, GPU sharing."""
 _ACCOUNTS = PodQueueLabels(
     ("slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account"), frozenset({"slurm-bridge-scheduler"})
 )
@@ -41,8 +40,41 @@ def queue_annotation_keys() -> frozenset[str]:
 
 @cache
 def placed_by(scheduler: str) -> str:
-    """Return the scheduler (`kai`) of a pod with this `schedulerName`, "" for one without known queues."""
+    """Return the name of the scheduler of a pod with this `schedulerName`, "" for one without known queues."""
     return next((name for name, labels in _labels() if scheduler in (labels.scheduler_names or ())), "")
+
+
+@cache
+def reservation_namespaces() -> frozenset[str]:
+    """Return the namespaces whose pods hold GPUs for those that share them."""
+    return frozenset(name for one in schedulers().values() if one.shares for name in one.shares.reservations)
+
+
+@cache
+def gang_keys(placer: str) -> PodGangKeys:
+    """Return the keys that count on pods that this scheduler places; "": none places them."""
+    plugin = schedulers().get(placer)
+    return (plugin.gangs if plugin is not None else None) or PodGangKeys("", "")
+
+
+@cache
+def gang_keys_everywhere() -> tuple[PodGangKeys, ...]:
+    """Return the keys of schedulers that place no pods, of which `gang` counts on every pod."""
+    found = ((one.gangs, one.pods) for one in schedulers().values())
+    return tuple(gangs for gangs, pods in found if gangs is not None and pods and pods.scheduler_names is None)
+
+
+@cache
+def gang_kinds() -> frozenset[str]:
+    """Return the kinds of the objects that stand for gangs."""
+    return frozenset(one.gangs.kind for one in schedulers().values() if one.gangs is not None)
+
+
+@cache
+def shared_gpu_keys(placer: str) -> SharedGpuKeys | None:
+    """Return how pods that this scheduler places request parts of GPUs; None if they cannot."""
+    plugin = schedulers().get(placer)
+    return plugin.shares if plugin is not None else None
 
 
 def queue_ref(

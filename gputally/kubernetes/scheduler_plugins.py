@@ -55,6 +55,42 @@ class PodQueueLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class PodGangKeys:
+    """The labels and annotations with which pods name their gang, and what else a scheduler places them by. They count
+    on pods that the scheduler places; of one that places no pods, `gang` counts on every pod. "": pods do not say it.
+
+    kind: the kind of the objects that stand for gangs, one of the scheduler's own.
+    gang: the annotation with the name of this object.
+    part_label, part_annotation: the label or annotation that names the pod's part of the gang.
+    disruptable: the annotation, or else the label, whose value `false` protects the pod from preemption.
+    leaders: the labels that the first pods of a gang have, in the order in which they count; each with its values.
+    rank: the label with the pod's priority in its gang, a whole number. The highest is the first."""
+
+    kind: str
+    gang: str
+    part_label: str = ""
+    part_annotation: str = ""
+    disruptable: str = ""
+    leaders: tuple[tuple[str, ...], ...] = ()
+    rank: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGpuKeys:
+    """The annotations with which pods that the scheduler places request parts of GPUs.
+
+    fraction: the part of each GPU, a number above 0 and at most 1.
+    memory: the memory on each GPU, in whole MiB.
+    devices: the number of GPUs; one without it.
+    reservations: namespaces whose pods hold the GPUs for those that share them."""
+
+    fraction: str
+    memory: str
+    devices: str
+    reservations: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class OwnQueue:
     """A queue of a scheduler, as its own object defines it.
 
@@ -121,6 +157,8 @@ class SchedulerPlugin:
     reaches: what it reads, writes and connects to, for the operator.
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
+    gangs: how its pods name their gang; None if they do not.
+    shares: how its pods request parts of GPUs; None if they cannot.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
     workloads: whether the adapter reads workloads, so that victims can be chosen among them.
     rights: the rights in the cluster that it needs."""
@@ -132,6 +170,8 @@ class SchedulerPlugin:
     reaches: str
     page: str
     pods: PodQueueLabels | None = None
+    gangs: PodGangKeys | None = None
+    shares: SharedGpuKeys | None = None
     own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
     workloads: bool = True
     rights: tuple[Rights, ...] = ()
@@ -147,6 +187,15 @@ class SchedulerPlugin:
             for kind in versions if isinstance(versions, tuple) else ():  # the registry names other types
                 if isinstance(kind, Kind) and _identity(kind) in _OF_KUBERNETES:
                     raise ValueError(f"the kind {kind.kind} is of Kubernetes itself")
+        gangs: Any = self.gangs
+        if isinstance(gangs, PodGangKeys) and gangs.kind not in self._kind_names:
+            raise ValueError(f"the kind {gangs.kind!r} of gangs is none of the scheduler's own")
+
+    @property
+    def _kind_names(self) -> frozenset[str]:
+        kinds: tuple[Any, ...] = self.kinds
+        versions = [one for one in kinds if isinstance(one, tuple)]  # the registry names other types
+        return frozenset(kind.kind for several in versions for kind in several if isinstance(kind, Kind))
 
     @property
     def claims(self) -> tuple[str, ...]:

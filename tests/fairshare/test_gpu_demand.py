@@ -23,6 +23,7 @@ from fairshare.core.gpu_demand import (
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.claims_and_placement import free_by_node
 from fairshare.schedulers.kai.adapter import KaiAdapter
+from fairshare.schedulers.kai.plugin import SCHEDULER
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
@@ -30,6 +31,8 @@ from tests.fairshare.builders import node_object, object_of, pod_group, policy_o
 from tests.fairshare.conftest import Make
 
 KAI = "kai-scheduler"
+SHARES = SCHEDULER.shares
+assert SHARES is not None
 
 
 def _pod(
@@ -84,10 +87,10 @@ def test_mig_instances_count_by_their_slices() -> None:
 
 
 def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
-    assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
-    assert shared_gpus({}) == 0
-    assert shared_gpus({"gpu-fraction": "1e308"}) == 0  # no cluster has so many, and their sum would overflow
-    assert shared_gpus({"gpu-fraction": "1e300", "gpu-fraction-num-devices": "1e300"}) == 0
+    assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, SHARES) == 1.0
+    assert shared_gpus({}, SHARES) == 0
+    assert shared_gpus({"gpu-fraction": "1e308"}, SHARES) == 0  # no cluster has so many, and their sum would overflow
+    assert shared_gpus({"gpu-fraction": "1e300", "gpu-fraction-num-devices": "1e300"}, SHARES) == 0
     shares = {"gpu-fraction": "0.25"}
     assert _read(gpu=None, annotations=shares, scheduler=KAI).gpus == 0.25
     assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own

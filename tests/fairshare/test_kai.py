@@ -20,6 +20,7 @@ from fairshare.preemption.claims_and_placement import preemption_inputs, to_star
 from fairshare.preemption.victim_candidates import bundles, make_victim
 from fairshare.schedulers.kai.adapter import POOL_LABEL, KaiAdapter, effective, read_queue, shard_advice, usage_read
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
+from fairshare.schedulers.kai.plugin import SCHEDULER
 from fairshare.targets.weight_plan import look_at
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.units import MS_PER_HOUR
@@ -36,6 +37,9 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import Make
 from tests.fairshare.observations import condition, pods_of, reasons_of
+
+SHARES = SCHEDULER.shares
+assert SHARES is not None
 
 
 @pytest.mark.parametrize(
@@ -670,7 +674,7 @@ def test_a_target_without_gpus_says_why(
     ({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "0"}, 0, 0),
 ])  # fmt: skip
 def test_annotations_are_read_as_kai_reads_them(annotations: dict[str, str], gpus: float, memory: float) -> None:
-    assert (shared_gpus(annotations), memory_mib(annotations)) == (gpus, memory)
+    assert (shared_gpus(annotations, SHARES), memory_mib(annotations, SHARES)) == (gpus, memory)
 
 
 def test_queues_without_their_parent_are_dropped_as_kai_drops_them() -> None:

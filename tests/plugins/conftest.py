@@ -17,8 +17,9 @@ def forget() -> None:
     """Forget what was found, as a new process has."""
     for found in (registry._listed, scheduler_plugins.schedulers, installed.adapters, installed._whole_stops):
         found.cache_clear()
-    for name in ("_labels", "queue_keys", "queue_annotation_keys", "placed_by"):
-        getattr(pod_queue_labels, name).cache_clear()
+    for found in vars(pod_queue_labels).values():
+        if hasattr(found, "cache_clear"):
+            found.cache_clear()
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ def test_nobody_takes_the_name_of_one_of_ours(folder: Path) -> None:
     assert named(CHANNELS, ChannelPlugin, "smtp") is CHANNEL
 
 
-def test_a_channel_whose_settings_fail_is_a_fault_of_its_file(folder: Path) -> None:
+def test_a_channel_whose_settings_fail_refuses_its_messages(folder: Path) -> None:
+    from accountant.channels.protocol import Message, Refused
     from accountant.notifications.subscriptions import destination
 
     text = """
@@ -93,8 +94,8 @@ class Own(Model):
 CHANNEL = ChannelPlugin("own", Own, lambda settings: None, False, "nothing", "page")
 """
     install(folder, "own", {"gputally.channels": {"own": "own_module:CHANNEL"}}, own_module=text)
-    with pytest.raises(ValueError, match="own"):
-        destination({"own": {"to": "x"}})
+    with pytest.raises(Refused, match="own"):
+        destination({"own": {"to": "x"}}).open().deliver(Message("k", 0, "subject", "text"))
 
 
 def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,20 +15,24 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import TargetReport
 from fairshare.controller.policy_file import advice, policy_of_document
+from fairshare.controller.weight_writer import release_weights
+from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets import guard
 from fairshare.targets.installed import adapters, kinds
 from fairshare.web.policy_form import PolicyText, draft, form_of, scalars
+from gputally import plugin_list
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterError
 from gputally.base.yaml_file import FileFault, parse
 from gputally.doctor.rbac_checks import judge_rights, needed_rights
 from gputally.doctor.scheduler_checks import own_queues
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
-from gputally.kubernetes.objects import Kind
+from gputally.kubernetes.objects import GPU, Kind
 from gputally.kubernetes.pod_queue_labels import queue_ref
-from gputally.kubernetes.scheduler_plugins import schedulers
+from gputally.kubernetes.scheduler_plugins import left_out, schedulers
 from gputally.testing import schedulers as suite
 from gputally.testing.fake_accountant import Accountant
 from tests.docs.code_blocks import PAGES
@@ -320,3 +325,48 @@ def test_a_fault_in_the_section_of_a_scheduler_of_another_package_is_beside_its_
     found = draft(here, form_of(here))
     assert [(each.field, each.place) for each in found.faults] == [("targets.lanes.setup", "policy.yaml:3")]
     assert not found.sound
+
+
+GANGS = 'PodQueueLabels(("lanes.example.com/lane",), frozenset({"lanes-scheduler"})),'
+KEYS = '__import__("gputally").kubernetes.scheduler_plugins.PodGangKeys("KIND", "lanes/gang", rank="lanes/rank")'
+GANGED = f"{GANGS}\n    gangs={KEYS},"
+
+
+def test_pods_of_a_scheduler_of_another_package_form_the_gangs_that_they_name(lanes: Callable[..., None]) -> None:
+    lanes((GANGS, GANGED.replace("KIND", "Lane")))
+    metadata = {
+        "name": "p", "namespace": "ns", "uid": "u", "annotations": {"lanes/gang": "g"}, "labels": {"lanes/rank": "7"},
+    }  # fmt: skip
+    spec = {"schedulerName": "lanes-scheduler", "containers": [{"resources": {"limits": {GPU: "2"}}}]}
+    pod = read_pod({"metadata": metadata, "spec": spec})
+    assert pod is not None
+    assert (pod.gang, pod.rank) == ("Lane/ns/g", (-7,))
+    elsewhere = read_pod({"metadata": metadata, "spec": spec | {"schedulerName": "default-scheduler"}})
+    assert elsewhere is not None
+    assert elsewhere.gang == ""
+
+
+def test_gangs_of_a_kind_of_another_scheduler_are_refused(lanes: Callable[..., None]) -> None:
+    lanes((GANGS, GANGED.replace("KIND", "Workload")))
+    assert "lanes" not in schedulers()
+    assert "Workload" in left_out()["lanes"]
+
+
+def test_weights_are_given_back_although_the_plug_in_of_another_scheduler_is_broken(lanes: Callable[..., None]) -> None:
+    lanes(("        lanes = seen.get(LANE, ())", "        1 / 0"))
+    cluster = MemoryCluster(kinds(), objects())
+    assert {outcome.result for outcome in cycle(cluster)["kai"].outcomes} == {"applied"}
+    policy = Policy.model_validate({"queues": [{"name": "x", "refs": ["lanes:x"]}, {"name": "a", "refs": ["kai:a"]}]})
+    unread: dict[str, ClusterError] = {}
+    outcomes = release_weights(policy, cluster, unread=unread.__setitem__)
+    assert {(outcome.apply.name, outcome.result) for outcome in outcomes} == {("a", "applied")}
+    assert unread.keys() == {"lanes"}
+
+
+def test_the_list_of_plugins_says_that_an_adapter_cannot_be_used(
+    lanes: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lanes(("import LANE, SETUP", "import LANE, SETUP, NOTHING"))
+    assert plugin_list.main(["--output", "json"]) == 1
+    (found,) = [one for one in json.loads(capsys.readouterr().out) if one["name"] == "lanes"]
+    assert "ImportError" in found["fault"]

@@ -14,7 +14,6 @@ HISTORY = "accountant/histories/prometheus/"
 _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
 _SECTION = "the scheduler's section of a policy, which the accountant stores"
-_DEMAND = "labels and annotations of pods by which it forms gangs and shares GPUs"
 _QUEUES = "the queue of a pod that its PodGroup, Workload or owner names"
 _REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
@@ -29,14 +28,12 @@ SCHEDULERS = {
         "agent/core/settings.py": "labels that are reported by default",
         "agent/wire.py": _REFS,
         "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
-        "fairshare/core/gpu_demand.py": _DEMAND,
         "fairshare/web/policy_form.py": "an example of a reference",
     },
     "volcano": {
         "accountant/inventory/pod_facts.py": _QUEUES,
         "accountant/wire/policy_models.py": _SECTION,
         "agent/wire.py": _REFS,
-        "fairshare/core/gpu_demand.py": _DEMAND,
         "gputally/doctor/rbac_checks.py": _OWNERS,
     },
     "run[:_.]?ai": {
@@ -53,7 +50,6 @@ SCHEDULERS = {
         "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
         "fairshare/core/settings.py": _CREDENTIALS,
         "gputally/doctor/rbac_checks.py": "the ConfigMap of the controller with its notes",
-        "gputally/kubernetes/pod_queue_labels.py": _SHARED,
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {

@@ -5,7 +5,14 @@ from __future__ import annotations
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import (
+    OwnQueue,
+    PodGangKeys,
+    PodQueueLabels,
+    Rights,
+    SchedulerPlugin,
+    SharedGpuKeys,
+)
 
 
 def _own_queue(obj: Object, _parts: MigParts) -> OwnQueue:
@@ -22,6 +29,20 @@ SCHEDULER = SchedulerPlugin(
     reaches="reads Queues, PodGroups, SchedulingShards and Config; writes over-quota weights of Queues",
     page="docs/schedulers.md",
     pods=PodQueueLabels(("kai.scheduler/queue", "runai/queue"), frozenset({"kai-scheduler", "runai-scheduler"})),
+    gangs=PodGangKeys(
+        POD_GROUP.kind,
+        "pod-group-name",
+        part_label="kai.scheduler/subgroup-name",
+        # Source: pkg/scheduler/plugins: kubeflow, ray and taskorder, in the order of their default priorities.
+        leaders=(("training.kubeflow.org/job-role", "master", "launcher"), ("ray.io/node-type", "head")),
+        rank="kai.scheduler/task-priority",
+    ),
+    shares=SharedGpuKeys(
+        "gpu-fraction",
+        "gpu-memory",
+        "gpu-fraction-num-devices",
+        frozenset({"kai-resource-reservation", "runai-reservation"}),
+    ),
     own_queue=_own_queue,
     rights=(
         Rights("scheduling.run.ai", "queues", "list patch", "to read demand and write weights"),

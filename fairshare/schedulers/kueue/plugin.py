@@ -5,7 +5,14 @@ from __future__ import annotations
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin, stated_gpus
+from gputally.kubernetes.scheduler_plugins import (
+    OwnQueue,
+    PodGangKeys,
+    PodQueueLabels,
+    Rights,
+    SchedulerPlugin,
+    stated_gpus,
+)
 
 _GROUP = "kueue.x-k8s.io"
 
@@ -30,6 +37,7 @@ SCHEDULER = SchedulerPlugin(
     reaches="reads queues, Workloads, flavors, Kueue's ConfigMap; writes fair-sharing weights; stops Workloads",
     page="docs/schedulers.md",
     pods=PodQueueLabels(("kueue.x-k8s.io/queue-name",), scheduler_names=None),
+    gangs=PodGangKeys(WORKLOADS[0].kind, "kueue.x-k8s.io/workload"),
     own_queue=_own_queue,
     rights=(
         Rights(_GROUP, "clusterqueues cohorts localqueues", "list patch", "to read demand and write weights"),

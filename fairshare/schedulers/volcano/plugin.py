@@ -5,7 +5,14 @@ from __future__ import annotations
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
-from gputally.kubernetes.scheduler_plugins import OwnQueue, PodQueueLabels, Rights, SchedulerPlugin, stated_gpus
+from gputally.kubernetes.scheduler_plugins import (
+    OwnQueue,
+    PodGangKeys,
+    PodQueueLabels,
+    Rights,
+    SchedulerPlugin,
+    stated_gpus,
+)
 
 
 def _own_queue(obj: Object, parts: MigParts) -> OwnQueue | None:
@@ -24,6 +31,12 @@ SCHEDULER = SchedulerPlugin(
     reaches="reads Queues, PodGroups, Jobs and Volcano's ConfigMap; writes weights or quotas of Queues; restarts Jobs",
     page="docs/schedulers.md",
     pods=PodQueueLabels(("scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"), frozenset({"volcano"})),
+    gangs=PodGangKeys(
+        POD_GROUP.kind,
+        "scheduling.k8s.io/group-name",
+        part_annotation="volcano.sh/task-spec",
+        disruptable="volcano.sh/preemptable",
+    ),
     own_queue=_own_queue,
     rights=(
         Rights("scheduling.volcano.sh", "queues", "list patch", "to read demand and write weights"),
