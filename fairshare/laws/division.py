@@ -64,8 +64,6 @@ Steps = list[DivisionRound | Remainder]
 _MANY = 64
 """Number of queues from which on a round computes with columns, which are slower for fewer."""
 _SAFE = 2.0**900
-_WHOLE = 2.0**53
-"""Whole numbers whose sum is below this are added without rounding."""
 _MOST_SLICES = 4
 _MANTISSA = 53
 
@@ -78,17 +76,15 @@ def _column(values: Sequence[float]) -> npt.NDArray[np.float64]:
 def _sum(values: npt.NDArray[np.float64]) -> float:
     """Return the sum of values >= 0, rounded exactly as `math.fsum` rounds it.
 
-    Whole numbers add up exactly as long as the sum stays below 2^53. Other columns are cut into slices, starting with
-    the highest bits. Each slice has so few bits that its plain sum is exact. `fsum` then adds the sums of the slices.
+    The column is cut into slices, starting with the highest bits. Each slice has so few bits that its plain sum is
+    exact. `fsum` then adds the sums of the slices. Small whole numbers are one slice.
 
     Source: Rump, Ogita, Oishi 2008, "Accurate floating-point summation"."""
-    plain = float(np.add.reduce(values))
-    if not 0 < plain < _SAFE:
+    largest = float(np.maximum.reduce(values))
+    if not 0 < largest < _SAFE:
         return fsum(values.tolist())
-    if plain < _WHOLE and not np.count_nonzero(np.floor(values) != values):
-        return plain
     bits = len(values).bit_length() + 1
-    sigma = ldexp(1.0, frexp(float(np.maximum.reduce(values)))[1] + bits)
+    sigma = ldexp(1.0, frexp(largest)[1] + bits)
     sums: list[float] = []
     rest = values
     for _ in range(_MOST_SLICES):
@@ -123,12 +119,10 @@ class Siblings:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
         self._names = [claim.name for claim in claims]
         ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
-        self.names = [claim.name for claim in ordered]
-        self.deserved = [claim.deserved for claim in ordered]
+        self.claims, self.names = ordered, [claim.name for claim in ordered]
         self.weight = [claim.weight for claim in ordered]
         self.usage = [claim.usage for claim in ordered]
         self.cap = [claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit) for claim in ordered]
-        self.initial = [claim.initial for claim in ordered]
         self.share = [0.0] * len(ordered)
         self.fraction = [0.0] * len(ordered)
         """Of a unit, what the rounds have left out for each queue."""
@@ -148,8 +142,8 @@ class Siblings:
         """Run phase one and return the rest of the total, which may be negative.
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
-        quotas = [total if deserved == UNLIMITED else deserved for deserved in self.deserved]
-        self.share = [min(quota, cap) for quota, cap in zip(quotas, self.cap, strict=True)]
+        quotas = [total if claim.deserved == UNLIMITED else claim.deserved for claim in self.claims]
+        self.share = [cap if cap < quota else quota for quota, cap in zip(quotas, self.cap, strict=True)]
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
@@ -321,7 +315,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = Siblings(claims, None, steps, kai_compat=kai_compat)
-        siblings.share = siblings.initial
+        siblings.share = [claim.initial for claim in siblings.claims]
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
