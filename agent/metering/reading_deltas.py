@@ -125,11 +125,12 @@ def measure(
     device = _MISSED if after.sample_gaps > before.sample_gaps else _difference(before.busy_us, after.busy_us)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
+    parts = _readings(layout, before, after)
     busy = _of_whole_gpu(layout, device, after, holders, holders_after)
     if busy is None:
-        busy = _reconciled(layout, device, before, after, holders, holders_after)
+        busy = _reconciled(layout, device, parts, after, holders, holders_after)
     idle = busy.device == 0 and not (isinstance(device, Unavailable) and any(busy.reasons))
-    sm_active_us, tensor_active_us = _activities(layout, before, after)
+    sm_active_us, tensor_active_us = _activities(parts, before)
     return Step(
         *busy,
         _or_none(energy),
@@ -139,6 +140,10 @@ def measure(
         _or_none(before.memory_used_mib),
         _or_none(before.power_mw) if idle else None,
     )
+
+
+_PartReading = DeviceReading | InstanceReading | None
+_PartReadings = list[tuple[_PartReading, _PartReading]]
 
 
 class _Busy(NamedTuple):
@@ -183,19 +188,22 @@ def _of_whole_gpu(
 def _reconciled(
     layout: Layout,
     device: Reading,
-    before: DeviceReading,
+    parts: _PartReadings,
     after: DeviceReading,
     holders: Holders,
     holders_after: Holders,
 ) -> _Busy:
-    """Return the busy times of a step in which some may be missing, or not agree. device: that of the whole GPU."""
+    """Return the busy times of a step in which some may be missing, or not agree.
+
+    device: the busy time of the whole GPU.
+    parts: both readings of each part (`_readings`)."""
     others = _others(layout, holders, holders_after)
     holders_busy: list[Reading] = []
     parts_busy: list[int] = []
     ranks: list[int] = []
     parts_rank = 0
     busy_known, complete = not isinstance(device, Unavailable), after.method in _COMPLETE
-    for number, (part, (first, last)) in enumerate(zip(layout.parts, _readings(layout, before, after), strict=True)):
+    for number, (part, (first, last)) in enumerate(zip(layout.parts, parts, strict=True)):
         whole = device if last is after else _busy(part, first, last)
         own = [0 if s.holder is None else _holder_busy(s.key, holders, holders_after, complete) for s in part.shares]
         rank, own_unread = _rank(after, last), isinstance(own[0], Unavailable)
@@ -285,10 +293,7 @@ def _others(layout: Layout, before: Holders, after: Holders) -> list[int]:
     return totals
 
 
-_PartReading = DeviceReading | InstanceReading | None
-
-
-def _readings(layout: Layout, before: DeviceReading, after: DeviceReading) -> list[tuple[_PartReading, _PartReading]]:
+def _readings(layout: Layout, before: DeviceReading, after: DeviceReading) -> _PartReadings:
     """Return both readings of each part: those of the device or of the MIG instance; None if there is none."""
     first = {instance.mig_uuid: instance for instance in before.instances}
     last = {instance.mig_uuid: instance for instance in after.instances}
@@ -311,14 +316,14 @@ def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
 _Activities = tuple[int | None, ...] | None
 
 
-def _activities(layout: Layout, before: DeviceReading, after: DeviceReading) -> tuple[_Activities, _Activities]:
+def _activities(parts: _PartReadings, before: DeviceReading) -> tuple[_Activities, _Activities]:
     """Return the SM and the tensor activity of each part; None if it was not read of any part."""
     unread = isinstance(before.sm_active_us, Unavailable) and isinstance(before.tensor_active_us, Unavailable)
     if unread and not before.instances:
         return None, None
     sm: list[int | None] = []
     tensor: list[int | None] = []
-    for first, last in _readings(layout, before, after):
+    for first, last in parts:
         if first is None or last is None:
             sm.append(None)
             tensor.append(None)

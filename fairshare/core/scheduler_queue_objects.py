@@ -39,9 +39,8 @@ class QueueMatch:
 
 def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
     """Return the queues by reference (such as `kai:vision`), for references that begin with one of `prefixes`."""
-    return {
-        ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(tuple(f"{p}:" for p in prefixes))
-    }
+    begins = tuple(f"{prefix}:" for prefix in prefixes)
+    return {ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(begins)}
 
 
 def has_ref(policy: Policy, *prefixes: str) -> bool:

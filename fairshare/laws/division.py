@@ -143,7 +143,7 @@ class Siblings:
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quotas = [total if claim.deserved == UNLIMITED else claim.deserved for claim in self.claims]
-        self.share = [cap if cap < quota else quota for quota, cap in zip(quotas, self.cap, strict=True)]
+        self.share = list(map(min, quotas, self.cap))
         return self._less(total, self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:

@@ -289,10 +289,11 @@ def without_lost_gpus(nodes: Sequence[Object], lost: Mapping[str, int]) -> Servi
     for node in nodes:
         name = _name(node)
         resources = value_at(node, ("status", "allocatable"))
-        listed = gpus_of_node(node)
-        replicas = listed / devices(node) if listed > 0 else 1.0
-        capacity = max(listed, gpus_of_node(node, "capacity"))
-        left = min(listed, max(0.0, capacity - lost.get(name, 0) * replicas))
+        listed = left = gpus_of_node(node)
+        if listed > 0 and name in lost:
+            capacity = max(listed, gpus_of_node(node, "capacity"))
+            replicas = listed / devices(node)
+            left = min(listed, max(0.0, capacity - lost[name] * replicas))
         if left >= listed:
             serving.append(node)
             continue

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from agent.core.readings import DriverReplaced, Unavailable
 from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Refused
@@ -29,8 +30,7 @@ _UNSUPPORTED = Unavailable("no GPM on this GPU")
 _SUCCESS = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineActivity:
+class EngineActivity(msgspec.Struct, frozen=True, gc=False):
     """Cumulative activity of one engine in microseconds.
 
     busy_us: time in which the engine did any work. It is not smaller than sm_active_us, because an engine works while
@@ -46,8 +46,8 @@ class EngineActivity:
         """Convert the activity of a GPU instance to time of the whole GPU.
 
         slices, of_slices: the compute slices of the instance and of the GPU."""
-        times = (self.busy_us, self.sm_active_us, self.tensor_active_us)
-        return EngineActivity(*(time * slices // of_slices for time in times))
+        busy_us, sm_us, tensor_us = self.busy_us * slices, self.sm_active_us * slices, self.tensor_active_us * slices
+        return EngineActivity(busy_us // of_slices, sm_us // of_slices, tensor_us // of_slices)
 
 
 class _Engine:

@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from agent.core.readings import ProcessReading, Reading, Unavailable
 from agent.gpu_readers.nvml.mig_layout import MigLayout
 from agent.gpu_readers.nvml.nvml_library import MOST_PID, Driver, Refused
@@ -375,8 +377,7 @@ class Processes:
     unlisted: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
+class _Running(msgspec.Struct, frozen=True):
     """A running process. place: the uuid of its MIG instance; "" for the whole GPU."""
 
     place: str
@@ -535,7 +536,8 @@ class ProcessSampler:
         drawers, served = {pid for pid, _ in drawing}, {pid for pid, _ in clients}
         used: dict[int, int | None] = {}
         for pid, memory in (*listed, *drawing, *clients):  # each list reports all memory of a process
-            used[pid] = max((m for m in (used.get(pid), memory) if m is not None), default=None)
+            known = used.get(pid)
+            used[pid] = memory if known is None else max(known, memory or 0)
         return {
             pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in served, pid in drawers)
             for pid, memory in used.items()

@@ -798,6 +798,14 @@ def _gangs(
         if own_pods is not None and not own_pods:
             return None  # all its pods are being deleted
         priority = _priority(spec, classes, own_pods or ())
+        least_members = max(1, int(spec.get("minMember") or 1))
+        least, core = requested, tuple[str, ...]()
+        if own_pods:
+            members = sorted((*own_pods, *others), key=_kais_order)
+            if spec.get("subGroups"):
+                least, core = _core(spec, members)
+            else:
+                least, core = _first(least_members, members)
         gang = Gang(
             queue.name,
             POD_GROUP,
@@ -806,7 +814,7 @@ def _gangs(
             metadata.get("uid", ""),
             requested,
             allocated,
-            requested,
+            least,
             priority,
             _preemptible(spec, priority, classes),
             millis(metadata.get("creationTimestamp")),
@@ -817,15 +825,9 @@ def _gangs(
             may_claim_ms=_delay_end_ms(metadata, spec),
             in_quota=_in_quota(spec, priority, classes),
             held_back=held_back(obj),
+            core=core,
         )
-        least_members = max(1, int(spec.get("minMember") or 1))
-        if own_pods:
-            members = sorted((*own_pods, *others), key=_kais_order)
-            if spec.get("subGroups"):
-                least, core = _core(spec, members)
-            else:
-                least, core = _first(least_members, members)
-            gang = with_pods(replace(gang, minimum=least, core=core), own_pods, others)
+        gang = with_pods(gang, own_pods or (), others)
         return gang if gang.requested > 0 else None
 
     gangs, unreadable = read_each(groups, read)
@@ -857,12 +859,14 @@ def _delay_end_ms(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> int |
     """Return the time before which KAI evicts nothing for a PodGroup (`preemptionDelay`), counted from its creation or
     its last eviction; None if it has no delay."""
     delay_s = duration_s(spec.get("preemptionDelay"))
+    if not delay_s:
+        return None
     starts = [
         millis(metadata.get("creationTimestamp")),
         millis((metadata.get("annotations") or {}).get("kai.scheduler/last-eviction-timestamp")),
     ]
     since_ms = max((start for start in starts if start is not None), default=None)
-    return since_ms + round(delay_s * MS_PER_SECOND) if delay_s and since_ms is not None else None
+    return since_ms + round(delay_s * MS_PER_SECOND) if since_ms is not None else None
 
 
 def _required_level(spec: Mapping[str, Any]) -> str:
