@@ -104,9 +104,9 @@ def _divisions() -> Iterator[Figure]:
     from fairshare.laws.division import divide
     from tests.bench.division import case
 
-    for queues in (5, 100):
+    for queues in (5, 100, 1_000):
         seconds = median_cpu_seconds(partial(divide, case(queues)), runs=401, warmup=20)
-        yield Figure(f"division of {queues} queues", seconds * 1e6, "µs")
+        yield Figure(f"division of {queues:,} queues", seconds * 1e6, "µs")
 
 
 def _agent_step() -> Iterator[Figure]:
