@@ -138,13 +138,12 @@ def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, 
     """Decode a list of processes, whose entries have the size that the driver wrote. Raises Refused if the size is
     unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
     written = len(found.rstrip(_PATTERN))
-    whole = [size for size in _ENTRY_SIZES if written == count * size]
-    partly = [
+    fitting = [size for size in _ENTRY_SIZES if written == count * size] or [
         size for size in _ENTRY_SIZES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
     ]
-    if count > room or not (whole or partly):
+    if count > room or not fitting:
         raise Refused(_UNKNOWN_SIZE, name)
-    size = (whole or partly)[0]
+    size = fitting[0]
     processes = list(struct.iter_unpack(f"=I4xQ{size - _FIRST_FIELDS}x", found[: count * size]))
     if not all(0 < pid <= MOST_PID for pid, _ in processes):
         raise Refused(_NOT_PROCESSES, name)
