@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.deadlines import Deadline
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 READY_SECONDS = 60
 
@@ -81,7 +83,8 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, headers: M
 
 def wait_until(ready: Callable[[], bool], what: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until `ready()` is true. Raises RuntimeError with `what` and the end of the log otherwise."""
-    for _ in range(READY_SECONDS * 5):
+    deadline = Deadline(READY_SECONDS)
+    while not deadline.passed:
         if ready():
             return
         with contextlib.suppress(subprocess.TimeoutExpired):

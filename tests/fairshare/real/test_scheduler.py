@@ -93,7 +93,8 @@ def cockpit(real: KubernetesCluster, ask: Request, cached: bool) -> Iterator[Coc
 def _extender(url: str, **options: Any) -> dict[str, Any]:
     verbs = {"urlPrefix": f"{url}/scheduler", "prioritizeVerb": "prioritize", "preemptVerb": "preempt"}
     managed = {"managedResources": [{"name": GPU, "ignoredByScheduler": False}], "nodeCacheCapable": True}
-    return {**verbs, **managed, "weight": 100, "httpTimeout": "1s", "ignorable": True, **options}
+    # The scheduler goes on without an answer that takes longer, and a busy machine takes a second for one.
+    return {**verbs, **managed, "weight": 100, "httpTimeout": "30s", "ignorable": True, **options}
 
 
 @pytest.mark.parametrize("cached", [True, False])
