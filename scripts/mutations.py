@@ -1,9 +1,10 @@
 """Puts small errors into the code, one at a time, and names those that tests do not notice.
 
-    python -m scripts.mutations [--seed N] [--count N] MODULE... -- PYTEST ARGUMENTS
+    python -m scripts.mutations [--seed N] [--count N] [--most-s N] MODULE... -- PYTEST ARGUMENTS
 
 An error is a wrong operator, a negated condition, a flipped truth value, or a number that is one too large, in a line
-of the modules that is drawn at random. Rebuilds of tests use it: what they caught before, they must catch afterwards.
+of the modules that is drawn at random. Tests that take more than `--most-s` seconds of processor time have noticed it:
+an error may make a loop endless. Rebuilds of tests use it: what they caught before, they must catch afterwards.
 Use a checkout of its own (`git worktree add`): a file is wrong as long as its tests run, and is then written back."""
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import ast
 import os
 import random
+import resource
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -101,13 +103,14 @@ def _run(options: list[str]) -> int:
     return int(pytest.main(options))
 
 
-def _in_a_process_of_its_own(options: list[str]) -> tuple[bool, str]:
-    """Whether the tests pass, and what pytest says."""
+def _in_a_process_of_its_own(options: list[str], most_s: int) -> tuple[bool, str]:
+    """Whether the tests pass within these seconds of processor time, and what pytest says."""
     with TemporaryFile("w+") as said:
         child = os.fork()
         if not child:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
             os._exit(_run(options))
         _, status = os.waitpid(child, 0)
         said.seek(0)
@@ -119,6 +122,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("modules", nargs="+", type=Path, help="files, for example accountant/lake/publisher.py")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--most-s", type=int, default=300)
     own, tests = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     given = parser.parse_args(own)
     drawn = random.Random(given.seed)  # noqa: S311 - draws places, no secrets
@@ -135,7 +139,7 @@ def main(argv: list[str]) -> int:
         what = drawn.choice(wrong_by_line(tree)[line])()
         module.write_text(ast.unparse(tree), "utf-8")
         try:
-            passed, said = _in_a_process_of_its_own(options)
+            passed, said = _in_a_process_of_its_own(options, given.most_s)
         finally:
             module.write_text(source, "utf-8")
         survived += passed
