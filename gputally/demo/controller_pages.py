@@ -27,6 +27,14 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 _HEADING = "# The policy of the demo: who is due how much of the cluster.\n"
 
 
+class _DemoPolicy(PolicyLocation):
+    """The demo's policy, whose file is in a folder that ends with the demo."""
+
+    @property
+    def path(self) -> str:
+        return "the demo's policy"
+
+
 class ControllerPages:
     """The pages. app: the ASGI application."""
 
@@ -45,7 +53,7 @@ class ControllerPages:
             previews = Previews(self._preview)
             stack.callback(previews.close)
             context = PageContext(
-                self._reports, History(client, clock), previews, PolicyLocation(file), clock,
+                self._reports, History(client, clock), previews, _DemoPolicy(file), clock,
                 MS_PER_HOUR / MS_PER_SECOND, accountant="/",
             )  # fmt: skip
             self.app: ASGIApp = PagesApp(context, PageAuthentication(None), ROUTES).observed()

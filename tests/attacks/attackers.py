@@ -644,7 +644,7 @@ class Nobody(Attacker):
         self.ask("GET", "/v1/usage", token=self.chance.choice((self.name(60), "a.b.c", "x" * 20_000, "é", "\t")))
 
     def cookies(self) -> None:
-        names = ("gputally-session", "__Host-gputally", "gputally", "__Host-gputally-fairshare")
+        names = ("gputally-session", "__Host-gputally", "gputally", "__Host-gputally-8443")
         value = f"{self.chance.choice(names)}={self.name(self.chance.choice((20, 4_000)))}"
         self.ask("GET", "/", port=self.chance.choice(("accountant", "pages")), Cookie=value, Accept="text/html")
 

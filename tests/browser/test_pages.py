@@ -179,17 +179,17 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         assert Axe().run(page, options=AXE).response["violations"] == []
         page.keyboard.press("Control+A")
         page.keyboard.type("7")
-        page.wait_for_selector("#verdict-head:has-text('Sound')")
+        page.wait_for_selector("#verdict-head:has-text('can be used')")
         budgets = page.locator('textarea[name="budgets"]')
         budgets.fill("- {name: all, team: vision, limit: -5}")
         page.wait_for_selector('textarea[name="budgets"][aria-invalid=true]')
         assert "budgets.0.limit: must be above 0" in page.locator("#b-budgets").inner_text()
         budgets.fill("- {name: all, team: vision, limit: 5000}")
-        page.wait_for_selector("#verdict-head:has-text('Sound')")
+        page.wait_for_selector("#verdict-head:has-text('can be used')")
         page.locator("summary", has_text="Preemption").press("Enter")
         with page.expect_response("**/policy/check"):  # the verdict is that of before: leaving now would break it off
             page.locator('[name="preemption.wait"]').fill("2m")
-        page.wait_for_selector("#verdict-head:has-text('Sound')")
+        page.wait_for_selector("#verdict-head:has-text('can be used')")
         review = page.get_by_role("button", name="Review the change")
         for _ in range(300):
             if review.evaluate("button => button === document.activeElement"):

@@ -74,6 +74,7 @@ def masked(text: str, url: str) -> str:
     text = re.sub(r'<span class="chip"><i></i>as of [^<]*; refreshed every [^<]*</span>', "", text)
     text = re.sub(r'("\w*seconds": )[0-9.]+', r"\1SECONDS", text)
     text = re.sub(r'("digest":")[0-9a-f]{64}', r"\1DIGEST", text)  # of acts, which name the checkout
+    text = re.sub(r'(name="form_token" value=")[0-9a-f]*', r"\1SECRET", text)
     return text.replace(str(CHECKOUT), "CHECKOUT").replace(url, "URL").replace(urlsplit(url).netloc, "URL")
 
 

@@ -36,7 +36,7 @@ if (form) {
       }
     }
     const warned = answer.advice.length ? `, with ${many(answer.advice.length, "warning")}` : "";
-    document.getElementById("verdict-head").textContent = answer.sound ? `Sound${warned}` : many(answer.faults.length, "fault");
+    document.getElementById("verdict-head").textContent = answer.sound ? `This policy can be used${warned}` : many(answer.faults.length, "fault");
     document.getElementById("findings").replaceChildren(
       ...answer.faults.map((each) => listed("fault", each)), ...answer.advice.map((each) => listed("advice", each)));
     if (answer.sound) document.getElementById("parts").innerHTML = answer.parts;
