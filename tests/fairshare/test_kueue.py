@@ -35,7 +35,7 @@ from gputally.base.errors import Refused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
-from tests.fairshare.conftest import NOW_MS, Make
+from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, reasons_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import ALIASES, V1BETA1, V1BETA2, configured
@@ -1065,3 +1065,38 @@ def test_a_weight_of_a_resource_that_is_no_number_keeps_the_manager_from_startin
     read = read_configuration([configured({**CONFIGURATION, "admissionFairSharing": {"resourceWeights": weights}})])
     assert read is not None
     assert read.fault
+
+
+def test_two_pools_of_one_model_are_divided_each_for_itself_if_each_is_a_cohort(
+    accountant: Accountant, controller_of: Make
+) -> None:
+    """Reserved and spot nodes of one model: a flavor, a Cohort and a queue of the policy each, with the teams below."""
+
+    def queue(pool: str, team: str) -> dict[str, Any]:
+        quota = [{"name": GPU, "nominalQuota": "8" if pool == "reserved" else "4"}]
+        groups = [{"coveredResources": [GPU], "flavors": [{"name": pool, "resources": quota}]}]
+        return object_of(CQ, f"{team}-{pool}", {"cohortName": pool, "resourceGroups": groups}, {"fairSharing": {}})
+
+    pools = {"reserved": 16, "spot": 8}
+    objects = [queue(pool, team) for pool in pools for team in "ab"]
+    objects += [object_of(COHORTS[0], pool, {}) for pool in pools]
+    objects += [object_of(FLAVORS[0], pool, {"nodeLabels": {"pool": pool}}) for pool in pools]
+    objects += [node_object(pool, gpus, labels={"pool": pool}) for pool, gpus in pools.items()]
+    objects += [_local(f"{team}-{pool}", f"{team}-{pool}") for pool in pools for team in "ab"]
+    objects += [_workload(f"{name}-{i}", name, 1, 4) for name in ("a-reserved", "b-spot") for i in range(9)]
+    policy = policy_of(
+        [
+            *({"name": pool, "deserved": gpus, "refs": [f"kueue-cohort:{pool}"]} for pool, gpus in pools.items()),
+            *(
+                {"name": f"{team}-{pool}", "parent": pool, "deserved": gpus // 2, "refs": [f"kueue:{team}-{pool}"]}
+                for pool, gpus in pools.items()
+                for team in "ab"
+            ),
+        ],
+        targets={"kueue": {"apply": "enforce"}},
+    )
+    accountant.spend(reserved=0.1, spot=0.9)
+    (target,) = controller_of(policy, MemoryCluster(KINDS, objects)).cycle().targets
+    shares = {due.queue: due.gpus for due in target.entitlements}
+    assert shares == {"reserved": 16, "a-reserved": 16, "b-reserved": 0, "spot": 8, "a-spot": 0, "b-spot": 8}
+    assert reasons_of(target)["InSync"] == ("True", "AsPolicy")
