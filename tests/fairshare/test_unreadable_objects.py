@@ -307,3 +307,13 @@ def test_whatever_a_user_writes_no_reading_ends_and_all_others_count(data: st.Da
     objects = OWN if kind == POD else (*OWN, hostile)
     names = _gangs_seen(objects, tuple(pods.values().values()))
     assert all("good" in found for found in names.values()), names
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "٣", "-1", "1ki", ""])
+def test_a_label_of_a_node_that_is_no_amount_of_memory_stops_no_scheduler(
+    text: str, accountant: Accountant, controller_of: Make
+) -> None:
+    accountant.spend(a=1.0)
+    labelled = node_object("n1", labels={"nvidia.com/gpu.product": "H100", "nvidia.com/gpu.memory": text})
+    report = controller_of(POLICY, MemoryCluster(KINDS, [*OWN, labelled])).cycle()
+    assert not [target.target for target in report.targets if "Defect" in target.degraded]

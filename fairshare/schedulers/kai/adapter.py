@@ -94,6 +94,7 @@ _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 
 """The PriorityClasses that KAI installs, for a controller without the right to read PriorityClasses."""
 _AGGREGATED = re.compile(r"^(?:max|min|sum|avg)\s*(?:(?:by|without)\s*\([^)]*\)\s*)?(?=\()")
 _MEMORY_LABEL = "nvidia.com/gpu.memory"
+_MIB = re.compile(r"\d{1,18}", re.ASCII)
 _TEBIBYTE_MIB = 2**20
 _METRICS = {
     f"{resource}{of}Metric": default
@@ -672,7 +673,7 @@ def _memory(node: Object) -> int:
 
     Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory."""
     text = (value_at(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
-    size = int(text) if isinstance(text, str) and text.isdecimal() else 0
+    size = int(text) if isinstance(text, str) and _MIB.fullmatch(text) else 0
     size = size if size < _TEBIBYTE_MIB else size // 2**20
     return size - size % 100
 
