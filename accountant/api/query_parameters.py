@@ -43,7 +43,7 @@ def _known_month(text: str) -> str:
     return text
 
 
-def _split(values: object) -> object:
+def split_at_commas(values: object) -> object:
     """Splits values at commas, because `by=team,node` and `by=team&by=node` are equivalent."""
     texts = [values] if isinstance(values, str) else values
     if not isinstance(texts, Iterable):
@@ -59,7 +59,7 @@ def _distinct(by: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
 
 By = Annotated[
     tuple[Dimension, ...],
-    BeforeValidator(_split),
+    BeforeValidator(split_at_commas),
     AfterValidator(_distinct),
     Field(max_length=_MOST_DIMENSIONS, description="Dimensions to group by, separated by commas."),
 ]
@@ -166,12 +166,10 @@ class SpanParams(Params):
         return "; ".join(filter(None, notes))
 
 
-class GroupedParams(SpanParams):
-    """Parameters of a query whose lines are grouped, filtered and paged."""
+class FilteredParams(SpanParams):
+    """Parameters of a query whose lines are grouped and filtered."""
 
     by: By = ("team",)
-    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
-    limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
     where_team: tuple[str, ...] = _where("team")
     where_queue: tuple[str, ...] = _where("queue")
     where_namespace: tuple[str, ...] = _where("namespace")
@@ -198,6 +196,13 @@ class GroupedParams(SpanParams):
         """The given filters only."""
         given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
         return {name: values for name, values in given.items() if values}
+
+
+class GroupedParams(FilteredParams):
+    """Parameters of a query whose lines are grouped, filtered and paged."""
+
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
+    limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
 
 
 class UsageParams(GroupedParams):

@@ -186,12 +186,12 @@ def clock(hour: int) -> str:
 
 def span(report: Report) -> str:
     """The span as `October 2026`, `1–3 October 2026`, or two instants."""
-    return _span(report.start_ms, report.end_ms, report.tz)
+    return span_of(report.start_ms, report.end_ms, report.tz)
 
 
 def before(report: Report) -> str:
     """The span of comparison, in the format of `span`."""
-    return _span(*report.before_ms, report.tz)
+    return span_of(*report.before_ms, report.tz)
 
 
 def before_short(report: Report) -> str:
@@ -210,7 +210,8 @@ def length(start_ms: int, end_ms: int) -> str:
     return f"{number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
 
 
-def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
+def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
+    """A span as `October 2026`, `1–3 October 2026`, or two instants."""
     start, end = (datetime.fromtimestamp(at // MS_PER_SECOND, tz) for at in (start_ms, end_ms))
     if Month.spanning(start_ms, end_ms, tz):
         return f"{start:%B %Y}"

@@ -72,39 +72,82 @@ def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
 def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
     """Stacked columns of allocated GPU-hours per day; with `capacity`, the day's capacity as a line."""
     stacks = series(days)
-    levels = [max(day.capacity_us if capacity else 0, sum(day.allocated_us.values())) for day in days]
-    top = _nice(max(levels, default=0) / US_PER_HOUR)
-    svg = root("daily", _WIDTH, _HEIGHT, title, _describe(days))
+    columns = [
+        ChartColumn(
+            f"{day.day:%-d}",
+            f"{day.day:%-d %b}",
+            _day_text(day, stacks, capacity),
+            tuple(
+                (stack.css, sum(day.allocated_us.get(team, 0) for team in stack.teams) / US_PER_HOUR)
+                for stack in stacks
+            ),
+        )
+        for day in days
+    ]
+    levels = [day.capacity_us / US_PER_HOUR for day in days] if capacity else None
+    return stacked("daily", columns, title, _describe(days), levels)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartColumn:
+    """A column of a chart of stacked values.
+
+    label, long_label: what stands below it if every column has a label and is narrow, and otherwise.
+    told: its values as text, one a line.
+    parts: class and value of each part, the lowest first.
+    unknown: the part of the time, from 0 to 1, of which nothing is known."""
+
+    label: str
+    long_label: str
+    told: str
+    parts: Sequence[tuple[str, float]]
+    unknown: float = 0.0
+
+
+def stacked(
+    css: str,
+    columns: Sequence[ChartColumn],
+    title: str,
+    description: str,
+    levels: Sequence[float] | None = None,
+    *,
+    thinned: bool = True,
+) -> str:
+    """A chart of stacked columns.
+
+    levels: a line above them, with a level for each column.
+    thinned: leave out labels for which there is no room; otherwise the caller has left them empty.
+
+    Time of which nothing is known is hatched from above, so that a low column is not read as a low value."""
+    tops = [sum(value for _, value in column.parts) for column in columns]
+    top = _nice(max([*tops, *(levels or ())], default=0))
+    svg = root(css, _WIDTH, _HEIGHT, title, description)
     plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
-    def y(gpu_us: int) -> float:
-        return round(_TOP + plot_h * (1 - gpu_us / US_PER_HOUR / top), 2)
+    def y(value: float) -> float:
+        return round(_TOP + plot_h * (1 - value / top), 2)
 
     for step in range(5):
         _grid_line(svg, _TOP + plot_h * (1 - step / 4), f"{top * step / 4:,.2f}".rstrip("0").rstrip("."))
-    pitch = plot_w / max(1, len(days))
+    pitch = plot_w / max(1, len(columns))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
-    label_every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
-    for i, day in enumerate(days):
+    label_every = 1 if pitch >= _LABEL_PX or not thinned else math.ceil(_LABEL_PX / pitch)
+    for i, column in enumerate(columns):
         x = _LEFT + pitch * i + (pitch - width) / 2
-        below = 0
-        column = ET.SubElement(svg, "g")
-        ET.SubElement(column, "title").text = _day_text(day, stacks, capacity)
-        for stack in stacks:
-            gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
-            if gpu_us:
-                rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
-                below += gpu_us
-        if i % label_every == 0:
-            text(
-                svg,
-                "tick mid",
-                x + width / 2,
-                _HEIGHT - _BOTTOM + 18,
-                f"{day.day:%-d}" if label_every == 1 and pitch < 60 else f"{day.day:%-d %b}",
-            )
-    if capacity:
-        _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
+        below = 0.0
+        group = ET.SubElement(svg, "g")
+        ET.SubElement(group, "title").text = column.told
+        if column.unknown:
+            rect(group, "unknown", x, _TOP, width, plot_h * column.unknown)
+        for part, value in column.parts:
+            if value:
+                rect(group, part, x, y(below + value), width, y(below) - y(below + value))
+                below += value
+        if i % label_every == 0 and column.label:
+            label = column.label if label_every == 1 and pitch < 60 else column.long_label
+            text(svg, "tick mid", x + width / 2, _HEIGHT - _BOTTOM + 18, label)
+    if levels is not None:
+        _capacity_line(svg, [(_LEFT + pitch * i, y(level)) for i, level in enumerate(levels)], pitch)
     return drawn(svg)
 
 

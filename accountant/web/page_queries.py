@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import Deps
+from accountant.api.query_parameters import QuerySpan
 from accountant.billing import job_costs, statement_breakdown, statements
 from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import billed_tables
@@ -26,7 +27,8 @@ from accountant.ledger.protocols import GpuOwnership, Ledger
 from accountant.ledger.usage import Where
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Readings, span_before
-from accountant.web import page_rows
+from accountant.web import explore_table, page_rows
+from accountant.web.explore_table import Explored, Question
 from accountant.wire import decision_text
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
@@ -244,6 +246,33 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     return [
         Bills(at, statements.build(bills.charges, book, (), start, end, timezone), bills.groups) for bills in of_cuts
     ]
+
+
+def explored(
+    deps: Deps,
+    identity: Hashable,
+    asked: Question,
+    spans: Callable[[], Sequence[QuerySpan]],
+    most_series: int,
+    *,
+    ends: bool,
+) -> Answer[Explored]:
+    """The answer of the page Explore.
+
+    identity: distinguishes the question.
+    ends: whether the span has an end of its own; otherwise it ends now, at any time another now.
+    spans: returns the span, and the one to compare it with, if there is one, at the time at which it is called."""
+
+    def compute() -> Explored:
+        at = deps.clock.wall_ms()
+        span, *before = spans()
+        earlier = before[0][:2] if before else None
+        with deps.ledger.moment(min(one.start_ms for one in (span, *before)), span.end_ms) as moment:
+            return explore_table.explore(moment, deps.book(), span[:2], earlier, asked, at, most_series)
+
+    span, *before = spans()
+    mark = _unchanged(deps, min(one.start_ms for one in (span, *before)), span.end_ms) if ends else None
+    return deps.answers.ask(("explored", identity, books(deps)), compute, mark)
 
 
 def prepare_answers(deps: Deps, month: Month) -> None:

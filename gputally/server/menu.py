@@ -37,6 +37,7 @@ class Entry:
 
 ENTRIES = (
     Entry("/", "Overview", "accountant"),
+    Entry("/explore", "Explore", "accountant", for_teams=True),
     Entry("/month", "Month", "accountant", for_teams=True),
     Entry("/jobs", "Jobs", "accountant", for_teams=True),
     Entry("/nodes", "Nodes", "accountant"),

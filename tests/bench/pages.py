@@ -85,7 +85,7 @@ TINY = Size(nodes=4, minutes=1_500, queues=4)
 
 def addresses(fleet: bulk.Fleet, job: str) -> dict[str, str]:
     """Return every page by name. job: the address of a job."""
-    lines = f"/month/{MONTH}/lines"
+    lines, explore = f"/month/{MONTH}/lines", f"/explore?start={MONTH}-01"
     return {
         "overview": "/", "month": f"/month/{MONTH}", "team": f"/team/team-0?month={MONTH}",
         "lines, by team": f"{lines}?account=allocated", "lines of a team, by job": f"{lines}?team=team-0",
@@ -93,6 +93,8 @@ def addresses(fleet: bulk.Fleet, job: str) -> dict[str, str]:
         "lines, by day": f"{lines}?by=day", "lines, by pod": f"{lines}?by=pod", "lines, by GPU": f"{lines}?by=gpu",
         "lines, by queue": f"{lines}?by=queue", "lines, by user": f"{lines}?by=user", "jobs": f"/jobs?month={MONTH}",
         "job": job, "nodes": "/nodes", "node": f"/node/bench/{fleet.prefix}-1?days=7",
+        "explore": explore, "explore, by pod": f"{explore}&by=pod",
+        "explore, team by day": f"{explore}&by=team,day&across=day&measure=cost",
         "decisions": "/decisions", "prices": "/prices", "invoice": f"/invoice/{MONTH}", "coverage": "/coverage",
     }  # fmt: skip
 

@@ -107,6 +107,8 @@ class Site:
         lines = f"{self.url}/month/{self.month}/lines"
         return {
             "overview": f"{self.url}/",
+            "explore": f"{self.url}/explore?compare=true",
+            "explore-pivot": f"{self.url}/explore?by=team,day&across=day&measure=cost&where.team=research",
             "month": f"{self.url}/month/{self.month}",
             "team": f"{self.url}/team/research?month={self.month}",
             "lines": f"{lines}?account=allocated",

@@ -18,7 +18,8 @@ from tests.browser.demo_pages import Site, chromium, demo_site
 pytestmark = pytest.mark.real
 
 PAGES = (
-    "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
+    "overview", "explore", "explore-pivot",
+    "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
     "prices", "invoice", "act", "proposals", "coverage", "report",
     "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",
 )  # fmt: skip

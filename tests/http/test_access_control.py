@@ -49,6 +49,7 @@ ROUTES = {
         "GET /act/{number}", "GET /team/{team:path}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
         "GET /prices", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage",
         "GET /jobs", "GET /job/{id:path}", "GET /nodes", "GET /node/{cluster}/{node}", "POST /mcp",
+        "GET /explore", "GET /explore.csv", "GET /explore.parquet", "GET /v1/sessions/ended",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
@@ -78,7 +79,8 @@ OF_TEAMS = frozenset(
         "GET /v1/prices/versions", "GET /v1/waits", "GET /v1/proposals", "GET /v1/periods/{month}/proposals",
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
-        "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp",
+        "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp", "GET /explore", "GET /explore.csv",
+        "GET /explore.parquet",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""
@@ -88,7 +90,7 @@ OF_ALL = frozenset(
         "GET /v1/windows", "GET /v1/policy", "GET /v1/policy/versions", "GET /v1/decisions", "GET /v1/quarantine",
         "GET /v1/gpus/owners", "GET /month/{month}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
         "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage", "GET /nodes",
-        "GET /node/{cluster}/{node}",
+        "GET /node/{cluster}/{node}", "GET /v1/sessions/ended",
     )
 )  # fmt: skip
 """Routes that such a token may not use, because their figures include all teams."""

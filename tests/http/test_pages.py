@@ -33,7 +33,8 @@ from tests.http.page_parser import EVIL, read
 PAGES = (
     "/", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-10", "/decisions", "/prices", "/coverage",
     "/month/2026-10/lines", "/month/2026-10/lines?team=vision&by=node", "/month/2026-10/lines?account=busy&by=job",
-    "/act/1", "/decisions?kind=hold", "/decisions?subject=x",
+    "/act/1", "/decisions?kind=hold", "/decisions?subject=x", "/explore?start=7d",
+    "/explore?start=7d&by=team,job&across=job",
 )  # fmt: skip
 
 
@@ -186,6 +187,7 @@ CACHED_PAGES = (
     "/nodes",
     "/coverage",
     "/month/2026-11/lines?account=allocated",
+    "/explore?start=7d",
 )
 CHIP = re.compile(r"<span class=\"chip\"><i></i>[^<]*as of (\d+ \w+ \d\d:\d\d)")
 MODEL = "NVIDIA H100 80GB HBM3"

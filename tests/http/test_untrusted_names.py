@@ -299,7 +299,9 @@ def everywhere(node: str) -> list[str]:
     cuts = ("team", "queue", "job", "pod", "user", "node", "gpu", "day")
     return [
         "/", "/month/2026-11", "/jobs?month=2026-11", "/nodes", f"/node/prod/{quote(node, safe='')}?days=1", "/metrics",
-        "/decisions", "/coverage", "/prices", "/proposals", "/v1/gpus", "/v1/jobs?month=2026-11",
+        "/decisions", "/coverage", "/prices", "/proposals", "/explore?by=team,job,pod",
+        "/explore.csv?by=queue,user,node", "/explore.parquet?by=gpu_model,gpu,namespace&across=namespace",
+        "/v1/gpus", "/v1/jobs?month=2026-11",
         *(f"/month/2026-11/lines?by={by}" for by in cuts), *(f"/month/2026-11/lines.csv?by={by}" for by in cuts),
         *(f"/v1/report?month=2026-11&format={form}" for form in exports()),
     ]  # fmt: skip

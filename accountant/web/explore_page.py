@@ -1,0 +1,472 @@
+"""Serves the page Explore: usage and cost of any grouping and span, as a table, a pivot table, a chart and files.
+
+The parameters are those of `GET /v1/usage` and `GET /v1/cost`, with the same rights, limits and refusals, and a few
+more for the view (accountant.web.list_bar). The address of a view reproduces it. The files contain the rows of the
+view, on all its pages, with exact figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from accountant.api.access_control import Reader, check_teams, team_filter
+from accountant.api.answer_cache import Answer
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.query_parameters import QuerySpan, check_cost, invalid
+from accountant.core import periods
+from accountant.exports.protocol import CSV, file_name
+from accountant.ledger.protocols import JobKey
+from accountant.ledger.usage import OF_TIME
+from accountant.reports import figure_formatting, html_page
+from accountant.reports.html_page import ChartColumn
+from accountant.reports.report_builder import span_before
+from accountant.web import month_and_decision_pages, page_queries
+from accountant.web.explore_table import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    FIGURES,
+    MEASURES_SHOWN,
+    Column,
+    Explored,
+    Figure,
+    FigureColumn,
+    Measure,
+    Pivot,
+    Question,
+    Row,
+    Series,
+    pivot,
+    selected,
+)
+from accountant.web.list_bar import DIMENSION_TITLES, Bar, BarParams, Choice, check_names, time_unit
+from accountant.web.page_rows import Page, paged
+from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.number_format import NOTHING, number
+from gputally.base.units import US_PER_HOUR
+from gputally.base.untrusted_text import for_cell
+from gputally.server.request_handling import tagged
+from gputally.server.tokens_and_grants import Principal
+
+router = APIRouter(include_in_schema=False)
+ROWS_A_PAGE: Final = 100
+MOST_ACROSS: Final = 13
+"""Columns of a pivot table that fit a page: twelve and the others."""
+MOST_ACROSS_FILE: Final = 1_000
+PARQUET: Final = "application/vnd.apache.parquet"
+_OF_THE_VIEW: Final = ("measure", "across", "sort", "search", "columns", "compare")
+"""Parameters that the API has not."""
+_TIME_TICKS: Final = 12
+"""Labels below a chart."""
+
+
+class ExploreParams(BarParams):
+    """The parameters of the page. measure: what the chart and the pivot table show. across: the dimension of `by` whose
+    values stand side by side."""
+
+    measure: Measure = "allocated"
+    across: Dimension | None = None
+
+
+Params = Annotated[ExploreParams, Query()]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a request asks for, and the answer. at: the numbers of the rows, in their order.
+
+    total: the sum of these rows; total_before: of the span before."""
+
+    bar: Bar
+    asked: Question
+    answer: Answer[Explored]
+    at: Sequence[int]
+    total: Row
+    total_before: Row | None
+
+    @property
+    def found(self) -> Explored:
+        return self.answer.value
+
+    @property
+    def across(self) -> int | None:
+        name = self.bar.own["across"]
+        return self.bar.by.index(name) if name in self.bar.by else None
+
+    @property
+    def others(self) -> tuple[Dimension, ...]:
+        """The dimensions that are not put side by side."""
+        return tuple(name for place, name in enumerate(self.bar.by) if place != self.across)
+
+    def pivoted(self, most: int) -> Pivot | None:
+        if self.across is None:
+            return None
+        in_order = self.bar.by[self.across] in OF_TIME
+        by_sum = self.bar.sort.removeprefix("-") not in self.bar.by
+        return pivot(self.found.table, self.at, self.across, self.asked.measure, most, in_order=in_order, by_sum=by_sum)
+
+
+@router.get("/explore")
+def explore_page(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
+    bar = _bar("/explore", params, deps, principal)
+    if not bar.is_tidy(request):
+        return RedirectResponse(bar.tidy, 303)
+    view = _view(bar, params, deps, principal)
+    found, book = view.found, deps.book()
+    currency = book.currency if book is not None else None
+    crossed = view.pivoted(MOST_ACROSS)
+    rows: Page[Any] = paged(view.at if crossed is None else crossed.rows, params.page, ROWS_A_PAGE, bar.page_url)
+    columns = {name: FIGURES[name] for name in COLUMNS if name in bar.shown}
+    zone = periods.zone(bar.span.timezone)
+    first_ms = deps.ledger.extent()[0]
+    from_ms = min(found.start_ms, found.before_ms[0] if found.before_ms is not None else found.start_ms)
+    return month_and_decision_pages.page(
+        request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,
+        titles=DIMENSION_TITLES, crossed=crossed, others=view.others, total=view.total, before=view.total_before,
+        rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
+              for at in rows.rows] if crossed is None else (),
+        named=_named, text=lambda column, row: _text(column, row, currency), changed=_changed, link=_link,
+        begins_ms=first_ms if first_ms > from_ms else None,
+        measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
+        measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
+        currency=currency, unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
+        parts=_legend(found.chart), as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
+        note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
+                         deps.silence_note()),
+        span_text=figure_formatting.span_of(found.start_ms, found.end_ms, zone),
+        before_text=figure_formatting.span_of(*found.before_ms, zone) if found.before_ms is not None else "",
+        api=[(name, bar.url(f"/v1/{name}", **dict.fromkeys(_OF_THE_VIEW))) for name in ("usage", "cost")],
+    )  # fmt: skip
+
+
+@router.get("/explore.csv")
+def explore_csv(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
+    view = _view(_bar("/explore", params, deps, principal), params, deps, principal)
+    records = _records(view, deps)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(records.names)
+    for row in records.rows:
+        writer.writerow([_cell(value) for value in row])
+    writer.writerow([_cell(value) for value in records.total])
+    return tagged(request, text.getvalue().encode(), CSV, _file_name("csv", view))
+
+
+@router.get("/explore.parquet")
+def explore_parquet(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
+    view = _view(_bar("/explore", params, deps, principal), params, deps, principal)
+    content = _parquet(_records(view, deps))
+    return tagged(request, content, PARQUET, _file_name("parquet", view))
+
+
+def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> Bar:
+    """The bar of a request. Who sees one team only groups by job if the request has no grouping."""
+    alone = principal.teams is not None and len(principal.teams) == 1 and "by" not in params.model_fields_set
+    by: tuple[Dimension, ...] = ("job",) if alone else params.by
+    now = deps.clock.wall_ms()
+    span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+    own = {
+        "measure": None if params.measure == "allocated" else params.measure,
+        "across": params.across if params.across in by and len(by) > 1 else None,
+    }
+    shown = params.columns or DEFAULT_COLUMNS
+    usual = by[0] if set(by[:1]) & OF_TIME else "-cost" if params.measure == "cost" else "-allocated"
+    bar = Bar(path, params, by, span, {name: FIGURES[name].title for name in COLUMNS}, shown, usual, own, now)
+    check_names(bar)
+    return bar
+
+
+def _view(bar: Bar, params: ExploreParams, deps: Deps, principal: Principal) -> View:
+    where = dict(params.where)
+    where |= team_filter(principal, where.get("team", ()))
+    check_teams(deps, principal, params.where_team)
+    unit = time_unit(bar.span, periods.zone(bar.span.timezone))
+    asked = Question(bar.by, where, bar.span.timezone, params.measure, unit)
+    answer = _explored(bar, params, asked, deps)
+    found = answer.value
+    sort = bar.sort or bar.usual
+    key = ("explored rows", found.found_ms, _identity(bar, params, asked), params.search, sort)
+    at = deps.answers.ask(key, lambda: selected(found.table, params.search, sort, bar.by, figure_formatting.name),
+                          lambda: None).value  # fmt: skip
+    before = None
+    if found.before is not None:
+        before = found.before.total(at, metered=bool(found.covered_before))
+    return View(bar, asked, answer, at, found.table.total(at, metered=bool(found.covered)), before)
+
+
+def _identity(bar: Bar, params: ExploreParams, asked: Question) -> tuple[object, ...]:
+    """What distinguishes a question. An end that is not given is now."""
+    where = tuple(sorted((name, tuple(sorted(values))) for name, values in asked.where.items()))
+    end = None if params.end is None else bar.span.end_ms
+    return bar.span.start_ms, end, asked.by, where, asked.timezone, asked.measure, asked.unit, params.compare
+
+
+def _explored(bar: Bar, params: ExploreParams, asked: Question, deps: Deps) -> Answer[Explored]:
+    limits, zone = deps.settings.limits, periods.zone(bar.span.timezone)
+
+    def spans(span: QuerySpan) -> list[QuerySpan]:
+        before = [QuerySpan(*span_before(span.start_ms, span.end_ms, zone), bar.span.timezone)]
+        return [span, *(before if params.compare else ())]
+
+    # The units of time of the chart are a dimension more.
+    for span in spans(bar.span):
+        check_cost(deps.ledger, limits, span, len(asked.by) + 1, params.where_cluster)
+    return page_queries.explored(
+        deps, _identity(bar, params, asked), asked,
+        lambda: spans(params.span(deps.clock.wall_ms(), deps.settings.timezone, limits, deps.newest_ms())),
+        html_page.SERIES, ends=params.end is not None,
+    )  # fmt: skip
+
+
+def _named(dimension: Dimension, value: str) -> str:
+    """The displayed name of a value; the ledger's special names as words."""
+    if dimension == "queue":
+        return figure_formatting.queue(value)
+    return figure_formatting.name(value)
+
+
+def _link(by: Sequence[Dimension], key: Sequence[str]) -> str | None:
+    """The page of the job or node of a row, if the row has what identifies it."""
+    names = dict(zip(by, key, strict=True))
+    if names.get("job") and {"cluster", "namespace"} <= names.keys():
+        return f"/job/{quote(JobKey(names['cluster'], names['namespace'], names['job']).id)}"
+    if names.get("node") and names.get("cluster"):
+        return f"/node/{quote(names['cluster'], safe='')}/{quote(names['node'], safe='')}"
+    return None
+
+
+def _unit(column: FigureColumn, currency: str | None) -> str:
+    units = {"GPU-hours": "GPU-h", "money": currency or "", "price": currency or "", "share": "%"}
+    return units.get(column.kind, column.kind)
+
+
+def _text(column: FigureColumn, row: Row, currency: str | None) -> str:
+    """A figure for people."""
+    return _shown(column, column.of(row), currency)
+
+
+def _shown(column: FigureColumn, value: Figure, currency: str | None) -> str:
+    if value is None:
+        return NOTHING
+    if isinstance(value, int):
+        return figure_formatting.hours(value)
+    if isinstance(value, Decimal):
+        return NOTHING if currency is None else figure_formatting.money(value, currency)
+    if column.kind == "share":
+        return figure_formatting.percent(value)
+    return number(Decimal(str(round(value, 6))), 1)
+
+
+def _measured(measure: Measure, value: Figure, currency: str | None) -> str:
+    """A figure of the chart or the pivot table; 0 of an amount is an amount."""
+    if measure == "cost" and value == 0:
+        value = Decimal(0)
+    return _shown(FIGURES[measure], value, currency)
+
+
+def _changed(column: FigureColumn, row: Row, before: Row) -> str:
+    """The change from the span before: `+12.3 %`, or points of a share."""
+    now, then = column.of(row), column.of(before)
+    if column.kind == "share":
+        return figure_formatting.points(now, then)  # type: ignore[arg-type]  # shares are floats
+    if now is None or then is None:
+        return NOTHING
+    exact = [Decimal(str(value)) for value in (now, then)]
+    return figure_formatting.relative_of(*exact)
+
+
+def _questions(bar: Bar) -> tuple[Choice, ...]:
+    """Views that answer what people ask most, each the address of a view."""
+    plain = replace(bar, params=bar.params.model_copy(update={
+        "search": "", "sort": "", "columns": (), "compare": False, "start": None, "end": None,
+    }), own={})  # fmt: skip
+    last = next(one for one in reversed(bar.presets[:-1]))
+    month = bar.presets[-1]
+    listed: Sequence[tuple[str, dict[str, Any]]] = (
+        ("Jobs that left most idle, 7 days", {"start": "7d", "by": ("job",), "sort": "-allocated_idle"}),
+        ("Who used most, 30 days", {"start": "30d", "by": ("user",), "sort": "-allocated"}),
+        ("Teams, this month against the one before", {"start": _start_of(month), "compare": True, "by": ("team",),
+                                                       "sort": "-cost"}),
+        ("Teams by month", {"start": _start_of(last), "by": ("team", "month"), "across": "month", "measure": "cost"}),
+        ("Cost by GPU model", {"by": ("gpu_model",), "measure": "cost", "columns": ("allocated", "cost", "rate")}),
+        ("Nodes that were down, 7 days", {"start": "7d", "by": ("cluster", "node"), "sort": "-down", "measure": "down",
+                                          "columns": ("capacity", "down", "unmetered")}),
+        ("Idle notebooks, 24 h", {"start": "24h", "by": ("user", "job"), "search": "notebook",
+                                  "sort": "-allocated_idle"}),
+    )  # fmt: skip
+    return tuple(Choice(title, title, chosen=False, address=plain.url(**changes)) for title, changes in listed)
+
+
+def _start_of(month: Choice) -> str:
+    return f"{month.name}-01"
+
+
+def _legend(chart: Series) -> list[tuple[str, str]]:
+    """Class and name of each part of the chart."""
+    shown = [
+        (f"s{number}", _named(chart.dimension, name)) for number, name in enumerate(chart.names) if chart.dimension
+    ]
+    if chart.others:
+        shown.append(("s-rest", f"{chart.others:,} others"))
+    return shown
+
+
+def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
+    parts = _legend(chart) or [("s0", "all")]
+    every = max(1, -(-len(chart.cells) // _TIME_TICKS))
+    columns = []
+    for place, cell in enumerate(chart.cells):
+        name = _time_name(chart.unit, cell.name)
+        told = [name]
+        told += [f"{parts[at][1]}: {_measured(measure, value, currency)} {_unit(FIGURES[measure], currency)}"
+                 for at, value in sorted(cell.parts.items())]  # fmt: skip
+        known = [value for value in cell.parts.values() if value is not None]
+        if len(known) > 1 and len(known) == len(cell.parts):
+            whole = exact_sum(map(Decimal, known)) if measure == "cost" else sum(known)
+            told.append(f"Together: {_measured(measure, whole, currency)} {_unit(FIGURES[measure], currency)}")
+        if cell.unknown:
+            told.append("Nothing is known of it" if cell.unknown == 1
+                        else f"{figure_formatting.percent(cell.unknown)} of it is not metered")  # fmt: skip
+        label = name if place % every == 0 else ""
+        stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
+                  if value is not None]  # fmt: skip
+        columns.append(ChartColumn(label, label, "\n".join(told), stacks, cell.unknown))
+    title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
+    named = ", ".join(name for _, name in parts)
+    return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
+
+
+def _height(measure: Measure, value: Figure) -> float:
+    return max(0.0, float(value or 0) / (1 if measure == "cost" else US_PER_HOUR))
+
+
+def _time_name(unit: Dimension, name: str) -> str:
+    if unit == "hour":
+        return f"{datetime.fromisoformat(name[:13] + ':00'):%-d %b %H:%M}"
+    return f"{date.fromisoformat(name):%-d %b}" if unit == "day" else f"{date.fromisoformat(name + '-01'):%b %Y}"
+
+
+Cell = str | Decimal | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A view as a table of a file. texts: how many of the columns, from the first, are text. kinds: of the others."""
+
+    names: Sequence[str]
+    texts: int
+    kinds: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    total: Sequence[Cell]
+    about: dict[str, str]
+
+
+_SUFFIXES: Final = {"GPU-hours": "_gpu_hours", "share": "_share", "GiB": "_gib", "W": "_w", "kWh": "_kwh"}
+_FILE_KINDS: Final = {"GPU-hours": "hours", "money": "money", "price": "price"}
+
+
+def _records(view: View, deps: Deps) -> Records:
+    """The rows of the view with exact figures: one for each row of its table, on all pages."""
+    found, book = view.found, deps.book()
+    currency = book.currency if book is not None else ""
+    about = {
+        "start": periods.utc(found.start_ms), "end": periods.utc(found.end_ms), "timezone": view.asked.timezone,
+        "coverage": "" if found.covered is None else f"{found.covered:.6f}",
+        "price_book_version": book.version if book is not None else "",
+    }  # fmt: skip
+    crossed = view.pivoted(MOST_ACROSS_FILE)
+    if crossed is not None:
+        return _crossed_records(view, crossed, currency, about)
+    chosen = [name for name in COLUMNS if name in view.bar.shown]
+    if "cost" in chosen and "unpriced" not in chosen:  # never a cost without what it lacks
+        chosen.insert(chosen.index("cost") + 1, "unpriced")
+    spans: list[tuple[str, Callable[[int], Row | None], Row | None]] = [("", found.table.row, view.total)]
+    if found.before_ms is not None:
+        of_before = found.before.row if found.before is not None else lambda _: None
+        spans.append(("_before", of_before, view.total_before))
+    names = [f"{name}{_SUFFIXES.get(FIGURES[name].kind, '')}{suffix}" for suffix, _, _ in spans for name in chosen]
+    rows = []
+    for at in view.at:
+        of_row = [of(at) for _, of, _ in spans]
+        rows.append(["line", *found.table.keys[at], currency, *_exact(chosen, of_row)])
+    total = ["total", *("" for _ in view.bar.by), currency, *_exact(chosen, [total for _, _, total in spans])]
+    kinds = [_FILE_KINDS.get(FIGURES[name].kind, "float") for _ in spans for name in chosen]
+    return Records(("record", *view.bar.by, "currency", *names), len(view.bar.by) + 2, kinds, rows, total, about)
+
+
+def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str, str]) -> Records:
+    if crossed.others:
+        raise invalid("across", f"a file has at most {MOST_ACROSS_FILE - 1:,} columns side by side: choose another"
+                                " dimension, or filter its values")  # fmt: skip
+    measure = view.asked.measure
+    rows: list[list[Cell]] = [
+        ["line", *key, measure, currency, *(_exact_of(measure, value) for value in (*cells, whole))]
+        for key, cells, whole in crossed.rows
+    ]
+    total: list[Cell] = ["total", *("" for _ in view.others), measure, currency,
+                         *(_exact_of(measure, value) for value in crossed.sums)]  # fmt: skip
+    taken = {"record", "measure", "currency", "total", *view.others}
+    heads = [name if name not in taken else f"{name} (value)" for name in crossed.heads]
+    names = ("record", *view.others, "measure", "currency", *heads, "total")
+    kind = "money" if measure == "cost" else "hours"
+    return Records(names, len(view.others) + 3, [kind] * (len(heads) + 1), rows, total, about)
+
+
+def _exact(columns: Sequence[Column], rows: Sequence[Row | None]) -> list[Cell]:
+    return [None if row is None else _exact_of(name, FIGURES[name].of(row)) for row in rows for name in columns]
+
+
+def _exact_of(name: Column, value: Figure) -> Cell:
+    kind = FIGURES[name].kind
+    if value is None:
+        return None
+    if kind == "GPU-hours":
+        return gpu_hours(int(value))
+    return Decimal(value) if kind == "money" else value
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Decimal):
+        return plain(value)
+    return for_cell(value) if isinstance(value, str) else repr(value)
+
+
+def _parquet(records: Records) -> bytes:
+    """The rows without the total, which is in the file's metadata. Hours are DECIMAL(38, 9) and money DECIMAL(38, 21),
+    as in the Parquet file of a report."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"hours": pa.decimal128(38, 9), "money": pa.decimal128(38, 21), "price": pa.float64(),
+             "float": pa.float64()}  # fmt: skip
+    kinds = [*("text" for _ in range(records.texts)), *records.kinds]
+    fields = [pa.field(name, types.get(kind, pa.string())) for name, kind in zip(records.names, kinds, strict=True)]
+    columns = [
+        pa.array([float(row[at]) if kind == "price" and row[at] is not None else row[at] for row in records.rows],  # type: ignore[arg-type]  # a price is a number
+                 type=field.type)
+        for at, (kind, field) in enumerate(zip(kinds, fields, strict=True))
+    ]  # fmt: skip
+    totals = {f"total_{name}": _cell(value) for name, value in list(zip(records.names, records.total, strict=True))[
+        records.texts:]}  # fmt: skip
+    metadata = {f"gputally.{name}": value for name, value in {**records.about, **totals}.items()}
+    table = pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=metadata))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _file_name(ending: str, view: View) -> str:
+    found, zone = view.found, periods.zone(view.asked.timezone)
+    first, last = (periods.local_date(at, zone) for at in (found.start_ms, found.end_ms - 1))
+    return file_name(ending, "explore", *view.bar.by, str(first), str(last))

@@ -1,0 +1,469 @@
+"""The question behind the page Explore: usage and cost of any grouping and span, as a table, a pivot table and a chart.
+
+The figures are those of `GET /v1/usage` and `GET /v1/cost` for the same parameters: usage is read once, and priced in
+the one way (`accountant.billing.usage_pricing.cost`). A table holds its figures as columns of integers, because a month
+by pod has some hundred thousand rows; a row is made when it is displayed.
+
+An unknown figure is None, never 0. A group without a row in one of two compared spans used nothing in it, unless
+nothing at all is known of that span."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from accountant.billing.usage_pricing import cost
+from accountant.core.periods import days, hours, zone
+from accountant.ledger.protocols import Questions
+from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, Where, coverage, usage_line
+from accountant.prices.price_book import PriceBook
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from gputally.base import called_off
+from gputally.base.money import exact_sum, gpu_hours
+
+Column = Literal[
+    "capacity", "allocated", "busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down",
+    "utilisation", "cost", "unpriced", "rate", "sm_active", "tensor_active", "memory", "power", "energy",
+]  # fmt: skip
+COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
+Kind = Literal["GPU-hours", "money", "price", "share", "GiB", "W", "kWh"]
+Figure: TypeAlias = int | Decimal | float | None
+"""GPU-hours are GPU-µs."""
+Key: TypeAlias = tuple[str, ...]
+Measure = Literal[
+    "allocated", "busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down", "capacity", "cost"
+]
+"""What the chart and the pivot table show: figures that add up."""
+MEASURES_SHOWN: Final[tuple[Measure, ...]] = get_args(Measure)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One group. cost, billed_us, unpriced_us: as in `CostLine`; cost is None too if nothing of the group is billed."""
+
+    key: Key
+    line: UsageLine
+    cost: Decimal | None
+    billed_us: int
+    unpriced_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FigureColumn:
+    """A column of figures. note: what it is, for who points at its head."""
+
+    title: str
+    kind: Kind
+    note: str
+    of: Callable[[Row], Figure]
+
+
+def _utilisation(row: Row) -> float | None:
+    accounts = row.line.accounts_gpu_us
+    known = accounts.busy + accounts.allocated_idle
+    return accounts.busy / known if known else None
+
+
+def _rate(row: Row) -> Decimal | None:
+    billed = gpu_hours(row.billed_us)
+    return row.cost / billed if row.cost is not None and billed else None
+
+
+def _energy(row: Row) -> float | None:
+    """None if no energy was measured in any of the time in service."""
+    line = row.line
+    in_service = line.accounts_gpu_us.allocated + line.accounts_gpu_us.unallocated
+    unknown = line.energy_unknown_us >= in_service and not line.energy_uj
+    return None if unknown else line.energy_uj / 3.6e12
+
+
+def _memory(row: Row) -> float | None:
+    return None if row.line.memory_mib is None else row.line.memory_mib / 1024
+
+
+def _account(name: str) -> Callable[[Row], int]:
+    return lambda row: getattr(row.line.accounts_gpu_us, name)
+
+
+FIGURES: Final[Mapping[Column, FigureColumn]] = {
+    "capacity": FigureColumn("Capacity", "GPU-hours", "all GPU time of the group", _account("total")),
+    "allocated": FigureColumn("Held", "GPU-hours", "time that somebody held, busy or not", _account("allocated")),
+    "busy": FigureColumn("Busy", "GPU-hours", "held and used", _account("busy")),
+    "allocated_idle": FigureColumn("Idle", "GPU-hours", "held and not used", _account("allocated_idle")),
+    "allocated_unknown": FigureColumn(
+        "Use unknown", "GPU-hours", "held, and its use was not measured", _account("allocated_unknown")
+    ),
+    "unallocated": FigureColumn("Unallocated", "GPU-hours", "held by nobody", _account("unallocated")),
+    "unmetered": FigureColumn("Unmetered", "GPU-hours", "no agent reported it", _account("unmetered")),
+    "down": FigureColumn("Down", "GPU-hours", "the GPU or its node was out of service", _account("down")),
+    "utilisation": FigureColumn("Utilisation", "share", "busy part of the held time whose use is known", _utilisation),
+    "cost": FigureColumn(
+        "Cost", "money", "of all billed time; unknown if part of it has no price", lambda row: row.cost
+    ),
+    "unpriced": FigureColumn("Unpriced", "GPU-hours", "billed time without a price", lambda row: row.unpriced_us),
+    "rate": FigureColumn("Cost an hour", "price", "cost of a billed GPU-hour", _rate),
+    "sm_active": FigureColumn(
+        "SM activity", "share", "mean activity of the multiprocessors in held time", lambda row: row.line.sm_share
+    ),
+    "tensor_active": FigureColumn(
+        "Tensor activity", "share", "mean activity of the tensor cores in held time",
+        lambda row: row.line.tensor_share,
+    ),
+    "memory": FigureColumn("Memory", "GiB", "mean memory in use of a held GPU", _memory),
+    "power": FigureColumn("Power", "W", "mean power of a GPU in service", lambda row: row.line.power_w),
+    "energy": FigureColumn("Energy", "kWh", "measured energy", _energy),
+}  # fmt: skip
+"""The columns, by their names in addresses and files."""
+DEFAULT_COLUMNS: Final[tuple[Column, ...]] = ("allocated", "utilisation", "allocated_idle", "cost")
+
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Usage and cost by group, sorted by key.
+
+    names: the names of the columns of `figures`, as in `Usage`; int64, shape (rows, names).
+    costs: the cost of each row; None if unknown, or nothing is billed.
+    billed_us, unpriced_us: of each row."""
+
+    keys: Sequence[Key]
+    names: tuple[str, ...]
+    figures: Int64Array
+    costs: Sequence[Decimal | None]
+    billed_us: Sequence[int]
+    unpriced_us: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory."""
+        return int(self.figures.nbytes) + len(self.keys) * 400
+
+    def row(self, at: int) -> Row:
+        key = self.keys[at]
+        line = usage_line({}, dict(zip(self.names, self.figures[at].tolist(), strict=True)))
+        return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at])
+
+    def total(self, at: Sequence[int], *, metered: bool) -> Row:
+        """The sum of these rows. metered: whether anything of the span is metered; otherwise its cost is unknown."""
+        whole = len(at) == len(self)
+        figures = self.figures if whole else self.figures[np.array(at, dtype=np.int64)]
+        sums = {name: sum(column) for name, column in zip(self.names, figures.T.tolist(), strict=True)}
+        billed = [one for one in at if self.billed_us[one]]
+        costs = [self.costs[one] for one in billed]
+        known = [one for one in costs if one is not None]
+        amount = exact_sum(known) if metered and len(known) == len(costs) else None
+        return Row((), usage_line({}, sums), amount, sum(self.billed_us[one] for one in billed),
+                   sum(self.unpriced_us[one] for one in billed))  # fmt: skip
+
+    def values(self, column: Column) -> list[Figure]:
+        """A figure of every row."""
+        if column == "cost":
+            return list(self.costs)
+        if column == "unpriced":
+            return list(self.unpriced_us)
+        if column in MEASURES_SHOWN:
+            return list(_column(self.names, self.figures, column))
+        of = FIGURES[column].of
+        return [of(self.row(at)) for at in called_off.each(range(len(self)))]
+
+    def like(self, keys: Sequence[Key]) -> Table:
+        """The rows of these keys; a key without a row has zeros."""
+        number = {key: at for at, key in enumerate(self.keys)}
+        at = [number.get(key) for key in keys]
+        figures = np.zeros((len(keys), len(self.names)), dtype=np.int64)
+        there = [(row, old) for row, old in enumerate(at) if old is not None]
+        if there:
+            rows, olds = np.array(there, dtype=np.int64).T
+            figures[rows] = self.figures[olds]
+        return Table(
+            keys, self.names, figures,
+            [Decimal(0) if one is None else self.costs[one] for one in at],
+            [0 if one is None else self.billed_us[one] for one in at],
+            [0 if one is None else self.unpriced_us[one] for one in at],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCell:
+    """The figures of one unit of time. unknown: the unmetered part of it, 1 if nothing is known of it.
+
+    parts: by the number of the series, the amount or GPU-µs; None if unknown."""
+
+    name: str
+    unknown: float
+    parts: Mapping[int, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The parts of a chart. names: the values of `dimension` with an own part; others: how many share the last."""
+
+    dimension: Dimension | None
+    names: tuple[str, ...]
+    others: int
+    unit: Dimension
+    cells: tuple[TimeCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """The answer. found_ms: when it was read.
+
+    before: the table of the span before, with the same rows; None if it is not compared, or nothing is known of it.
+    before_ms: the span before; None if it is not compared.
+    covered, covered_before: as `UsageAnswer.coverage`, without filters."""
+
+    found_ms: int
+    start_ms: int
+    end_ms: int
+    table: Table
+    covered: float | None
+    before: Table | None
+    before_ms: tuple[int, int] | None
+    covered_before: float | None
+    chart: Series
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + (0 if self.before is None else self.before.nbytes) + 400 * len(self.chart.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked. unit: the unit of time of the chart."""
+
+    by: tuple[Dimension, ...]
+    where: Where
+    timezone: str
+    measure: Measure
+    unit: Dimension
+
+
+def table_of(ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
+    """Usage and cost of a span by group."""
+    usage = ledger.usage((start_ms, end_ms), asked.by, asked.where, asked.timezone)
+    priced = cost(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
+    lines = {tuple(line.key.values()): line for line in priced.lines}
+    keys = list(usage.row_keys())
+    found = [lines.get(key) for key in keys]
+    return Table(
+        keys, usage.names, usage.figures,
+        [None if line is None else line.cost for line in found],
+        [0 if line is None else line.gpu_us for line in found],
+        [0 if line is None else line.unpriced_gpu_us for line in found],
+    )  # fmt: skip
+
+
+def explore(
+    ledger: Questions,
+    book: PriceBook | None,
+    span: tuple[int, int],
+    before: tuple[int, int] | None,
+    asked: Question,
+    found_ms: int,
+    most_series: int,
+) -> Explored:
+    """Asks the question of a span, and of the span before if it is to be compared. most_series: parts of the chart."""
+    table = table_of(ledger, book, *span, asked)
+    covered = coverage(ledger.usage(span, ()))
+    chart = _chart(ledger, book, span, asked, table, most_series)
+    if before is None:
+        return Explored(found_ms, *span, table, covered, None, None, None, chart)
+    covered_before = coverage(ledger.usage(before, ()))
+    if not covered_before:
+        return Explored(found_ms, *span, table, covered, None, before, covered_before, chart)
+    earlier = table_of(ledger, book, *before, asked)
+    keys = sorted({*table.keys, *earlier.keys}) if covered else table.keys
+    return Explored(found_ms, *span, table.like(keys), covered, earlier.like(keys), before, covered_before, chart)
+
+
+def _chart(
+    ledger: Questions, book: PriceBook | None, span: tuple[int, int], asked: Question, table: Table, most: int
+) -> Series:
+    """The measure by unit of time: the largest values of one dimension, and the others together."""
+    series = _series(table, asked.by)
+    names, others = _largest(table, asked, series, most)
+    parts = _by_time(ledger, book, span, asked, series, names) if names else {}
+    whole = _by_time(ledger, book, span, asked, None, ()) if others or series is None else {}
+    metered = {line.key[asked.unit]: line.accounts_gpu_us
+               for line in ledger.usage(span, (asked.unit,), None, asked.timezone).lines()}  # fmt: skip
+    cells = []
+    for unit in _units(*span, asked.unit, asked.timezone):
+        accounts = metered.get(unit)
+        known = accounts is not None and accounts.total > accounts.unmetered
+        gap = accounts.unmetered / accounts.total if accounts is not None and known else 1.0
+        found: dict[int, Figure] = {}
+        for number, name in enumerate(names):
+            if (name, unit) in parts:
+                found[number] = parts[name, unit]
+        if others or series is None:
+            found[len(names)] = _rest(whole.get(("", unit), 0), list(found.values()))
+        cells.append(TimeCell(unit, gap, {number: value for number, value in found.items() if value != 0}))
+    return Series(series, names, others, asked.unit, tuple(cells))
+
+
+def _rest(whole: Figure, parts: Sequence[Figure]) -> Figure:
+    """The whole without its parts; None if one of them is unknown. Costs of parts are rounded apart from the whole, at
+    the ninth decimal of an hour, so that a rest may miss 0."""
+    if whole is None or any(part is None for part in parts):
+        return None
+    if isinstance(whole, int):
+        return whole - sum(part for part in parts if isinstance(part, int))
+    amount = Decimal(str(whole)) if not isinstance(whole, Decimal) else whole
+    return max(Decimal(0), exact_sum([amount, *(-part for part in parts if isinstance(part, Decimal))]))
+
+
+def _series(table: Table, by: Sequence[Dimension]) -> Dimension | None:
+    """The dimension whose values are the parts of the chart: the first that is no time and has several values."""
+    candidates = [name for name in by if name not in OF_TIME]
+    several = (name for name in candidates if len({key[by.index(name)] for key in called_off.each(table.keys)}) > 1)
+    return next(several, candidates[0] if candidates else None)
+
+
+def _largest(table: Table, asked: Question, series: Dimension | None, most: int) -> tuple[tuple[str, ...], int]:
+    """The values of the dimension of the chart that have most of the measure, and how many others there are."""
+    if series is None:
+        return (), 0
+    place = asked.by.index(series)
+    sums: dict[str, Any] = {}
+    if asked.measure == "cost":
+        values: Sequence[Any] = [one or Decimal(0) for one in table.costs]
+    else:
+        values = _column(table.names, table.figures, asked.measure)
+    for key, value in called_off.each(zip(table.keys, values, strict=True)):
+        sums[key[place]] = sums.get(key[place], 0) + value
+    ranked = sorted((name for name in sums if sums[name]), key=lambda name: (-sums[name], name))
+    named = ranked if len(ranked) <= most else ranked[: most - 1]
+    return tuple(named), len(ranked) - len(named)
+
+
+def _by_time(
+    ledger: Questions,
+    book: PriceBook | None,
+    span: tuple[int, int],
+    asked: Question,
+    series: Dimension | None,
+    only: Sequence[str],
+) -> dict[tuple[str, str], Figure]:
+    """The measure by value of the chart's dimension and unit of time. series: None: all values together, as "". only:
+    the values that count."""
+    by = (asked.unit,) if series is None else (series, asked.unit)
+    where = asked.where if series is None else {**asked.where, series: tuple(only)}
+    if asked.measure == "cost":
+        lines = cost(ledger, book, *span, by, where, asked.timezone).lines
+        return {("" if series is None else line.key[series], line.key[asked.unit]): line.cost for line in lines}
+    usage = ledger.usage(span, by, where, asked.timezone)
+    values = _column(usage.names, usage.figures, asked.measure)
+    return {
+        ("" if series is None else key[0], key[-1]): value for key, value in zip(usage.row_keys(), values, strict=True)
+    }
+
+
+def _column(names: Sequence[str], figures: Int64Array, measure: Measure) -> list[int]:
+    """An account, or the sum of some, of every row."""
+    of: Mapping[str, Sequence[str]] = {"allocated": HELD, "capacity": ACCOUNTS}
+    found: list[int] = figures[:, [names.index(name) for name in of.get(measure, (measure,))]].sum(axis=1).tolist()
+    return found
+
+
+def _units(start_ms: int, end_ms: int, unit: Dimension, timezone: str) -> list[str]:
+    """The names of the hours, days or months of a span, in order."""
+    tz = zone(timezone)
+    if unit == "hour":
+        return list(hours(start_ms, end_ms, tz))
+    names = [day.isoformat() for day, _, _ in days(start_ms, end_ms, tz)]
+    return names if unit == "day" else list(dict.fromkeys(name[:7] for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Pivot:
+    """A table with the values of one dimension side by side.
+
+    heads: its values; others: how many further ones share the last column.
+    rows: for each group of the other dimensions its key, its figures and their sum; None is unknown, and a figure that
+        is not there is 0.
+    sums: the sums of the columns, with that of all at the end."""
+
+    heads: tuple[str, ...]
+    others: int
+    rows: Sequence[tuple[Key, Sequence[Figure], Figure]]
+    sums: Sequence[Figure]
+
+
+def pivot(
+    table: Table, at: Sequence[int], place: int, measure: Measure, most: int, *, in_order: bool, by_sum: bool
+) -> Pivot:
+    """Puts the values of one dimension side by side.
+
+    at: the rows, in the order in which their groups are shown.
+    place: the index of the dimension in the keys.
+    most: columns at most; in_order: the last names in their order, as for time, instead of the largest first.
+    by_sum: sort the rows by their sum, the largest first and unknown ones last."""
+    values: list[Figure] = (
+        list(table.costs) if measure == "cost" else list(_column(table.names, table.figures, measure))
+    )
+    there = [one for one in at if measure != "cost" or table.billed_us[one]]
+    sums: dict[str, list[Figure]] = {}
+    for one in there:
+        sums.setdefault(table.keys[one][place], []).append(values[one])
+    whole = {name: added(parts) for name, parts in sums.items()}
+    ranked = sorted(whole) if in_order else sorted(whole, key=lambda name: (-(whole[name] or 0), name))
+    few = ranked[1 - most :] if in_order else ranked[: most - 1]
+    heads = tuple(ranked if len(ranked) <= most else few)
+    column = {name: number for number, name in enumerate(heads)}
+    width = len(heads) + (len(heads) < len(ranked))
+    rows: dict[Key, list[list[Figure]]] = {}
+    for one in at:
+        key = table.keys[one]
+        cells = rows.setdefault(key[:place] + key[place + 1 :], [[] for _ in range(width)])
+        if measure != "cost" or table.billed_us[one]:
+            cells[column.get(key[place], width - 1)].append(values[one])
+    shown = [
+        (key, [added(cell) for cell in cells], added([v for cell in cells for v in cell]))
+        for key, cells in rows.items()
+    ]
+    if by_sum:
+        shown.sort(key=lambda row: (row[2] is None, -(row[2] or 0)))
+    columns = [added([v for cells in rows.values() for v in cells[number]]) for number in range(width)]
+    return Pivot(heads, len(ranked) - len(heads), shown, [*columns, added([values[one] for one in there])])
+
+
+def added(values: Sequence[Figure]) -> Figure:
+    """The exact sum; None if one is unknown."""
+    if any(value is None for value in values):
+        return None
+    if any(isinstance(value, Decimal) for value in values):
+        return exact_sum([value for value in values if isinstance(value, Decimal)])
+    return sum(value for value in values if isinstance(value, int))
+
+
+def selected(table: Table, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
+    """The numbers of the rows that contain a text, in the given order; unknown figures last.
+
+    sort: a dimension or column, with `-` before it for the other direction; "": as they are.
+    named: the displayed name of a value, which is searched too."""
+    at = list(range(len(table)))
+    if search:
+        wanted = search.casefold()
+        at = [one for one in at if any(wanted in text.casefold() or wanted in named(text).casefold()
+                                       for text in table.keys[one])]  # fmt: skip
+    name, down = sort.removeprefix("-"), sort.startswith("-")
+    if name in by:
+        place = by.index(name)
+        return sorted(at, key=lambda one: table.keys[one][place], reverse=down)
+    if name not in COLUMNS:
+        return at
+    values = table.values(name)
+    known = [one for one in at if values[one] is not None]
+    known.sort(key=lambda one: values[one], reverse=down)  # type: ignore[arg-type,return-value]  # none is None
+    return known + [one for one in at if values[one] is None]

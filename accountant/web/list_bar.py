@@ -1,0 +1,239 @@
+"""The bar above a list: its span, groups, filters, search, order, columns and page, read from a request and written as
+addresses.
+
+`BarParams` are the parameters of a page with the bar. They have the names that the API uses (`start`, `end`,
+`timezone`, `by`, `where.team`, …), so that a page and an answer of the API with the same parameters have the same
+figures. A `Bar` makes the addresses of all views that are one click away; the template `_bar.html` draws it. It is a
+form that works without a script. A browser sends its empty fields too, and a new filter as `add` and `value`: `tidy` is
+the address without them, to which a page redirects, so that every view has one address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final, get_args
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
+
+from pydantic import BeforeValidator, Field, model_validator
+from starlette.requests import Request
+
+from accountant.api.query_parameters import FilteredParams, QuerySpan, invalid, split_at_commas
+from accountant.core.periods import Month
+from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.near_names import nearest, shown
+from gputally.base.units import MS_PER_SECOND
+
+DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
+DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {
+    "team": "Team", "queue": "Queue", "namespace": "Namespace", "job": "Job", "pod": "Pod", "container": "Container",
+    "user": "User", "gpu_model": "GPU model", "gpu": "GPU", "node": "Node", "cluster": "Cluster", "pool": "Pool",
+    "region": "Region", "zone": "Zone", "instance_type": "Instance type", "capacity_type": "Capacity type",
+    "mig_profile": "MIG profile", "month": "Month", "day": "Day", "hour": "Hour",
+}  # fmt: skip
+_LEVELS: Final = 3
+"""Groupings that the form offers."""
+_RECENT: Final = (("24h", "24 h"), ("7d", "7 days"), ("30d", "30 days"))
+
+
+class BarParams(FilteredParams):
+    """The parameters of a page with the bar.
+
+    sort: a dimension or column, with `-` before it for the largest first; "" for the page's own order.
+    add, value: a filter that the form adds."""
+
+    search: str = Field(default="", max_length=253)
+    sort: str = Field(default="", max_length=40)
+    columns: Annotated[tuple[str, ...], BeforeValidator(split_at_commas)] = Field(default=(), max_length=40)
+    compare: bool = False
+    page: int = Field(default=1, ge=1, le=100_000)
+    add: Dimension | None = None
+    value: str | None = Field(default=None, max_length=1_024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, given: Any) -> Any:
+        """Leaves out what the form sends empty, and the second of two equal groupings."""
+        if not isinstance(given, Mapping):
+            return given
+        whole: dict[str, Any] = {}
+        for name, value in given.items():
+            filled = [one for one in value if one != ""] if isinstance(value, list) else value
+            if name == "by" or filled not in ("", []):
+                whole[name] = filled
+        if "by" in whole:
+            parts = split_at_commas(whole["by"])
+            whole["by"] = list(dict.fromkeys(parts)) if isinstance(parts, list) else parts
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One value of a filter. without: the address of the view without it."""
+
+    dimension: Dimension
+    value: str
+    without: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Something to choose. address: of the view with it; "" where the form chooses it."""
+
+    name: str
+    title: str
+    chosen: bool
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The bar of one view.
+
+    path: the path of the page.
+    by: the groupings in force.
+    span: the span in force.
+    columns: the columns that the page can show, with their titles.
+    shown: the columns that it shows.
+    usual: its order if the request has none, as in `BarParams.sort`.
+    own: parameters that only this page has, in their order; None is left out."""
+
+    path: str
+    params: BarParams
+    by: tuple[Dimension, ...]
+    span: QuerySpan
+    columns: Mapping[str, str]
+    shown: tuple[str, ...]
+    usual: str
+    own: Mapping[str, str | None]
+    now_ms: int
+
+    def url(self, path: str | None = None, **changes: Any) -> str:
+        """The address of this view with other parameters. A change takes the view to its first page. None and "" leave
+        a parameter out. path: None for this page."""
+        query = urlencode(self._pairs(changes), safe=",:")
+        return (path or self.path) + (f"?{query}" if query else "")
+
+    def _pairs(self, changes: Mapping[str, Any]) -> list[tuple[str, str]]:
+        params = self.params
+        plain: dict[str, Any] = {
+            "start": params.start, "end": params.end, "timezone": params.timezone, "by": self.by, "where": params.where,
+            **self.own, "sort": self.sort, "search": params.search, "columns": params.columns,
+            "compare": params.compare, "page": None, **changes,
+        }  # fmt: skip
+        pairs: list[tuple[str, str]] = [("by", "")] if not plain["by"] else []
+        for name, value in plain.items():
+            if name == "where":
+                pairs += [(f"where.{one}", text) for one, texts in value.items() for text in texts]
+            elif value is True:
+                pairs.append((name, "true"))
+            elif isinstance(value, tuple):
+                pairs += [(name, ",".join(value))] if value else []
+            elif value is not None and value is not False and value != "":
+                pairs.append((name, str(value)))
+        return pairs
+
+    @property
+    def sort(self) -> str:
+        """The order in force: none by a dimension by which the list is no longer grouped."""
+        name = self.params.sort.removeprefix("-")
+        return "" if name in DIMENSIONS and name not in self.by else self.params.sort
+
+    @property
+    def page_url(self) -> str:
+        """The address of the pages of this view, without the number at its end."""
+        return self.url(page="#").removesuffix("%23")
+
+    @property
+    def tidy(self) -> str:
+        """The address of this view with the filter that the form adds."""
+        where = dict(self.params.where)
+        if self.params.add is not None and self.params.value:
+            values = where.get(self.params.add, ())
+            where[self.params.add] = tuple(dict.fromkeys((*values, self.params.value)))
+        return self.url(where=where)
+
+    def is_tidy(self, request: Request) -> bool:
+        """Whether the request is no submitted form: it has no empty field and no filter to add."""
+        items = request.query_params.multi_items()
+        repeated = [name for name, _ in items if name in ("by", "columns")]
+        empty = any(not value for name, value in items if name != "by")
+        return (
+            not empty and len(repeated) == len(set(repeated)) and self.params.add is None and self.params.value is None
+        )
+
+    @property
+    def presets(self) -> tuple[Choice, ...]:
+        """The usual spans: the last hours and days, this month and the last one."""
+        zone = ZoneInfo(self.span.timezone)
+        month = Month.of(self.now_ms - 1, zone)
+        at = (self.params.start, self.params.end)
+        edges: list[tuple[str, str, tuple[str | None, str | None]]] = [
+            *((text, title, (text, None)) for text, title in _RECENT),
+            (str(month.previous), "last month", (f"{month.previous}-01", f"{month}-01")),
+            (str(month), "this month", (f"{month}-01", None)),
+        ]
+        if at == (None, None) and self.span.start_ms == month.span(zone)[0]:
+            at = edges[-1][2]
+        return tuple(Choice(name, title, at == of, self.url(start=of[0], end=of[1])) for name, title, of in edges)
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filters in force, with the address of the view without each of them."""
+        found = []
+        for dimension, values in self.params.where.items():
+            for value in values:
+                rest = tuple(other for other in values if other != value)
+                found.append(Filter(dimension, value, self.url(where={**self.params.where, dimension: rest})))
+        return tuple(found)
+
+    def only(self, dimension: Dimension, value: str) -> str:
+        """The address of the view of this value alone."""
+        return self.url(where={**self.params.where, dimension: (value,)})
+
+    def sorted_by(self, name: str) -> str:
+        """The address of the view sorted by a column, the largest first, or by a dimension; the other way round if it
+        is so already."""
+        first = name if name in DIMENSIONS else f"-{name}"
+        other = f"-{name}" if name in DIMENSIONS else name
+        return self.url(sort=other if (self.sort or self.usual) == first else first)
+
+    def order(self, name: str) -> str:
+        """`ascending` or `descending` if the view is sorted by this, otherwise ""."""
+        sort = self.sort or self.usual
+        if sort.removeprefix("-") != name:
+            return ""
+        return "descending" if sort.startswith("-") else "ascending"
+
+    @property
+    def levels(self) -> tuple[tuple[Choice, ...], ...]:
+        """The groupings to choose from, one group of choices for each level."""
+        chosen = (*self.by, *("" for _ in range(max(1, _LEVELS - len(self.by)))))[: max(_LEVELS, len(self.by))]
+        return tuple(
+            tuple(Choice(name, title, name == level) for name, title in (("", "–"), *DIMENSION_TITLES.items()))
+            for level in chosen
+        )
+
+    @property
+    def hidden(self) -> tuple[tuple[str, str], ...]:
+        """The parameters that the form keeps without a field of their own: the filters and the order."""
+        return tuple(pair for pair in self._pairs({}) if pair[0].startswith("where.") or pair[0] == "sort")
+
+
+def check_names(bar: Bar) -> None:
+    """Raises Refusal for a column or an order that the page does not have."""
+    for name in bar.params.columns:
+        if name not in bar.columns:
+            raise invalid("columns", f"there is no column {shown(name)}{nearest(name, bar.columns)}")
+    name = bar.sort.removeprefix("-")
+    known = (*bar.by, *bar.columns)
+    if name and name not in known:
+        raise invalid("sort", f"the list cannot be sorted by {shown(name)}{nearest(name, known)}")
+
+
+def time_unit(span: QuerySpan, zone: ZoneInfo) -> Dimension:
+    """The unit of time in which a chart shows a span: hours up to four days, days up to a hundred, then months."""
+    days = (datetime.fromtimestamp(span.end_ms // MS_PER_SECOND, zone)
+            - datetime.fromtimestamp(span.start_ms // MS_PER_SECOND, zone)).days  # fmt: skip
+    return "hour" if days < 4 else "day" if days <= 100 else "month"
