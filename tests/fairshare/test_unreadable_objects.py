@@ -25,7 +25,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import EVENT, GPU, POD, PRIORITY_CLASS, Kind, Object, quantity
+from gputally.kubernetes.objects import EVENT, GPU, POD, POD_GROUPS, PRIORITY_CLASS, Kind, Object, quantity
 from tests.fairshare.builders import node_object, object_of, pod_group, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, conditions_of, weights_in
@@ -171,9 +171,20 @@ TENANTS: Mapping[Kind, Object] = {
     WORKLOADS[0]: _workload("w", "1"),
     VOLCANO_GROUP: object_of(VOLCANO_GROUP, "g", {"queue": "v", "minMember": 1, "minResources": {GPU: "1"}}, uid="g"),
     JOB: object_of(JOB, "j", {"tasks": TASKS}, uid="j"),
+    POD_GROUPS[0]: object_of(
+        POD_GROUPS[0],
+        "g",
+        {
+            "schedulingPolicy": {"gang": {"minCount": 1}},
+            "disruptionMode": {"all": {}},
+            "schedulingConstraints": {"topology": [{"key": "rack"}]},
+        },
+    ),
     POD: pod_object("q", labels={"kai.scheduler/subgroup-name": "s1"}, annotations={"pod-group-name": "g"}),
 }
 """One object of each kind that users write."""
+GROUPED = pod_object("grouped", "p", node="")
+GROUPED["spec"]["schedulingGroup"] = {"podGroupName": "g"}
 OWN: tuple[Object, ...] = (
     queue_object("a"), _quota(), object_of(VOLCANO_QUEUE, "v", {"weight": 1}), node_object(),
     pod_group("good", requested=2), _workload("good", "2"),
@@ -300,7 +311,7 @@ def test_whatever_a_user_writes_no_reading_ends_and_all_others_count(data: st.Da
             at = at[key]
         at[path[-1]] = data.draw(_of_its_type(at[path[-1]]) if kind == POD else JSON)
     pods: Reflector[Any, Any] = Reflector(
-        Lists(hostile, pod_object("good", "p")) if kind == POD else Lists(pod_object("good", "p")),  # type: ignore[arg-type]
+        Lists(*([hostile] if kind == POD else ()), pod_object("good", "p"), GROUPED),  # type: ignore[arg-type]
         POD.path(), dict, BoundPods(VirtualClock(0)), now_ms=lambda: 0,
     )  # fmt: skip
     pods.sync()
