@@ -60,6 +60,10 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
         """The number of GPUs that each node had at any time in the span, by (cluster, node)."""
         ...
 
+    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
+        """The end of the newest record of each node, by (cluster, node); nodes of which it is unknown are missing."""
+        ...
+
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""
         ...

@@ -315,6 +315,10 @@ class LakeLedger:
         rows = self._list(query.group_by("cluster", "node"), start_ms, end_ms)
         return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
+    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
+        """Always empty, because the lake has whole hours."""
+        return {}
+
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """From when until when each of these jobs held GPUs, rounded outwards to the hour. Jobs that never held a GPU
         are left out."""

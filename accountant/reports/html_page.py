@@ -9,7 +9,7 @@ print. Every chart has a title and a description."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -49,17 +49,22 @@ class ChartSeries:
 
 
 def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
-    """The teams by GPU time, largest first; if there are more teams than colours, the smallest share one series."""
+    """The teams of the days, as `ranked` gives them."""
     sums: dict[str, int] = {}
     for day in days:
         for team, gpu_us in day.allocated_us.items():
             sums[team] = sums.get(team, 0) + gpu_us
-    ranked = sorted(sums, key=lambda team: (-sums[team], team))
-    named_teams = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
+    return ranked(sums)
+
+
+def ranked(sums: Mapping[str, int]) -> tuple[ChartSeries, ...]:
+    """The teams by GPU time, largest first; if there are more teams than colours, the smallest share one series."""
+    teams = sorted(sums, key=lambda team: (-sums[team], team))
+    named_teams = teams if len(teams) <= SERIES else teams[: SERIES - 1]
     stacks = [
         ChartSeries(f"s{i}", figure_formatting.name(team), (team,), sums[team]) for i, team in enumerate(named_teams)
     ]
-    other_teams = tuple(ranked[len(named_teams) :])
+    other_teams = tuple(teams[len(named_teams) :])
     if other_teams:
         stacks.append(
             ChartSeries(

@@ -263,6 +263,11 @@ class Fleet:
                 newest[cluster] = max(newest.get(cluster, 0), end_ms)
         return newest
 
+    @property
+    def newest_by_node(self) -> Mapping[NodeKey, int]:
+        """End of the newest booked record of each node."""
+        return self._newest
+
     @cached_property
     def extent(self) -> Span:
         """From the first booked start to the newest booked end; (0, 0) if nothing is booked."""

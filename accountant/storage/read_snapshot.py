@@ -157,6 +157,10 @@ class Snapshot:
         """Return the number of GPUs that each node had at some time in the span, by cluster and node."""
         return gpus_at(self._state.fleet, start_ms, end_ms)
 
+    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
+        """Return the end of the newest record of each node, by cluster and node."""
+        return self._state.fleet.newest_by_node
+
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
         """Return the extents of these jobs over all time, without jobs that never held a GPU."""
         job_of = self._holders_of(keys)

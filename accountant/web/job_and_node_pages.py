@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
@@ -21,7 +22,7 @@ from accountant.api.access_control import Reader, admit, check_form, check_teams
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import Params, invalid
+from accountant.api.query_parameters import Params, edge, invalid
 from accountant.api.usage_cost_and_job_routes import decisions_about, job_span, unknown_job, with_attempts
 from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
@@ -29,13 +30,14 @@ from accountant.core import periods
 from accountant.ledger.protocols import GpuMove, JobKey
 from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
-from accountant.web import month_and_decision_pages, page_queries, page_rows
+from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import recorded_of, records
-from accountant.web.page_rows import paged
+from accountant.web.page_rows import Machine, paged
 from accountant.wire import decision_text
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
+from gputally.base.instants import in_calendar
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
@@ -297,6 +299,7 @@ def _currency(deps: Deps) -> str | None:
 
 NODES_A_PAGE = 200
 MOST_HOLDERS = 50
+MOST_OUTAGES = 50
 _MOVE = TypeAdapter(Move)
 
 
@@ -304,7 +307,24 @@ class SpanParams(Params):
     days: int = Field(default=7, ge=1, le=92)
 
 
+NodeOrder = Literal["name", "down", "silent", "held", "idle", "unmetered"]
+_NODE_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], int]]] = {
+    "name": lambda _: 0,
+    "down": lambda node: -node.accounts.down,
+    "silent": lambda node: node.newest_ms or 0,
+    "held": lambda node: -node.accounts.allocated,
+    "idle": lambda node: -node.accounts.allocated_idle,
+    "unmetered": lambda node: -node.accounts.unmetered,
+}
+
+
+class NodeParams(SpanParams):
+    at: str | None = Field(default=None, max_length=40)
+
+
 class NodesParams(SpanParams):
+    sort: NodeOrder = "name"
+    search: str = Field(default="", max_length=253)
     page: int = Field(default=1, ge=1, le=10_000)
 
 
@@ -312,10 +332,22 @@ class NodesParams(SpanParams):
 def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     require_all_teams(principal)
     nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
-    page = paged(nodes, params.page, NODES_A_PAGE, f"/nodes?days={params.days}&page=")
+    if params.search:
+        nodes = tuple(node for node in nodes if params.search.casefold() in f"{node.cluster}/{node.name}".casefold())
+        whole = page_rows.added(node.accounts for node in nodes)
+    nodes = tuple(sorted(nodes, key=_NODE_RANKS[params.sort]))
+    query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"days": params.days}
+    page = paged(nodes, params.page, NODES_A_PAGE, f"/nodes?{urlencode(query)}&page=")
+    outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
+    quiet = {
+        (node.cluster, node.name)
+        for node in page.rows
+        if node.newest_ms is not None and figure_formatting.is_old(node.newest_ms, deps.clock.wall_ms())
+    }
     return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, days=params.days, nodes=page.rows, shown=page, whole=whole,
-        gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms,
+        gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms, params=params, quiet=quiet,
+        orders=get_args(NodeOrder), outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
     )  # fmt: skip
 
 
@@ -324,7 +356,7 @@ def node_page(
     request: Request,
     cluster: str,
     node: str,
-    params: Annotated[SpanParams, Query()],
+    params: Annotated[NodeParams, Query()],
     deps: AppDeps,
     principal: Reader,
 ) -> Response:
@@ -336,6 +368,14 @@ def node_page(
         start, at = moment.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage((start, at), ("team", "namespace", "job", "cluster"), here, timezone).lines()
+        newest_ms = moment.newest_by_node().get((cluster, node))
+    tz = periods.zone(timezone)
+    chosen = _instant_of(params.at, tz, now) if params.at is not None else max(0, (newest_ms or now) - 1)
+    if chosen >= now:
+        raise invalid("at", f"{params.at} is not in the past")
+    day = gpu_holders.day_of(chosen, now, tz)
+    with deps.ledger.moment(*day) as moment:
+        held = gpu_holders.holders_of(moment, cluster, node, chosen, day, timezone)
     whole = page_rows.added(line.accounts_gpu_us for line in of_gpus)
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:
@@ -347,9 +387,20 @@ def node_page(
         strips=strips, timeline=timeline_svg(strips, f"What each GPU of {node} did") if strips.strips else "",
         holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
+        held=held, held_svg=gpu_holders.day_svg(held, tz, f"Who held the GPUs of {node}") if held.holds else "",
+        newest_ms=newest_ms, now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
+        quiet=newest_ms is not None and figure_formatting.is_old(newest_ms, now),
         may_move=principal.may("admin"), forms=deps.settings.auth == "off"
         or month_and_decision_pages.person_of(request) is not None,
     )  # fmt: skip
+
+
+def _instant_of(text: str, tz: ZoneInfo, now_ms: int) -> int:
+    """The instant that a form of a browser sends, in local time, or that a link names. Raises Refusal."""
+    with suppress(ValueError):
+        local = datetime.strptime(text, "%Y-%m-%dT%H:%M").replace(tzinfo=tz)
+        return in_calendar(round(local.timestamp()) * MS_PER_SECOND)
+    return edge("at", text, tz, now_ms)
 
 
 @router.post("/node/{cluster}/{node}/gpus")

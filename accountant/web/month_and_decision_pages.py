@@ -317,6 +317,8 @@ def _environment() -> Environment:
         "count": decision_text.of_gpus,
         "job_id": _job_id,
         "job_name": _job_name,
+        "exact_moment": _exact_instant,
+        "utilisation": page_rows.utilisation,
         "decision_address": _decision_address,
     }
     environment.filters["team_name"] = figure_formatting.name
@@ -330,13 +332,16 @@ def _job_id(cluster: str, namespace: str, job: str) -> str:
 
 
 def _job_name(id_: str) -> str:
-    """The namespace and name in a job's id."""
-    key = JobKey.parse(id_)
-    return f"{key.namespace}/{key.job}"
+    """The kind and name in a job's id."""
+    return JobKey.parse(id_).job
 
 
 def _instant_text(at_ms: int, zone: ZoneInfo) -> str:
     return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, zone):%-d %b %H:%M}"
+
+
+def _exact_instant(at_ms: int, zone: ZoneInfo) -> str:
+    return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, zone):%-d %b %H:%M:%S}"
 
 
 def _figure(value: float | None) -> str:

@@ -23,7 +23,7 @@ from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Act, Journal
-from accountant.ledger.protocols import Ledger, NodeFacts, Questions
+from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
@@ -138,7 +138,9 @@ class Machine:
     """A node during a span, with its known facts.
 
     gpus: number of GPUs that it had in the span.
-    down: why it cannot be used now, "" if it can."""
+    down: why it cannot be used now, "" if it can.
+    newest_ms: the end of its newest record; None if unknown.
+    outages: when it could not be used in the span, the newest first."""
 
     cluster: str
     name: str
@@ -148,6 +150,8 @@ class Machine:
     gpus: int
     accounts: Accounts
     down: str
+    newest_ms: int | None
+    outages: tuple[Down, ...]
 
     @property
     def utilisation(self) -> float | None:
@@ -182,7 +186,7 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
         key = (line.key["cluster"], line.key["node"])
         sums.setdefault(key, []).append(line.accounts_gpu_us)
         models.setdefault(key, set()).add(line.key["gpu_model"])
-    devices = ledger.gpus_at(start_ms, end_ms)
+    devices, newest = ledger.gpus_at(start_ms, end_ms), ledger.newest_by_node()
     rows = []
     for key in sorted(sums.keys() | facts_of.keys()):
         fact = facts_of.get(key)
@@ -196,6 +200,12 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
                 gpus=devices.get(key, 0),
                 accounts=added(sums.get(key, [])),
                 down=down,
+                newest_ms=newest.get(key),
+                outages=tuple(
+                    one
+                    for one in reversed(fact.down if fact else ())
+                    if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
+                ),
             )
         )
     return tuple(rows)

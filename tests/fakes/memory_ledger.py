@@ -153,6 +153,9 @@ class MemoryLedger(MemoryJournal):
     def newest_ms(self) -> int:
         return NOW_MS
 
+    def newest_by_node(self) -> dict[tuple[str, str], int]:
+        return {}
+
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         return {}
 
