@@ -53,7 +53,7 @@ from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
-from accountant.wire.option_types import JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
@@ -330,6 +330,9 @@ class JobsParams(SpanParams):
     team: tuple[str, ...] = Field(default=(), description="Only jobs that these teams pay for.")
     namespace: tuple[str, ...] = Field(default=(), description="Only jobs of these namespaces.")
     user: tuple[str, ...] = Field(default=(), description="Only jobs of these users.")
+    kind: JobKind | None = Field(
+        default=None, description="Only notebooks, services (until deleted) or batch jobs (training; they end)."
+    )
     search: str = Field(
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
@@ -373,7 +376,8 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     zone = span.timezone
     where = team_filter(principal, params.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(params, name))}
-    question = ["jobs", params.start, params.end, zone, params.state, params.search, params.sort, sorted(where.items())]
+    chosen_by = params.state, params.kind, params.search, params.sort
+    question = ["jobs", params.start, params.end, zone, chosen_by, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
@@ -385,7 +389,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
-            chosen = asking.chosen(listed.figures, params.state, params.search, params.sort)
+            chosen = asking.chosen(listed.figures, params.state, params.search, params.sort, params.kind)
             known = [one.cost for one in chosen if one.cost is not None]
             metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(

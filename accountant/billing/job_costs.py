@@ -47,7 +47,7 @@ from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.ledger.protocols import EpochReport, JobKey, Questions
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.option_types import JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -337,14 +337,33 @@ class JobList:
         return "running" if pods.placed or key in self._held else "waiting"
 
 
-def chosen(figures: Sequence[JobFigures], state: JobState | None, search: str, order: JobOrder) -> list[JobFigures]:
-    """Return the jobs in this state with this text in their path, in this order. state: None for all. search: "" for
-    all."""
+def kind_of(job: str) -> JobKind | None:
+    """The kind of a job, by the name of its object's kind; None if that says nothing, as for a pod without an owner.
+    job: `Kind/name`."""
+    kind = job.partition("/")[0].lower()
+    if kind.endswith(_NOTEBOOKS):
+        return "notebook"
+    if kind.endswith(_SERVICES):
+        return "service"
+    return "batch" if kind.endswith(_BATCH) else None
+
+
+_NOTEBOOKS: Final = ("notebook", "workspace")
+_SERVICES: Final = ("service", "deployment", "replicaset", "statefulset", "daemonset", "workerset")
+_BATCH: Final = ("job", "jobset", "workflow")
+
+
+def chosen(
+    figures: Sequence[JobFigures], state: JobState | None, search: str, order: JobOrder, kind: JobKind | None = None
+) -> list[JobFigures]:
+    """Return the jobs in this state and of this kind with this text in their path, in this order. state, kind: None for
+    all. search: "" for all."""
     text = search.casefold()
     found = [
         one
         for one in figures
         if state in (None, one.state)
+        and (kind is None or kind_of(one.key.job) == kind)
         and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
     ]
     return sorted(found, key=_RANKS[order])

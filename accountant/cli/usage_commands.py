@@ -20,7 +20,7 @@ from accountant.cli.connection_options import (
     ZonedLedger,
     print_answer,
 )
-from accountant.wire.option_types import JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from gputally.base.command_options import with_option_groups
 from gputally.base.command_output import show
 
@@ -105,6 +105,7 @@ def jobs(
     team: Annotated[list[str] | None, Option(help="Only jobs that this team pays for (repeatable).")] = None,
     namespace: Annotated[list[str] | None, Option(help="Only jobs of this namespace (repeatable).")] = None,
     user: Annotated[list[str] | None, Option(help="Only jobs of this user (repeatable).")] = None,
+    kind: Annotated[JobKind | None, Option(help="Only notebooks, services or batch jobs (training).")] = None,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
     sort: Annotated[JobOrder, Option(help="Highest cost, GPU-hours or idle GPU-hours first, or by name.")] = "cost",
     limit: Annotated[
@@ -127,7 +128,7 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
-        query |= {"search": search or None, "sort": sort}
+        query |= {"kind": kind, "search": search or None, "sort": sort}
         most = SHOWN if limit is None and output == "table" else limit
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
     rows = (job_record(job, answer.currency) for job in answer.jobs)

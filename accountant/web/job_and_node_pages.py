@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from accountant.api.access_control import Reader, admit, check_form, check_teams, require_all_teams, team_filter
 from accountant.api.dependencies import AppDeps, Deps
@@ -34,7 +34,7 @@ from accountant.web import gpu_holders, month_and_decision_pages, page_queries, 
 from accountant.web.page_queries import recorded_of, records
 from accountant.web.page_rows import Machine, paged
 from accountant.wire import decision_text
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.instants import in_calendar
@@ -208,8 +208,18 @@ _TIMELINE_MS = 31 * MS_PER_DAY
 class JobsParams(Params):
     month: str | None = None
     team: str | None = Field(default=None, max_length=253)
+    days: int | None = Field(default=None, ge=1, le=92)
     state: JobState | None = None
+    kind: JobKind | None = None
+    search: str = Field(default="", max_length=253)
+    sort: JobOrder = "cost"
     page: int = Field(default=1, ge=1, le=10_000)
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _all(cls, kind: object) -> object:
+        """A form sends an empty text for all kinds."""
+        return kind or None
 
 
 @router.get("/jobs")
@@ -223,16 +233,22 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
     )
     where = team_filter(principal, () if params.team is None else (params.team,))
     check_teams(deps, principal, () if params.team is None else (params.team,))
-    answer = page_queries.jobs_of(deps, month, where)
+    choice = page_rows.JobChoice(params.search, params.kind, params.sort)
+    answer = page_queries.jobs_of(deps, month, where, choice, params.days)
     jobs = answer.value.get(params.state, page_rows.NO_JOBS)
-    query = params.model_dump(exclude_none=True) | {"month": str(month)}
-    url = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
+
+    def address(**changes: object) -> str:
+        """The URL of this list with some parameters changed. None: without the parameter."""
+        query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"month": str(month)} | changes
+        return "/jobs?" + urlencode({name: value for name, value in query.items() if value is not None})
+
     return month_and_decision_pages.page(
         request, "/jobs", "jobs.html", deps, month=month, team=params.team, state=params.state, jobs=jobs,
-        shown=paged(jobs.dearest, params.page, JOBS_A_PAGE, url, jobs.count), currency=_currency(deps),
+        shown=paged(jobs.first, params.page, JOBS_A_PAGE, address() + "&page=", jobs.count), currency=_currency(deps),
         utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
         following=month.next if month.next.span(tz)[0] < at else None,
-        demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
+        demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month), params=params,
+        address=address, kind_of=job_costs.kind_of, kinds=get_args(JobKind), orders=get_args(JobOrder),
     )  # fmt: skip
 
 

@@ -120,18 +120,27 @@ def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
     return deps.answers.ask(("month so far", month, books(deps)), compute)
 
 
-def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, page_rows.Jobs]]:
-    """The most expensive MOST_JOBS jobs of each state, and of all states under None."""
+def jobs_of(
+    deps: Deps,
+    month: Month,
+    where: Where,
+    choice: page_rows.JobChoice = page_rows.DEAREST,
+    days: int | None = None,
+) -> Answer[dict[JobState | None, page_rows.Jobs]]:
+    """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. days: the last days
+    instead of the month."""
 
     def compute() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-        start, end = month.span(periods.zone(timezone))
+        start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
         with deps.ledger.moment(start, end) as moment:
+            if days is not None:
+                start, end = moment.recent_span(at, days * MS_PER_DAY)
             jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
-            return page_rows.jobs_by_state(jobs, MOST_JOBS)
+            return page_rows.jobs_by_state(jobs, MOST_JOBS, choice)
 
     filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
-    return deps.answers.ask(("jobs", month, filters, books(deps)), compute)
+    return deps.answers.ask(("jobs", month if days is None else days, filters, choice, books(deps)), compute)
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
-from accountant.billing.job_costs import JobFigures, JobList
+from accountant.billing.job_costs import JobFigures, JobList, chosen
 from accountant.billing.queue_waits import KnownPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
@@ -27,7 +27,7 @@ from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
 from agent.wire import PodFacts
@@ -162,11 +162,11 @@ class Machine:
 class Jobs:
     """Jobs in one state, or in any.
 
-    dearest: the most expensive of the `count` jobs.
+    first: the first of the `count` jobs, in the order of the list.
     total: the sum of the known costs.
     unpriced: whether the cost of a job is unknown."""
 
-    dearest: tuple[Job, ...]
+    first: tuple[Job, ...]
     count: int
     allocated_us: int
     idle_us: int
@@ -211,10 +211,21 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
     return tuple(rows)
 
 
-def jobs_by_state(jobs: JobList, most: int) -> dict[JobState | None, Jobs]:
-    """The jobs of each state that occurs, and all jobs under None; the most expensive first. most: maximum number of
-    jobs for each, which are the only ones that are built."""
-    ordered = sorted(jobs.figures, key=lambda one: (-(one.cost or 0), -one.allocated_us, one.key.id))
+class JobChoice(NamedTuple):
+    """Which jobs a list has, and in which order."""
+
+    search: str = ""
+    kind: JobKind | None = None
+    sort: JobOrder = "cost"
+
+
+DEAREST: Final = JobChoice()
+
+
+def jobs_by_state(jobs: JobList, most: int, choice: JobChoice) -> dict[JobState | None, Jobs]:
+    """The chosen jobs of each state that occurs, and those of all states under None, in their order. most: maximum
+    number of jobs for each, which are the only ones that are built."""
+    ordered = chosen(jobs.figures, None, choice.search, choice.sort, choice.kind)
     by_state: dict[JobState | None, list[JobFigures]] = {None: ordered}
     for one in ordered:
         by_state.setdefault(one.state, []).append(one)
@@ -225,10 +236,10 @@ def jobs_by_state(jobs: JobList, most: int) -> dict[JobState | None, Jobs]:
     }
 
 
-def _jobs(figures: Sequence[JobFigures], dearest: tuple[Job, ...]) -> Jobs:
+def _jobs(figures: Sequence[JobFigures], first: tuple[Job, ...]) -> Jobs:
     costs = [one.cost for one in figures if one.cost is not None]
     return Jobs(
-        dearest=dearest,
+        first=first,
         count=len(figures),
         allocated_us=sum(one.allocated_us for one in figures),
         idle_us=sum(one.idle_us for one in figures),

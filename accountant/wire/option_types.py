@@ -8,6 +8,8 @@ from typing import Final, Literal
 
 JobState = Literal["waiting", "running", "ended"]
 JobOrder = Literal["cost", "gpu_hours", "idle", "name"]
+JobKind = Literal["notebook", "service", "batch"]
+"""notebook: somebody works in it. service: it runs until it is deleted. batch: it ends by itself, as training does."""
 
 MOST: Final = 1e15
 """Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""

@@ -158,3 +158,43 @@ def test_the_page_has_the_attempts_with_links(service: Service) -> None:
     assert "not recorded" in text
     assert "kernel panic" in text
     assert "/job/prod~nlp~Job~eval" in {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
+
+
+@pytest.fixture
+def notebooks(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    """A notebook that is idle for an hour, one that is busy for two hours, and a service that is idle for half an
+    hour."""
+    chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
+    rows = [
+        interval(BEGIN + at * MINUTE_MS, f"GPU-{uid}", pod_holder(f"pod-{uid}", "vision", uid), span_ms=MINUTE_MS,
+                 busy_us=MINUTE_MS * 1000 * busy)
+        for uid, last, busy in (("i", 60, 0), ("b", 120, 1), ("s", 30, 0))
+        for at in range(last)
+    ]  # fmt: skip
+    facts = [
+        fact(uid, "vision", workload, 0, 0)
+        for uid, workload in (("i", "Notebook/idle"), ("b", "Notebook/used"), ("s", "InferenceService/chat"))
+    ]
+    with Service(chosen, clock) as running:
+        deliver(running.ledger, NOW_MS, batch(rows, facts, cluster="prod", node="n1"))
+        yield running
+
+
+def shown(service: Service, query: str) -> list[str]:
+    """The jobs on the page, in its order."""
+    answer = client_of(service).get(f"/jobs?{query}", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    links = [value for tag, name, value in read(answer.text).attributes if (tag, name) == ("a", "href")]
+    return [value.rpartition("~")[2] for value in links if value.startswith("/job/")]
+
+
+def test_the_list_of_jobs_answers_which_wasted_most_and_which_notebooks_idle(notebooks: Service) -> None:
+    assert shown(notebooks, "days=7") == ["used", "idle", "chat"], "the most expensive first"
+    assert shown(notebooks, "days=7&sort=idle") == ["idle", "chat", "used"]
+    assert shown(notebooks, "days=1&sort=idle&kind=notebook") == ["idle", "used"]
+    assert shown(notebooks, "days=1&kind=&search=CHAT") == ["chat"]
+    assert shown(notebooks, "kind=batch") == []
+    query = {"start": BEGIN, "end": NOW_MS, "sort": "idle", "kind": "notebook"}
+    jobs = client_of(notebooks).get("/v1/jobs", params=query).json()["jobs"]
+    assert [job["job"] for job in jobs] == ["Notebook/idle", "Notebook/used"]
+    assert client_of(notebooks).get("/jobs?kind=pet").status_code == 422
