@@ -1,0 +1,219 @@
+"""What the first page shows beside the present: the last 24 hours and 30 days by account, what changed, the cost of each
+day and the budgets with their forecasts, and who holds each GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from accountant.billing.budget_forecast import states
+from accountant.billing.usage_pricing import cost
+from accountant.core import periods
+from accountant.core.claim_overlap import Span
+from accountant.core.periods import Month
+from accountant.ledger.protocols import Questions
+from accountant.ledger.usage import ACCOUNTS
+from accountant.prices.price_book import PriceBook
+from accountant.reports import figure_formatting
+from accountant.reports.html_page import ChartSeries, ranked
+from accountant.web.page_rows import added
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
+from gputally.base.units import BUCKET_MS, MS_PER_DAY
+from gputally.server.page_layout import drawn, rect, root, text
+
+DAYS: Final = 30
+MOST_NODES: Final = 64
+MOST_GPUS: Final = 32
+"""The GPUs of one node that are drawn."""
+MOST_CHANGES: Final = 10
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 70, 8, 12, 26
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The time that a team held in the last 24 hours, and in the 24 hours before, in GPU-µs."""
+
+    team: str
+    gpu_us: int
+    before_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class DayCost:
+    """The cost of the time held on a local day; None if some of it has no price. last: the day is not over."""
+
+    day: date
+    cost: Decimal | None
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCell:
+    """A GPU and the classes of its colours: of the teams that hold it, or of the account that its time is in. text: the
+    same in words."""
+
+    gpu: str
+    colours: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCells:
+    """The GPUs of a node. teams: the GPUs that each team holds, the most first. more: GPUs that are not drawn."""
+
+    cluster: str
+    node: str
+    gpus: int
+    held: float
+    teams: tuple[tuple[str, float], ...]
+    cells: tuple[GpuCell, ...]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """day, month: the accounts of the last 24 hours and of the last 30 local days, today among them.
+    changes: the teams whose time changed most against the 24 hours before; None without records of these.
+    costs: by day; None without a price book.
+    nodes: the first MOST_NODES nodes, and more_nodes of those left out."""
+
+    end_ms: int
+    month_since_ms: int
+    day: Accounts
+    month: Accounts
+    changes: tuple[Change, ...] | None
+    costs: tuple[DayCost, ...] | None
+    currency: str | None
+    budgets: tuple[BudgetState, ...]
+    series: tuple[ChartSeries, ...]
+    nodes: tuple[NodeCells, ...]
+    more_nodes: int
+
+
+def span_of(at_ms: int, timezone: str) -> Span:
+    """The 30 local days that end with an instant."""
+    tz = periods.zone(timezone)
+    first = periods.local_date(at_ms - 1, tz) - timedelta(days=DAYS - 1)
+    return periods.day_span(first, tz)[0], at_ms
+
+
+def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, timezone: str) -> Home:
+    """The figures up to `at_ms`, on a whole quarter-hour or, in a lake, hour. now: the newest metered span. The moment
+    must have been opened for `span_of`."""
+    since_ms, _ = span_of(at_ms, timezone)
+    yesterday_ms, day_before_ms = at_ms - MS_PER_DAY, at_ms - 2 * MS_PER_DAY
+    edges = (since_ms, day_before_ms, yesterday_ms, at_ms)
+    of_teams = ledger.usage(edges, ("team",), None, timezone, ())
+    parts = [of_teams.lines(span) for span in range(len(edges) - 1)]
+    before, last = (
+        {line.key["team"]: line.accounts_gpu_us.allocated for line in part if line.key["team"] != IDLE}
+        for part in parts[1:]
+    )
+    changes = [
+        Change(team, last.get(team, 0), before.get(team, 0))
+        for team in before.keys() | last.keys()
+        if last.get(team, 0) != before.get(team, 0)
+    ]
+    changes.sort(key=lambda one: (-abs(one.gpu_us - one.before_us), one.team))
+    policies = ledger.policies(at_ms - 1, at_ms)
+    month = Month.of(at_ms - 1, periods.zone(timezone))
+    series, nodes = _cells(ledger, now, timezone)
+    return Home(
+        end_ms=at_ms,
+        month_since_ms=since_ms,
+        day=added(line.accounts_gpu_us for line in parts[2]),
+        month=added(line.accounts_gpu_us for part in parts for line in part),
+        changes=tuple(changes[:MOST_CHANGES]) if ledger.extent()[0] < yesterday_ms else None,
+        costs=_costs(ledger, book, (since_ms, at_ms), timezone) if book is not None else None,
+        currency=book.currency if book is not None else None,
+        budgets=tuple(states(ledger, book, policies[-1].policy, month, at_ms, timezone)) if policies else (),
+        series=series,
+        nodes=tuple(nodes[:MOST_NODES]),
+        more_nodes=max(0, len(nodes) - MOST_NODES),
+    )
+
+
+def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
+    """The cost of each day with records, as GET /v1/cost gives it by day."""
+    tz = periods.zone(timezone)
+    lines = cost(ledger, book, *span, ("day",), None, timezone).lines
+    of_day = {line.key["day"]: line.cost for line in lines}
+    first_ms = ledger.extent()[0]
+    return tuple(
+        DayCost(day, of_day.get(day.isoformat(), Decimal(0)), end < periods.day_span(day, tz)[1])
+        for day, _, end in periods.days(*span, tz)
+        if end > first_ms
+    )
+
+
+def _cells(ledger: Questions, now: Span, timezone: str) -> tuple[tuple[ChartSeries, ...], list[NodeCells]]:
+    """The colours of the teams, and the nodes, by cluster and name."""
+    by_node: dict[tuple[str, str], dict[str, list[tuple[str, Accounts]]]] = defaultdict(lambda: defaultdict(list))
+    sums: dict[str, int] = {}
+    for line in ledger.usage(now, ("cluster", "node", "gpu", "team"), None, timezone, ()).lines():
+        key, accounts = line.key, line.accounts_gpu_us
+        by_node[key["cluster"], key["node"]][key["gpu"]].append((key["team"], accounts))
+        if accounts.allocated:
+            sums[key["team"]] = sums.get(key["team"], 0) + accounts.allocated
+    series = ranked(sums)
+    colour = {team: one.css for one in series for team in one.teams}
+    gpu_us = (now[1] - now[0]) * 1000
+    nodes = []
+    for (cluster, node), gpus in sorted(by_node.items()):
+        teams: dict[str, int] = {}
+        for of_gpu in gpus.values():
+            for team, accounts in of_gpu:
+                if accounts.allocated:
+                    teams[team] = teams.get(team, 0) + accounts.allocated
+        nodes.append(
+            NodeCells(
+                cluster=cluster,
+                node=node,
+                gpus=len(gpus),
+                held=sum(teams.values()) / gpu_us,
+                teams=tuple((team, teams[team] / gpu_us) for team in sorted(teams, key=lambda team: (-teams[team], team))),
+                cells=tuple(_cell(gpu, of_gpu, colour) for gpu, of_gpu in sorted(gpus.items())[:MOST_GPUS]),
+                more=max(0, len(gpus) - MOST_GPUS),
+            )
+        )
+    return series, nodes
+
+
+def _cell(gpu: str, of_gpu: list[tuple[str, Accounts]], colour: dict[str, str]) -> GpuCell:
+    held = sorted((team for team, accounts in of_gpu if accounts.allocated), key=lambda team: (colour[team], team))
+    if held:
+        return GpuCell(gpu, tuple(colour[team] for team in held), ", ".join(map(figure_formatting.name, held)))
+    whole = added(accounts for _, accounts in of_gpu)
+    account = max(ACCOUNTS, key=lambda name: getattr(whole, name))
+    return GpuCell(gpu, (f"a-{account}",), figure_formatting.ACCOUNT_NAMES[account].lower())
+
+
+def cost_svg(days: tuple[DayCost, ...], currency: str, title: str) -> str:
+    """A column for each day. A day of unknown cost has none; today's column is pale, because the day is not over."""
+    most = max((float(one.cost) for one in days if one.cost is not None), default=0.0) or 1.0
+    described = "; ".join(f"{one.day:%-d %b} {figure_formatting.money(one.cost, currency)}" for one in days)
+    svg = root("costs", _WIDTH, _HEIGHT, title, described)
+    plot, bottom = _HEIGHT - _TOP - _BOTTOM, _HEIGHT - _BOTTOM
+    for share in (0.5, 1.0):
+        text(svg, "tick", 0, bottom - plot * share + 4, figure_formatting.large_money(Decimal(most * share), currency))
+    pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(days))
+    for number, one in enumerate(days):
+        x, group = _LEFT + pitch * number, ET.SubElement(svg, "g")
+        said = figure_formatting.money(one.cost, currency) if one.cost is not None else "unknown"
+        ET.SubElement(group, "title").text = f"{one.day:%-d %b}: {said}{', so far' if one.last else ''}"
+        if one.cost is not None:
+            tall = plot * float(one.cost) / most
+            rect(group, "a-unallocated" if one.last else "a-busy", x + pitch * 0.1, bottom - tall, pitch * 0.8, tall)
+        if number % 5 == 0:
+            text(svg, "tick mid", x + pitch / 2, _HEIGHT - 8, f"{one.day:%-d %b}")
+    return drawn(svg)
+
+
+def whole_quarter(at_ms: int) -> int:
+    """The last whole quarter-hour, so that the answers of one quarter are equal and read few single records."""
+    return at_ms - at_ms % BUCKET_MS

@@ -1,0 +1,109 @@
+"""The first page on a real ledger: its figures equal those of the API, and it says what changed and what to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.composition import Service
+from accountant.ledger.protocols import Down, Facts, NodeFacts
+from gputally.base.clock import VirtualClock
+from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
+from tests.http.conftest import client_of, settings_in
+from tests.http.page_parser import read
+from tests.price_books import price_book_text
+from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_holder
+
+HOUR_MS = 60 * MINUTE_MS
+NOW = NOW_MS - NOW_MS % QUARTER_MS
+INVENTORY = """\
+schema: 1
+cluster: prod
+namespaces:
+  - {name: nlp, team: nlp}
+  - {name: vision, team: vision}
+"""
+
+
+def held(hours_ago: int, hours: int, gpu: str, space: str = "", share: int = 1) -> list[Any]:
+    """Quarter-hours of a GPU from some hours ago on. share: the part 1/share that the namespace's pod holds."""
+    start = NOW - hours_ago * HOUR_MS
+    holder = pod_holder(f"{space}-0", space, space) if space else None
+    part = {"capacity_us": QUARTER_MS * 1000 // share, "allocated_us": QUARTER_MS * 1000 // share}
+    more = {} if share == 1 else {**part, "sharing": "time-slicing", "sharing_replicas": share}
+    return [interval(start + at * QUARTER_MS, gpu, holder, **more) for at in range(hours * 4)]
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    """vision held GPU-1 for 10 hours the day before and holds it for 4 hours now; nlp holds GPU-2 for 6 hours; nobody
+    GPU-3. Node n2 is down."""
+    chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
+    rows = [
+        *held(40, 10, "GPU-1", "vision"), *held(4, 4, "GPU-1", "vision"), *held(6, 6, "GPU-2", "nlp"),
+        *held(4, 4, "GPU-3"),
+    ]  # fmt: skip
+    with Service(chosen, clock) as running:
+        deliver(
+            running.ledger, NOW_MS, batch(rows, cluster="prod", node="n1"),
+            batch(held(30, 1, "GPU-9"), cluster="prod", node="n2"),
+        )  # fmt: skip
+        down = Down(NOW - 29 * HOUR_MS, None, "kernel panic")
+        running.ledger.observe(Facts(nodes=(NodeFacts("prod", "n2", down=(down,)),)), NOW_MS)
+        yield running
+
+
+def home(service: Service) -> Any:
+    answer = client_of(service).get("/", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    return read(answer.text)
+
+
+def rows_after(found: Any, caption: str, row: str) -> list[str]:
+    """The texts that follow a row's name in the table with this caption."""
+    texts = [text.strip() for text in found.texts if text.strip()]
+    start = next(i for i, text in enumerate(texts) if text.startswith(caption))
+    at = next(i for i in range(start, len(texts)) if texts[i] == row)
+    return texts[at + 1 : at + 8]
+
+
+def test_the_last_day_by_account_is_that_of_the_api(service: Service) -> None:
+    found = home(service)
+    query = {"start": NOW - 24 * HOUR_MS, "end": NOW}
+    (line,) = client_of(service).get("/v1/usage", params=query | {"by": "cluster"}).json()["lines"]
+    idle = line["accounts_gpu_us"]["allocated_idle"]
+    assert idle == 10 * HOUR_MS * 1000
+    assert rows_after(found, "GPUs by account", "Allocated, idle")[2] == "10.0"
+
+
+def test_what_changed_since_yesterday_is_the_difference_of_two_days(service: Service) -> None:
+    found = home(service)
+    caption = "GPU-hours held in the 24 hours"
+    assert rows_after(found, caption, "vision")[:3] == ["10.0", "4.0", "−6.0"]
+    assert rows_after(found, caption, "nlp")[:3] == ["0.0", "6.0", "+6.0"]
+
+
+def test_every_gpu_is_a_cell_in_the_colour_of_its_team(service: Service) -> None:
+    found = home(service)
+    cells = [value for tag, name, value in found.attributes if (tag, name) == ("a", "aria-label")]
+    assert [cell for cell in cells if cell.startswith("GPU-")] == [
+        "GPU-1: vision", "GPU-2: nlp", "GPU-3: unallocated", "GPU-9: down",
+    ]  # fmt: skip
+
+
+def test_what_needs_a_decision_leads_to_its_page(service: Service) -> None:
+    links = {value for tag, name, value in home(service).attributes if (tag, name) == ("a", "href")}
+    assert "/nodes?sort=down" in links
+
+
+def test_the_cost_of_each_day_is_that_of_the_api(service: Service) -> None:
+    found = home(service)
+    query = {"start": NOW - 30 * 24 * HOUR_MS, "end": NOW, "by": "day"}
+    lines = client_of(service).get("/v1/cost", params=query).json()["lines"]
+    assert sum(float(line["cost"]) for line in lines) == 20 * 6
+    said = " ".join(found.texts)
+    for line in lines:
+        assert f"{float(line['cost']):.2f}" in said
