@@ -1,5 +1,5 @@
-"""What the first page shows beside the present: the last 24 hours and 30 days by account, what changed, the cost of each
-day and the budgets with their forecasts, and who holds each GPU."""
+"""What the first page shows beside the present: the last 24 hours and 30 days by account, what changed, the cost of
+each day and the budgets with their forecasts, and who holds each GPU."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from accountant.reports.html_page import ChartSeries, ranked
 from accountant.web.page_rows import added
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
+from gputally.base.money import exact_sum
 from gputally.base.units import BUCKET_MS, MS_PER_DAY
 from gputally.server.page_layout import drawn, rect, root, text
 
@@ -108,7 +109,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
     since_ms, _ = span_of(at_ms, timezone)
     yesterday_ms, day_before_ms = at_ms - MS_PER_DAY, at_ms - 2 * MS_PER_DAY
     edges = (since_ms, day_before_ms, yesterday_ms, at_ms)
-    of_teams = ledger.usage(edges, ("team",), None, timezone, ())
+    of_teams = ledger.usage(edges, ("team",), None, timezone)
     parts = [of_teams.lines(span) for span in range(len(edges) - 1)]
     before, last = (
         {line.key["team"]: line.accounts_gpu_us.allocated for line in part if line.key["team"] != IDLE}
@@ -139,10 +140,13 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
 
 
 def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
-    """The cost of each day with records, as GET /v1/cost gives it by day."""
+    """The cost of what teams held on each day with records, as GET /v1/cost gives it by day and team."""
     tz = periods.zone(timezone)
-    lines = cost(ledger, book, *span, ("day",), None, timezone).lines
-    of_day = {line.key["day"]: line.cost for line in lines}
+    of_day: dict[str, Decimal | None] = {}
+    for line in cost(ledger, book, *span, ("day", "team"), None, timezone).lines:
+        if line.key["team"] != IDLE:
+            so_far = of_day.get(line.key["day"], Decimal(0))
+            of_day[line.key["day"]] = None if so_far is None or line.cost is None else exact_sum([so_far, line.cost])
     first_ms = ledger.extent()[0]
     return tuple(
         DayCost(day, of_day.get(day.isoformat(), Decimal(0)), end < periods.day_span(day, tz)[1])
@@ -155,7 +159,7 @@ def _cells(ledger: Questions, now: Span, timezone: str) -> tuple[tuple[ChartSeri
     """The colours of the teams, and the nodes, by cluster and name."""
     by_node: dict[tuple[str, str], dict[str, list[tuple[str, Accounts]]]] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, int] = {}
-    for line in ledger.usage(now, ("cluster", "node", "gpu", "team"), None, timezone, ()).lines():
+    for line in ledger.usage(now, ("cluster", "node", "gpu", "team"), None, timezone).lines():
         key, accounts = line.key, line.accounts_gpu_us
         by_node[key["cluster"], key["node"]][key["gpu"]].append((key["team"], accounts))
         if accounts.allocated:
@@ -176,7 +180,9 @@ def _cells(ledger: Questions, now: Span, timezone: str) -> tuple[tuple[ChartSeri
                 node=node,
                 gpus=len(gpus),
                 held=sum(teams.values()) / gpu_us,
-                teams=tuple((team, teams[team] / gpu_us) for team in sorted(teams, key=lambda team: (-teams[team], team))),
+                teams=tuple(
+                    (team, teams[team] / gpu_us) for team in sorted(teams, key=lambda team: (-teams[team], team))
+                ),
                 cells=tuple(_cell(gpu, of_gpu, colour) for gpu, of_gpu in sorted(gpus.items())[:MOST_GPUS]),
                 more=max(0, len(gpus) - MOST_GPUS),
             )

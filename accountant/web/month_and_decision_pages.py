@@ -32,7 +32,7 @@ from accountant.exports.protocol import exports
 from accountant.ledger.protocols import JobKey, Ledger
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
-from accountant.web import page_queries, page_rows
+from accountant.web import home, page_queries, page_rows
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
@@ -80,6 +80,7 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
     title = "Where the capacity is now" if not is_old(newest_ms, at) else "Where the capacity was"
     answer = page_queries.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
     so_far = answer.value
+    past = page_queries.home_of(deps, (use.start_ms, use.end_ms)).value
     return page(
         request,
         "/",
@@ -94,10 +95,38 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         failing=sorted(deps.tasks.faults()) if deps.tasks is not None else (),
         bar=html_page.accounts(use.accounts, title),
         so_far=so_far,
+        past=past,
+        costs=home.cost_svg(past.costs, past.currency, "Cost of each day") if past.costs and past.currency else "",
+        needs=_needs(deps, so_far, past, at),
         as_of_ms=answer.as_of_ms,
         lines=to_lines(so_far.month, None),
         quarter_us=(use.end_ms - use.start_ms) * 1000,
     )
+
+
+def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int) -> list[tuple[str, str]]:
+    """What needs a decision, with the page that helps: (text, URL)."""
+    found = []
+    before = so_far.month.previous
+    if page_queries.recorded_of(deps, before) and deps.books.status(before) == "due":
+        found.append((f"{before} is over and not closed", f"/month/{before}"))
+    if waiting := len(deps.books.waiting):
+        months = f"{waiting} closed month{'s' if waiting != 1 else ''}"
+        found.append((f"late records of {months} wait to be booked", "/proposals"))
+    for state in past.budgets:
+        if state.threshold is not None and state.ratio is not None:
+            place = f"/team/{quote(state.team, safe='')}" if state.team else f"/month/{so_far.month}"
+            found.append((f"budget {state.name} is spent to {figure_formatting.percent(state.ratio)}", place))
+    if so_far.unpriced_us:
+        hours = figure_formatting.hours(so_far.unpriced_us, 0)
+        found.append((f"{hours} GPU-hours of {so_far.month} have no price", "/prices"))
+    nodes, *_ = page_queries.machines(deps, page_queries.NODES_DAYS)
+    if down := sum(1 for node in nodes if node.down):
+        found.append((f"{down} node{'s are' if down != 1 else ' is'} down", "/nodes?sort=down"))
+    quiet = sum(1 for node in nodes if node.newest_ms is not None and not node.down and is_old(node.newest_ms, at_ms))
+    if quiet:
+        found.append((f"{quiet} node{'s do' if quiet != 1 else ' does'} not report", "/nodes?sort=silent"))
+    return found
 
 
 @router.get("/month")

@@ -22,12 +22,13 @@ from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
 from accountant.core import periods
+from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger
 from accountant.ledger.usage import Where
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Readings, span_before
-from accountant.web import explore_table, page_rows
+from accountant.web import explore_table, home, page_rows
 from accountant.web.explore_table import Explored, Question
 from accountant.wire import decision_text
 from accountant.wire.option_types import JobState
@@ -102,6 +103,18 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
         return CurrentDemand(use, demand(deps, waiting, at))
 
     return deps.answers.ask(("now", books(deps)), compute)
+
+
+def home_of(deps: Deps, now: Span) -> Answer[home.Home]:
+    """The figures of the first page beside the present. now: the newest metered span."""
+
+    def compute() -> home.Home:
+        at, timezone = home.whole_quarter(deps.clock.wall_ms()), deps.settings.timezone
+        with deps.ledger.moment(*home.span_of(at, timezone)) as moment:
+            end = moment.recent_span(at, MS_PER_DAY)[1]
+            return home.figures(moment, deps.book(), end, now, timezone)
+
+    return deps.answers.ask(("home", books(deps)), compute)
 
 
 def recorded_of(deps: Deps, month: Month) -> bool:
@@ -287,7 +300,8 @@ def explored(
 def prepare_answers(deps: Deps, month: Month) -> None:
     """Caches the answers of the most visited pages, except reports. month: the current month. Raises
     AccountantError."""
-    current_demand(deps)
+    present = current_demand(deps).value.held
+    home_of(deps, (present.start_ms, present.end_ms))
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)
