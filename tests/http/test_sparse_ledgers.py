@@ -131,6 +131,7 @@ def test_what_an_address_shows(sparse: SparseLedger, route: str) -> None:
             assert route not in ("/", "/month", "/jobs") or "npriced" in page or "no price" in page
         if sparse.name == STOPPED:
             assert "Old records. The newest is 52.0 d old, of 1 Nov 11:30" in page or route.startswith("/v1/"), page
+            assert "gputally doctor" in page or route.startswith("/v1/"), "what to do about it"
             assert not re.search(r"(?<!until )\bnow\b", re.sub(r"1 Nov 11:00 now", "", page)), page
         if sparse.name == VANISHED and not route.startswith("/v1/"):
             assert "Cluster away does not report. Its newest record is 52.0 d old, of 1 Nov 11:30" in page, page
