@@ -88,6 +88,8 @@ OWN = {
         "source",
     },
     "accountant/storage/read_snapshot.py": {
+        "' UNION ALL '.join(ranges)",
+        "number",
         "_BY_UID",
         "_COUNTED",
         "_POD",
