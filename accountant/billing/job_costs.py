@@ -1,8 +1,8 @@
 """Computes the cost of jobs and their epochs.
 
 A span may have a hundred thousand jobs, of which a page shows a hundred. `list_jobs` computes what all jobs are chosen,
-sorted and added up by, from the table of their charges and the numbers of their pods. Charges, pods and the rest are
-read and built for the jobs that are shown.
+sorted and added up by, from the table of their charges and the numbers of their pods. Pods and the rest are read and
+built for the jobs that are shown, in one pass, and no more of a pod is kept than its job shows.
 
 A job's time is the time that its holders held GPUs. It is priced by the price book, commitments included. Each job is
 rounded separately, so its cost does not depend on the other jobs of the query. The billing policy may move start-up or
@@ -32,6 +32,7 @@ import numpy as np
 from accountant.billing.charge import (
     ALLOCATED,
     LINE_ACCOUNTS,
+    Account,
     Charge,
     PricedTime,
     quantify,
@@ -134,8 +135,6 @@ BURN_MS: Final = 5 * 60_000
 SETTLE_MS: Final = 2 * 60_000
 """The measured time ends this long before the newest record, because agents do not report at the same instant."""
 RATE_PLACES: Final = 6
-_BUILT: Final = 20_000
-"""The ledger is asked about this many jobs at a time."""
 
 
 class EpochQuestions(Questions, Protocol):
@@ -167,10 +166,15 @@ class JobQuestions(EpochQuestions, Protocol):
         waiting: only pods without a known placement or end."""
         ...
 
-    def pods_by_job(
-        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
-    ) -> Mapping[JobKey, JobPods]:
-        """The numbers of pods of each job of a span. passes: only pods that pass count; None: all."""
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+        """The pods of a span one after the other, in any order, so that they are not in memory together. The ledger
+        answers nothing else until the last one has been read.
+
+        of: only pods of these jobs; None: all."""
+        ...
+
+    def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
+        """The numbers of pods of each job of a span."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
@@ -178,7 +182,23 @@ class JobQuestions(EpochQuestions, Protocol):
         missing."""
         ...
 
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+        """The epochs of these jobs, by job and instant."""
+        ...
+
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
+        """The number of epochs of each of these jobs. Jobs without one may be missing."""
+        ...
+
+
+class _Time(NamedTuple):
+    """A part of a job's time. key: the values of BY. price: None if it has none."""
+
+    key: tuple[str, ...]
+    gpu_model: str
+    account: Account
+    price: Price | None
+    gpu_us: int
 
 
 class _HeldTime:
@@ -194,21 +214,30 @@ class _HeldTime:
         order = np.argsort(job, kind="stable")
         held, self._first = np.unique(job[order], return_index=True)
         self._table = table.only(rows[order])
+        self._edges = [*self._first.tolist(), len(rows)]
         self.keys = [distinct[index] for index in held.tolist()]
         self._number = {key: number for number, key in enumerate(self.keys)}
 
     def __contains__(self, key: JobKey) -> bool:
         return key in self._number
 
-    def charges(self, keys: Iterable[JobKey]) -> dict[JobKey, list[Charge]]:
-        """The charges of these jobs, sorted; without jobs that held nothing."""
-        edges = [*self._first.tolist(), len(self._table.cells)]
-        numbers = sorted(self._number[key] for key in keys if key in self._number)
-        rows = [row for number in numbers for row in range(edges[number], edges[number + 1])]
-        found: dict[JobKey, list[Charge]] = defaultdict(list)
-        for charge in self._table.only(np.array(rows, dtype=np.int64)).charges():
-            found[JobKey(*charge.key[:_OF_JOB])].append(charge)
-        return dict(found)
+    def charges(self, key: JobKey) -> list[Charge]:
+        """The charges of a job, sorted."""
+        return self._table.only(np.arange(*self._rows(key))).charges()
+
+    def times(self, key: JobKey) -> list[_Time]:
+        """The parts of a job's time. Some differ only in their length."""
+        begin, end = self._rows(key)
+        keys, places, prices = self._table.keys, self._table.places, self._table.prices
+        return [
+            _Time(keys[of], places[place].gpu_model, LINE_ACCOUNTS[account], prices[price], gpu_us)
+            for of, place, account, _, price, gpu_us in self._table.cells[begin:end].tolist()
+        ]
+
+    def _rows(self, key: JobKey) -> tuple[int, int]:
+        """The first row of a job and the first one after it."""
+        number = self._number.get(key)
+        return (0, 0) if number is None else (self._edges[number], self._edges[number + 1])
 
     def figures(self) -> dict[JobKey, tuple[int, int, Decimal | None]]:
         """GPU-µs held, GPU-µs idle and the cost of each job, in order; the cost is None if some time has no price."""
@@ -221,7 +250,7 @@ class _HeldTime:
 
     def _costs(self) -> list[Decimal | None]:
         """The cost of each job, as `quantify` gives it; most jobs have one price."""
-        job = np.repeat(np.arange(len(self.keys)), np.diff([*self._first, len(self._table.cells)]))
+        job = np.repeat(np.arange(len(self.keys)), np.diff(self._edges))
         by_price = np.stack([job, self._table.cells[:, PRICE]], axis=1)
         numbers, gpu_us = sum_by_key(by_price, self._table.cells[:, TIME:])
         parts: list[list[tuple[Price | None, int]]] = [[] for _ in self.keys]
@@ -238,14 +267,33 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
     return None if price is None else exact_product(price.price, gpu_hours(gpu_us))
 
 
-@dataclass(frozen=True, slots=True)
-class _JobRecords:
-    """The ledger's data of one job. burning: the charges of `burnt_ms`, the span in which the burn rate is measured."""
+@dataclass(slots=True)
+class _ShownPods:
+    """What a job shows of its pods. payers: their distinct teams and queues."""
 
-    charges: Sequence[Charge] = ()
-    burning: Sequence[Charge] = ()
-    pods: Sequence[KnownPod] = ()
-    burnt_ms: tuple[int, int] = (0, 0)
+    pods: int = 0
+    running: int = 0
+    payers: tuple[tuple[str, str], ...] = ()
+    created_ms: int | None = None
+    ended_ms: int | None = None
+    waited_ms: int | None = None
+
+    def add(self, pod: KnownPod, now_ms: int) -> None:
+        facts, payer = pod.facts, (pod.team, pod.queue)
+        self.pods += 1
+        self.running += facts.started_ms is not None and facts.ended_ms is None
+        if payer not in self.payers:
+            self.payers += (payer,)
+        self.created_ms = _known(min, self.created_ms, facts.created_ms)
+        self.ended_ms = _known(max, self.ended_ms, facts.ended_ms)
+        self.waited_ms = _known(max, self.waited_ms, pod_wait(facts, now_ms).queued_ms)
+
+
+def _known(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
+    """The one of two instants that is chosen; the other one if one is unknown."""
+    if one is None or other is None:
+        return other if one is None else one
+    return choose(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +334,11 @@ class JobList:
             self._burning = _HeldTime(NO_CHARGES)
         only = _only(where)
         if only is not None:
-            pods: Mapping[JobKey, JobPods] = pods_by_job(filter(self._counts, ledger.pods(*span, of=only)))
+            pods: Mapping[JobKey, JobPods] = pods_by_job(filter(self._counts, ledger.each_pod(*span, of=only)))
+        elif where:
+            pods = pods_by_job(filter(self._counts, ledger.each_pod(*span)))
         else:
-            pods = ledger.pods_by_job(*span, self._counts if where else None)
+            pods = ledger.pods_by_job(*span)
         held = self._held.figures()
         self.figures = [
             JobFigures(key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))))
@@ -297,26 +347,65 @@ class JobList:
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
-        for begin in range(0, len(chosen), _BUILT):
-            some = chosen[begin : begin + _BUILT]
-            keys = {one.key for one in some}
-            held, reports = self._ledger.extents(keys), _by_job(self._ledger.epochs(keys))
-            records = self.records(keys)
-            for one in called_off.each(some):
-                key = one.key
-                yield _job(one, records[key], held.get(key), reports.get(key, ()), self._until_ms)
-
-    def records(self, keys: Collection[JobKey]) -> dict[JobKey, _JobRecords]:
-        """The charges and pods of these jobs."""
-        charges, burning = self._held.charges(keys), self._burning.charges(keys)
-        pods: dict[JobKey, list[KnownPod]] = defaultdict(list)
-        for pod in self._ledger.pods(*self._span, of=keys):
+        keys = {one.key for one in chosen}
+        held, epochs = self._ledger.extents(keys), self._ledger.epoch_counts(keys)
+        pods: dict[JobKey, _ShownPods] = defaultdict(_ShownPods)
+        for pod in self._ledger.each_pod(*self._span, of=keys):
             if self._counts(pod):
-                pods[pod.key].append(pod)
-        return {
-            key: _JobRecords(charges.get(key, ()), burning.get(key, ()), pods.get(key, ()), self._burnt_ms)
-            for key in keys
-        }
+                pods[pod.key].add(pod, self._until_ms)
+        for one in called_off.each(chosen):
+            yield self._job(one, pods.get(one.key) or _ShownPods(), held.get(one.key), epochs.get(one.key, 0))
+
+    def charges(self, key: JobKey) -> list[Charge]:
+        """The charges of a job, sorted."""
+        return self._held.charges(key)
+
+    def _job(self, figures: JobFigures, pods: _ShownPods, held: Span | None, epochs: int) -> Job:
+        """held: the first and last instant at which the job held a GPU; None: never."""
+        key, state, times = figures.key, figures.state, self._held.times(figures.key)
+        accounts: dict[str, int] = defaultdict(int)
+        for time in times:
+            accounts[time.account] += time.gpu_us
+        ended_ms = pods.ended_ms if pods.ended_ms is not None or held is None else held[1]
+        gpus, burn = self._burn(key, held) if state == "running" else (Decimal(0), Decimal(0))
+        return Job(
+            id=key.id,
+            cluster=key.cluster,
+            namespace=key.namespace,
+            job=key.job,
+            teams=_names(time.key[3] for time in times) or _names(team for team, _ in pods.payers),
+            queues=_names(queue for _, queue in pods.payers),
+            users=_names(time.key[4] for time in times),
+            state=state,
+            pods=pods.pods,
+            pods_running=pods.running,
+            created_ms=pods.created_ms,
+            held_from_ms=held[0] if held else None,
+            held_until_ms=held[1] if held else None,
+            ended_ms=ended_ms if state == "ended" else None,
+            waited_ms=pods.waited_ms,
+            gpu_models=_names(time.gpu_model for time in times),
+            accounts_gpu_us=Accounts(**accounts),
+            gpus=gpus,
+            cost=figures.cost,
+            unpriced_gpu_us=sum(time.gpu_us for time in times if time.price is None),
+            burn_per_hour=burn,
+            epochs=epochs,
+        )
+
+    def _burn(self, key: JobKey, held: Span | None) -> tuple[Decimal, Decimal | None]:
+        """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
+        since, until = self._burnt_ms
+        over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
+        burning = self._burning.times(key)
+        if over_us <= 0 or not burning:
+            return Decimal(0), Decimal(0)
+        gpus, per_hour = Fraction(sum(time.gpu_us for time in burning), over_us), Fraction(0)
+        for time in burning:
+            if time.price is None:
+                return _rounded(gpus), None
+            per_hour += Fraction(time.price.price) * time.gpu_us / over_us
+        return _rounded(gpus), _rounded(per_hour)
 
     def _counts(self, pod: KnownPod) -> bool:
         """Whether a pod is one of a listed job: one that held time that matches the filter, or one that matches it
@@ -409,17 +498,16 @@ def job(
     listed = JobList(ledger, book, span, until_ms, mine, timezone, held[1] if held else 0)
     if not listed.figures:
         return None
-    (figures,) = listed.figures
-    found = listed.records({key})[key]
+    (shown,) = listed.built(listed.figures)
     reports = ledger.epochs({key})
     edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
-    of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in found.charges)
+    of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in listed.charges(key))
     return JobAnswer(
         start_ms=start_ms,
         end_ms=end_ms,
         currency=book.currency if book else None,
         price_book_version=book.version if book else "",
-        job=_job(figures, found, held, reports, until_ms),
+        job=shown,
         parts=tuple(
             JobPart(
                 gpu_model=model, capacity_type=capacity, gpu_us=part.gpu_us, gpu_hours=part.gpu_hours,
@@ -504,61 +592,6 @@ def epoch_lines(
     return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]
 
 
-def _job(
-    figures: JobFigures,
-    seen: _JobRecords,
-    held: tuple[int, int] | None,
-    reports: Sequence[EpochReport],
-    now_ms: int,
-) -> Job:
-    key, state = figures.key, figures.state
-    accounts: dict[str, int] = defaultdict(int)
-    for charge in seen.charges:
-        accounts[charge.account] += charge.gpu_us
-    facts = [pod.facts for pod in seen.pods]
-    waits = [wait for fact in facts if (wait := pod_wait(fact, now_ms).queued_ms) is not None]
-    created = [fact.created_ms for fact in facts if fact.created_ms is not None]
-    ended = [fact.ended_ms for fact in facts if fact.ended_ms is not None]
-    gpus, burn = _burn(seen, held) if state == "running" else (Decimal(0), Decimal(0))
-    return Job(
-        id=key.id,
-        cluster=key.cluster,
-        namespace=key.namespace,
-        job=key.job,
-        teams=_names(charge.key[3] for charge in seen.charges) or _names(pod.team for pod in seen.pods),
-        queues=_names(pod.queue for pod in seen.pods),
-        users=_names(charge.key[4] for charge in seen.charges),
-        state=state,
-        pods=len(facts),
-        pods_running=sum(1 for fact in facts if fact.started_ms is not None and fact.ended_ms is None),
-        created_ms=min(created, default=None),
-        held_from_ms=held[0] if held else None,
-        held_until_ms=held[1] if held else None,
-        ended_ms=max(ended, default=held[1] if held else None) if state == "ended" else None,
-        waited_ms=max(waits, default=None),
-        gpu_models=_names(charge.place.gpu_model for charge in seen.charges),
-        accounts_gpu_us=Accounts(**accounts),
-        gpus=gpus,
-        cost=figures.cost,
-        unpriced_gpu_us=sum(charge.gpu_us for charge in seen.charges if charge.unpriced),
-        burn_per_hour=burn,
-        epochs=len(reports),
-    )
-
-
-def _burn(seen: _JobRecords, held: tuple[int, int] | None) -> tuple[Decimal, Decimal | None]:
-    """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
-    since, until = seen.burnt_ms
-    over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
-    if over_us <= 0 or not seen.burning:
-        return Decimal(0), Decimal(0)
-    gpus = Fraction(sum(charge.gpu_us for charge in seen.burning), over_us)
-    if any(charge.row is None for charge in seen.burning):
-        return _rounded(gpus), None
-    price = sum((Fraction(c.row.price) * c.gpu_us / over_us for c in seen.burning if c.row is not None), Fraction(0))
-    return _rounded(gpus), _rounded(price)
-
-
 def _rounded(value: Fraction) -> Decimal:
     """A rate for display. It is never added to others."""
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
@@ -570,16 +603,9 @@ def beginning(ledger: JobQuestions, key: JobKey, end_ms: int) -> int | None:
     held = ledger.extents({key}).get(key)
     if held is not None:
         return held[0]
-    created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]
+    created = [pod.facts.created_ms for pod in ledger.each_pod(0, end_ms, of={key})]
     return min((at for at in created if at is not None), default=None)
 
 
 def _names(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name for name in found if name}))
-
-
-def _by_job(reports: Iterable[EpochReport]) -> dict[JobKey, list[EpochReport]]:
-    found: dict[JobKey, list[EpochReport]] = defaultdict(list)
-    for report in reports:
-        found[report.key].append(report)
-    return found

@@ -7,7 +7,7 @@ is not published is refused (quarantine, missing numbers, lent time) or empty (c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -395,11 +395,13 @@ class LakeLedger:
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
         return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
 
-    def pods_by_job(
-        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
-    ) -> Mapping[JobKey, JobPods]:
-        """The numbers of pods by job; see accountant.storage.read_snapshot.Snapshot.pods_by_job."""
-        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+        """The pods that existed in the span, one after the other."""
+        return iter(self.pods(start_ms, end_ms, of=of))
+
+    def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
+        """The numbers of pods that existed in the span, by job."""
+        return pods_by_job(self.pods(start_ms, end_ms))
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""
@@ -424,6 +426,10 @@ class LakeLedger:
         """Always empty: the lake stores whole hours, so the cost of an epoch cannot be computed. The table `epochs`
         lists them."""
         return []
+
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:  # noqa: ARG002 - always empty
+        """Always empty; see `epochs`."""
+        return {}
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:  # noqa: ARG002 - always empty
         """Always empty; see `epochs`."""

@@ -1,9 +1,9 @@
 """Opens, locks and migrates the ledger's DuckDB file, runs SQL on it, and translates engine errors.
 
 In `accountant.storage` only this module and `invoice_file` import duckdb. Each `Cursor` is a connection of its own, and
-every call reads its result to the end. Rows are passed in through Arrow. The statements are files in `sql/`. Engine
-errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does not know what
-the tables mean."""
+every call but `Cursor.each` reads its result to the end. Rows are passed in through Arrow. The statements are files in
+`sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
+not know what the tables mean."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 DUPLICATE = "duplicate"
 """Name under which the file of a copy is attached."""
 Row = tuple[Any, ...]
+_ROWS_AT_ONCE: Final = 2_048
 Parameters = Mapping[str, object] | Sequence[object] | None
 
 
@@ -102,6 +103,8 @@ class Cursor:
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
         self._optimising = True
+        self._reading = False
+        """Whether `each` has rows left, which another statement would take from it."""
 
     def rows(
         self,
@@ -128,6 +131,25 @@ class Cursor:
         except duckdb.Error as error:
             raise _translated(error) from error
 
+    def each(self, sql: str, parameters: Parameters = None) -> Iterator[Row]:
+        """Run a statement and yield its rows, which are not in memory together. Until the last one has been read the
+        cursor runs nothing else."""
+        try:
+            self._optimise(True)
+            with stoppable(self._connection.interrupt):
+                self._connection.execute(sql, parameters)
+            self._reading = True
+            while True:
+                with stoppable(self._connection.interrupt):
+                    rows = self._connection.fetchmany(_ROWS_AT_ONCE)
+                if not rows:
+                    break
+                yield from rows
+        except duckdb.Error as error:
+            raise _translated(error) from error
+        finally:
+            self._reading = False
+
     def plainly(self, sql: str, parameters: Parameters = None) -> list[Row]:
         """Run a statement without DuckDB's optimiser, which saves a quarter of a small statement's time, and return all
         rows. Use it to add rows or to look them up by one column, and not for joins or views."""
@@ -148,6 +170,7 @@ class Cursor:
             raise _translated(error) from error
 
     def _optimise(self, wanted: bool) -> None:
+        assert not self._reading, "another statement's rows are being read"
         if wanted != self._optimising:
             self._connection.execute(f"PRAGMA {'enable' if wanted else 'disable'}_optimizer")
             self._optimising = wanted

@@ -7,13 +7,13 @@ reuse them (accountant.storage.query.group_by_dimensions). A snapshot is not thr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources, pods_by_job
+from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources
 from accountant.core.claim_overlap import union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
@@ -28,7 +28,7 @@ from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ResultCache
 from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
-from accountant.storage.write.inventory_and_journal_tables import epochs_between, read_epochs
+from accountant.storage.write.inventory_and_journal_tables import count_epochs, epochs_between, read_epochs
 from accountant.storage.write.name_ids import holders
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -39,6 +39,8 @@ _HOLD_GAP_MS: Final = 60_000
 """Longest break, in which an agent restarts for example, that does not end a hold."""
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""
+_MANY: Final = 20_000
+"""To read all pods of a span takes less time than to find those of more jobs than this."""
 Extent = tuple[int, int]
 """[start_ms, end_ms) of the held time of a job; rounded outwards to the hour for hours that only have sums."""
 
@@ -95,35 +97,37 @@ class Snapshot:
         waiting: only pods without a known placement, start or end.
         placed: include pods whose creation is unknown, from their placement or start on. Otherwise they are left
             out."""
+        only, begins = _WAITING * waiting, _PLACED * placed
+        return list(self._pods(start_ms, end_ms, of, only=only, placed=begins, ending=_BY_UID))
+
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+        """Yield the pods that existed in the span, in any order. They are not in memory together. Ask nothing else
+        before the last one.
+
+        of: only pods of these jobs; None: all."""
+        return self._pods(start_ms, end_ms, of, only="", placed="", ending="")
+
+    def _pods(self, start_ms: int, end_ms: int, of: Collection[JobKey] | None, **parts: str) -> Iterator[KnownPod]:
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
-        if of is not None:
+        if of is not None and len(of) <= _MANY:
             parameters["jobs"] = sorted({key.job for key in of})
             parameters["names"] = sorted({key.job.partition("/")[2] for key in of})
             named = statement("pods_named")
             tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
-        tables |= {"only": _WAITING * waiting, "placed": _PLACED * placed}
-        sql = statement("pods_between", columns=_POD, ending=_BY_UID, **tables)
-        rows = self._cursor.run(sql, parameters)
-        pods = [self._pod(cluster, node, seen, start_ms) for cluster, node, seen in called_off.each(rows)]
-        if of is None:
-            return pods
-        wanted = frozenset(of)
-        return [pod for pod in pods if pod.key in wanted]
+        wanted = None if of is None else frozenset(of)
+        rows = self._cursor.each(statement("pods_between", columns=_POD, **parts, **tables), parameters)
+        for cluster, node, seen in called_off.each(rows):
+            pod = self._pod(cluster, node, seen, start_ms)
+            if wanted is None or pod.key in wanted:
+                yield pod
 
-    def pods_by_job(
-        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
-    ) -> Mapping[JobKey, JobPods]:
-        """Return the numbers of pods that existed in the span, by job. passes: only pods that pass count; None: all."""
-        parameters = {"low": start_ms, "high": end_ms}
+    def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
+        """Return the numbers of pods that existed in the span, by job."""
         tables = {"pod": "pod", "seen": "pod_seen", "only": "", "placed": ""}
-        if passes is None:
-            sql = statement("pods_between", columns=_COUNTED, ending="GROUP BY ALL", **tables)
-            rows = self._cursor.run(sql, parameters)
-            return {JobKey(*row[:3]): JobPods(*row[3:]) for row in called_off.each(rows)}
-        rows = self._cursor.run(statement("pods_between", columns=_POD, ending="", **tables), parameters)
-        pods = (self._pod(cluster, node, seen, start_ms) for cluster, node, seen in called_off.each(rows))
-        return pods_by_job(pod for pod in pods if passes(pod))
+        sql = statement("pods_between", columns=_COUNTED, ending="GROUP BY ALL", **tables)
+        rows = self._cursor.run(sql, {"low": start_ms, "high": end_ms})
+        return {JobKey(*row[:3]): JobPods(*row[3:]) for row in called_off.each(rows)}
 
     def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
         """Return the merged facts of one pod. `node` and `seen` are its encoded facts from the node and from the API
@@ -215,7 +219,7 @@ class Snapshot:
 
     def _holders_of(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
         """Return the ids of the holders of these jobs, with the job of each."""
-        wanted = frozenset(keys)
+        wanted = {key: key for key in keys}
         parameters = {"clusters": sorted({key.cluster for key in keys})}
         only = ""
         if len(wanted) <= _FEW:
@@ -229,12 +233,16 @@ class Snapshot:
             }
             only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
         sql = statement("holder_jobs", only=only)
-        jobs = {holder: JobKey(*names) for holder, *names in self._cursor.run(sql, parameters)}
-        return {holder: key for holder, key in jobs.items() if key in wanted}
+        rows = self._cursor.each(sql, parameters)
+        return {holder: wanted[key] for holder, *names in rows if (key := JobKey(*names)) in wanted}
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
         """Return the epochs that these jobs reported, by job and instant."""
         return read_epochs(self._cursor, keys)
+
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
+        """Return the number of epochs of each of these jobs, without jobs that reported none."""
+        return count_epochs(self._cursor, keys)
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         """Return the epochs that ended in the span, by job and instant."""

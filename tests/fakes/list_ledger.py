@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -149,10 +149,11 @@ class ListLedger(MemoryJournal):
     def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known_pods
 
-    def pods_by_job(
-        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
-    ) -> dict[JobKey, JobPods]:
-        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
+    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[KnownPod]:
+        return iter(self.pods(start_ms, end_ms))
+
+    def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
+        return pods_by_job(self.pods(start_ms, end_ms))
 
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         return [one for one in self.reported if start_ms <= one.at_ms < end_ms]

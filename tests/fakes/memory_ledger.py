@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -165,6 +165,9 @@ class MemoryLedger(MemoryJournal):
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
         return []
 
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
+        return {}
+
     def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
         return []
 
@@ -177,10 +180,11 @@ class MemoryLedger(MemoryJournal):
     def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known
 
-    def pods_by_job(
-        self, start_ms: int, end_ms: int, passes: Callable[[KnownPod], bool] | None = None
-    ) -> dict[JobKey, JobPods]:
-        return pods_by_job(pod for pod in self.pods(start_ms, end_ms) if passes is None or passes(pod))
+    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[KnownPod]:
+        return iter(self.pods(start_ms, end_ms))
+
+    def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
+        return pods_by_job(self.pods(start_ms, end_ms))
 
     def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
         return {}

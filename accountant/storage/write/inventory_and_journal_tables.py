@@ -170,6 +170,12 @@ def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
     return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
 
 
+def count_epochs(cursor: Cursor, keys: Collection[JobKey]) -> dict[JobKey, int]:
+    """Return the number of epochs of each of these jobs, without jobs that reported none."""
+    rows = cursor.rows("epoch_counts", incoming=record_columns.column_table(_JOB, list(keys)))
+    return {JobKey(*row[:3]): row[3] for row in rows}
+
+
 def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
     """Return the epochs of all jobs that ended in the span, by job and instant."""
     rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
