@@ -335,6 +335,9 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- with $values.priorityClassName }}
+{{- if not (hasPrefix "system-" .) }}{{/* Every cluster has these. */}}
+{{- $_ := include "gputally.existing" (list $root "scheduling.k8s.io/v1" "PriorityClass" . "priorityClassName") }}
+{{- end }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- with $values.nodeSelector }}

@@ -20,6 +20,7 @@ from tests.real.programs import built
 
 pytestmark = pytest.mark.real
 SPACE, GROUP = "lookups", "monitoring.coreos.com"
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
@@ -155,3 +156,26 @@ def test_a_class_that_is_not_there_is_said_before_anything_is_installed(recorder
     assert refused(runtime) == ""
     with without_runtime_class(recorder):
         assert 'no RuntimeClass "nvidia"' in refused(runtime)
+    for component in ("accountant", "agent", "fairshare"):
+        assert 'no PriorityClass "gold"' in refused(f"{component}.priorityClassName=gold")
+    recorder.send("POST", PRIORITIES, {"metadata": {"name": "gold"}, "value": 10})
+    assert refused("agent.priorityClassName=gold") == ""
+    recorder.send("DELETE", f"{PRIORITIES}/gold")
+
+
+@pytest.mark.parametrize("preset", sorted(CHART.glob("presets/*.yaml")), ids=lambda preset: preset.stem)
+def test_a_preset_says_which_class_the_cluster_lacks(recorder: Recorder, preset: Path) -> None:
+    values = yaml.safe_load(preset.read_text())
+    runtime = values.get("agent", {}).get("runtimeClassName", "")
+    storage = values.get("accountant", {}).get("persistence", {}).get("storageClassName", "")
+    with without_runtime_class(recorder):
+        try:
+            installed(recorder, CHART, "--values", str(preset))
+            told = ""
+        except AssertionError as error:
+            told = str(error)
+    named = [f'{kind} "{name}"' for kind, name in (("RuntimeClass", runtime), ("StorageClass", storage)) if name]
+    if named:
+        assert any(f"the cluster has no {one}" in told for one in named), told
+    else:  # another release of these tests has the preset's namespaces
+        assert "the cluster has no" not in told
