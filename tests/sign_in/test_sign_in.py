@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
+import jwt
 import pytest
 import trustme
 from hypothesis import given
@@ -17,14 +20,18 @@ from hypothesis import strategies as st
 from starlette.responses import RedirectResponse
 from starlette.testclient import TestClient
 
+from accountant.api.dependencies import Deps
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
 from gputally.server import openid_connect
+from gputally.server.https_server import serve
 from gputally.server.sign_in import CookieSigner, Session, SignIn, own_path, read_key, read_or_create_key
 from gputally.server.tokens_and_grants import Unauthenticated
 from tests import empty_ledger
+from tests.deadlines import until
+from tests.fakes.gated_ledger import Gate, GatedLedger
 from tests.fakes.provider import Provider, provider
 
 NOW_MS = 1_793_534_400_000
@@ -201,6 +208,51 @@ def test_pages_that_a_browser_opens_at_once_all_come_back(site: PageContext, log
         site.browser.get("/sign-in?next=/prices", headers=PAGE)
     assert len(site.browser.cookies) <= 12
     assert form_token_of(site.browser.get("/nodes", headers=PAGE).text) == form_token
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "of_one"),
+    [
+        ("/v1/usage?start=2026-10-01&end=2026-10-02", "reads", "reads_by_caller"),
+        ("/v1/statement?start=2026-10-01&end=2026-10-02&team=vision", "documents", None),
+    ],
+)
+def test_a_person_is_one_caller_with_however_many_sessions_and_tokens(
+    site: PageContext, clock: VirtualClock, login: Provider, path: str, kind: str, of_one: str | None
+):
+    """Two browsers and two ID tokens of one person have the turns of one caller, and leave the others theirs."""
+    deps: Deps = site.service.app.state.deps
+    gate, turns = Gate(), deps.turns._pools[kind]
+    object.__setattr__(deps, "ledger", GatedLedger(deps.ledger, gate))
+    most = getattr(deps.settings.limits, of_one) if of_one else 1
+
+    def token(email: str) -> dict[str, str]:
+        now = clock.wall_ms() // 1000
+        claims = {**login.claims, "email": email, "iss": login.url, "aud": "gputally", "iat": now, "exp": now + 300}
+        encoded = jwt.encode({**claims, "nonce": email}, login.key, algorithm="RS256", headers={"kid": "k1"})
+        return {"Authorization": f"Bearer {encoded}"}
+
+    ways = []
+    for _ in range(2):
+        site.browser = TestClient(site.service.app, base_url=HERE, follow_redirects=False)
+        assert site.sign_in("leads", path="/prices").status_code == 303
+        ways.append({"Cookie": "; ".join(f"{name}={value}" for name, value in site.browser.cookies.items())})
+        clock.advance(1000)
+        ways.append(token("ann@example.com"))
+    assert len({str(way) for way in ways}) == 4
+    with serve(site.service.app, "127.0.0.1", 0) as url, ThreadPoolExecutor(16) as senders, ExitStack() as at_the_end:
+        at_the_end.callback(gate.open)
+
+        def ask(headers: dict[str, str]) -> Future[httpx2.Response]:
+            return senders.submit(httpx2.get, url + path, headers=headers, timeout=60)
+
+        asked = [ask(way) for way in ways for _ in range(2)]
+        until(lambda: turns.running + turns.waiting == len(asked), "all requests should run or wait")
+        assert (turns.running, turns.waiting) == (most, len(asked) - most)
+        asked.append(ask(token("bob@example.com")))
+        until(lambda: turns.running == most + 1, "another person should have a turn")
+        gate.open()
+        assert {each.result().status_code for each in asked} == {200}
 
 
 def test_only_groups_with_grants_count_however_many_there_are(site: PageContext, login: Provider):
