@@ -55,6 +55,12 @@ START_MS = 1_790_812_800_000
 SPAN = START_MS, START_MS + 2 * MS_PER_DAY
 HOSTILE = "o'brien\\' OR 1=1 -- \"; drop table days, {a: 1} %s ? ä\u202e"
 """A name as a user of the cluster may choose it."""
+HOSTILE_PIECES = (
+    "'", '"', "`", "\\", "\\'", "''", "\n", "\r", "\t", "--", "/*", "*/", ";", "?", "$1", "$p0", ":p0", "@p0", "%s",
+    "%", "{x}", "\\u0027", "${env:PATH}", "${spark.app.name}", "${system:user.name}", "\u2028", "\u202e", "ä",
+    "\U0001f600", " OR 1=1", "",
+)  # fmt: skip
+"""What ends a text, begins a comment or a parameter, or is replaced, in some engine."""
 MODEL = "NVIDIA H100 80GB HBM3"
 BOOK = PriceBook.model_validate({
     "schema": 1, "currency": "EUR", "timezone": "UTC",
@@ -238,6 +244,16 @@ class EngineSuite:
         question = exp.select("team", *sums).from_("usage_hourly").group_by("team")
         for row in checked(engine.query(question, Bounds((known.north.namespace,))), question).to_pylist():
             assert row["cost"] == round(row["cost"], 9)
+
+    def test_texts_are_values_whatever_they_contain(self, known: TwoLedgers, engine: Engine) -> None:
+        """In an answer and in a filter."""
+        texts = [first + second for first in HOSTILE_PIECES for second in HOSTILE_PIECES]
+        asked = exp.select(*(exp.Literal.string(text).as_(f"v{number}") for number, text in enumerate(texts)))
+        found = engine.query(asked.from_("ledgers"), Bounds((known.north.namespace,))).to_pylist()
+        assert found == [{f"v{number}": text for number, text in enumerate(texts)}]
+        named = exp.column("ledger").isin(*(exp.Literal.string(text) for text in texts))
+        filtered = exp.select("ledger").from_("ledgers").where(named)
+        assert engine.query(filtered, Bounds((known.north.namespace,))).num_rows == 0
 
     def test_several_ledgers_are_one_table(self, known: TwoLedgers, engine: Engine) -> None:
         counted = exp.select("timezone", exp.func("count", exp.column("ledger")).as_("counted")).from_("ledgers")

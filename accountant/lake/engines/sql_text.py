@@ -16,9 +16,23 @@ CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 """Name of the Iceberg catalog in an engine that runs elsewhere; default `lake`."""
 
 
+def with_parameters(question: exp.Select) -> tuple[exp.Select, dict[str, str]]:
+    """The query with a parameter in place of each text, and the texts by parameter. An engine whose client binds
+    parameters gets the texts beside the SQL, where nothing can read a part of them as SQL. In the SQL itself an engine
+    may do more than SQL: Spark replaces `${env:NAME}` even inside quotes."""
+    names: dict[str, str] = {}
+
+    def taken(node: exp.Expression) -> exp.Expression:
+        if not (isinstance(node, exp.Literal) and node.is_string):
+            return node
+        return exp.Placeholder(this=names.setdefault(node.name, f"p{len(names)}"))
+
+    return question.transform(taken), {name: text for text, name in names.items()}
+
+
 def sql_text(question: exp.Select, dialect: str, bounds: Bounds, table_of: Callable[[str, str], exp.Table]) -> str:
-    """The query in an engine's dialect. Several namespaces are read as one table. table_of: the engine's table for a
-    namespace and the name of a table."""
+    """The query in an engine's dialect; texts in it are quoted as the dialect demands. Several namespaces are read as
+    one table. table_of: the engine's table for a namespace and the name of a table."""
 
     def qualified(node: exp.Expression) -> exp.Expression:
         if not isinstance(node, exp.Table):

@@ -20,7 +20,7 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.lake.engines.protocol import Bounds
-from accountant.lake.engines.sql_text import sql_text
+from accountant.lake.engines.sql_text import sql_text, with_parameters
 from accountant.lake.iceberg_catalog import Catalogue, described, rows_where
 from accountant.lake.tables import ARROW, TABLES, LakeTable
 
@@ -65,7 +65,8 @@ class DuckDbEngine:
                     for namespace in bounds.namespaces:
                         self._register(cursor, _BY_NAME[name], namespace, bounds)
                         registered.append(_local_name(namespace, name))
-                return cursor.execute(sql_text(question, "duckdb", bounds, _local_table)).to_arrow_table()
+                asked, values = with_parameters(question)
+                return cursor.execute(sql_text(asked, "duckdb", bounds, _local_table), values).to_arrow_table()
             except duckdb.Error as error:
                 raise LakeUnavailable(f"{self._catalogue.place}: {described(error)}") from error
             finally:

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.lake.engines.protocol import Bounds
-from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text
+from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text, with_parameters
 from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import LEDGERS
 
@@ -50,7 +50,8 @@ class SparkEngine:
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         try:
-            found: pa.Table = self._session.sql(sql_text(question, "spark", bounds, self._table)).toArrow()
+            asked, values = with_parameters(question)
+            found: pa.Table = self._session.sql(sql_text(asked, "spark", bounds, self._table), args=values).toArrow()
         except Exception as error:
             raise LakeUnavailable(f"spark: {described(error)}") from error
         return found
