@@ -225,8 +225,8 @@ def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
 
 
 def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
-    """Return a person's name and groups. Raises Unauthenticated if the token has no claim with the name. A claim of
-    groups that is no list is logged, and names no group (`groups_fault`)."""
+    """Return a person's name and groups. Raises Unauthenticated if the token has no claim with the name. What of the
+    claim of groups cannot be read is logged (`groups_fault`)."""
     user, groups = claims.get(issuer.user), claims.get(issuer.groups)
     if not isinstance(user, str) or not user:
         raise Unauthenticated(f"the token has no claim {issuer.user!r}")
@@ -239,10 +239,20 @@ def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
 
 def groups_fault(claims: Mapping[str, Any], issuer: Issuer) -> str:
     """Return why a token's claim of groups cannot be read; "" if it can, or if the token has none."""
-    groups = claims.get(issuer.groups)
-    if groups is None or isinstance(groups, list):
-        return ""
-    return f"the claim {issuer.groups!r} is not a list of names, so no group counts: let the issuer send a list"
+    groups, elsewhere = claims.get(issuer.groups), claims.get("_claim_names")
+    if groups is None and isinstance(elsewhere, dict) and issuer.groups in elsewhere:  # OpenID Connect Core, 5.6.2
+        return (
+            f"the token has too many groups for the claim {issuer.groups!r}, which the issuer keeps elsewhere, so no "
+            "group counts: let the issuer send only groups that have grants here"
+        )
+    if groups is not None and not isinstance(groups, list):
+        return f"the claim {issuer.groups!r} is not a list of names, so no group counts: let the issuer send a list"
+    others = sum(1 for group in groups or () if not isinstance(group, str))
+    if others:
+        return (
+            f"{others} entries of the claim {issuer.groups!r} are not names and do not count: let the issuer send names"
+        )
+    return ""
 
 
 def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:

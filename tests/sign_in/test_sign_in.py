@@ -288,6 +288,8 @@ def test_each_fault_of_a_provider_has_a_text_of_its_own(
     ("spoil", "named"),
     [
         ({"groups": "platform"}, "not a list"),
+        ({"groups": [{"name": "platform"}]}, "not names"),
+        ({"groups": None, "_claim_names": {"groups": "src1"}}, "too many groups"),
         ({"nbf": NOW_MS // 1000 + 120}, "clocks"),
         ({"exp": NOW_MS // 1000 - 120}, "120 s"),
         ({"aud": "another"}, "(aud)"),
