@@ -27,7 +27,9 @@ def with_parameters(question: exp.Select) -> tuple[exp.Select, dict[str, str]]:
             return node
         return exp.Placeholder(this=names.setdefault(node.name, f"p{len(names)}"))
 
-    return question.transform(taken), {name: text for text, name in names.items()}
+    asked = question.transform(taken)
+    assert isinstance(asked, exp.Select)
+    return asked, {name: text for text, name in names.items()}
 
 
 def sql_text(question: exp.Select, dialect: str, bounds: Bounds, table_of: Callable[[str, str], exp.Table]) -> str:
