@@ -79,7 +79,7 @@ class NodeCells:
 @dataclass(frozen=True, slots=True)
 class Home:
     """day, month: the accounts of the last 24 hours and of the last 30 local days, today among them.
-    changes: the teams whose time changed most against the 24 hours before; None without records of these.
+    changes: the teams whose time changed most against the 24 hours before; None without records of both.
     costs: by day; None without a price book.
     nodes: the first MOST_NODES nodes, and more_nodes of those left out."""
 
@@ -121,6 +121,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
         if last.get(team, 0) != before.get(team, 0)
     ]
     changes.sort(key=lambda one: (-abs(one.gpu_us - one.before_us), one.team))
+    first_ms, newest_ms = ledger.extent()
     policies = ledger.policies(at_ms - 1, at_ms)
     month = Month.of(at_ms - 1, periods.zone(timezone))
     series, nodes = _cells(ledger, now, timezone)
@@ -129,7 +130,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
         month_since_ms=since_ms,
         day=added(line.accounts_gpu_us for line in parts[2]),
         month=added(line.accounts_gpu_us for part in parts for line in part),
-        changes=tuple(changes[:MOST_CHANGES]) if ledger.extent()[0] < yesterday_ms else None,
+        changes=tuple(changes[:MOST_CHANGES]) if first_ms < yesterday_ms < newest_ms else None,
         costs=_costs(ledger, book, (since_ms, at_ms), timezone) if book is not None else None,
         currency=book.currency if book is not None else None,
         budgets=tuple(states(ledger, book, policies[-1].policy, month, at_ms, timezone)) if policies else (),
@@ -147,11 +148,11 @@ def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tup
         if line.key["team"] != IDLE:
             so_far = of_day.get(line.key["day"], Decimal(0))
             of_day[line.key["day"]] = None if so_far is None or line.cost is None else exact_sum([so_far, line.cost])
-    first_ms = ledger.extent()[0]
+    first_ms, newest_ms = ledger.extent()
     return tuple(
         DayCost(day, of_day.get(day.isoformat(), Decimal(0)), end < periods.day_span(day, tz)[1])
-        for day, _, end in periods.days(*span, tz)
-        if end > first_ms
+        for day, begin, end in periods.days(*span, tz)
+        if end > first_ms and begin < newest_ms
     )
 
 

@@ -125,7 +125,7 @@ def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int
         found.append((f"{down} node{'s are' if down != 1 else ' is'} down", "/nodes?sort=down"))
     quiet = sum(1 for node in nodes if node.newest_ms is not None and not node.down and is_old(node.newest_ms, at_ms))
     if quiet:
-        found.append((f"{quiet} node{'s do' if quiet != 1 else ' does'} not report", "/nodes?sort=silent"))
+        found.append((f"{quiet} node{'s are' if quiet != 1 else ' is'} silent", "/nodes?sort=silent"))
     return found
 
 
