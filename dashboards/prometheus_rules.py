@@ -401,6 +401,14 @@ LEDGER = Group(
             "Its accountant does not publish. All earlier figures are there, and none is lost.",
         ),
         Alert(
+            "GputallyFleetLedgerUnreadable",
+            "min by (cluster, ledger) (gputally_fleet_ledger_readable) == 0",
+            "15m",
+            "warning",
+            "The fleet's pages leave out {{ $labels.ledger }}",
+            "Its tables in the lake cannot be opened or understood. The other ledgers are shown as before.",
+        ),
+        Alert(
             "GputallyInventorySilent",
             "max by (cluster, kind) (gputally_inventory_age_seconds) > 900 or "
             "sum by (cluster, kind) (increase(gputally_inventory_failures_total[15m])) > 0"

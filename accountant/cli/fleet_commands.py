@@ -1,5 +1,5 @@
-"""Runs the commands of `fleet`: clusters, usage, cost, windows, report and serve, for several clusters, from the lake
-to which they publish."""
+"""Runs the commands of `fleet`: clusters, view, usage, cost, windows, report and serve, for several clusters, from the
+lake to which they publish."""
 
 from __future__ import annotations
 
@@ -133,6 +133,36 @@ def retire(
         output, lambda: table("Removed from the lake", ["ledger", "tables"], [(ledger, str(removed))]),
         [{"ledger": ledger, "tables": removed}],
     )  # fmt: skip
+
+
+@fleet_app.command()
+def view(
+    lake: LakePlace,
+    table: Annotated[str, Argument(help="Table of the lake: usage_hourly, statement_lines, focus, …")] = "usage_hourly",
+    dialect: Annotated[str, Option(help="SQL dialect, by its name in SQLGlot.")] = "duckdb",
+    catalog: Annotated[str, Option(help="Name of the lake's catalog in the engine.")] = "lake",
+) -> None:
+    """Print a query in which a table of all ledgers is one relation. Print it again after a ledger was added, renamed
+    or removed."""
+    from sqlglot import Dialects
+
+    from accountant.fleet.fleet_ledgers import Fleet, load_lake
+    from accountant.lake.engines.duckdb.engine import DuckDbEngine
+    from accountant.lake.iceberg_catalog import Catalogue
+    from accountant.lake.tables import TABLES
+    from accountant.lake.union_view import union_of_ledgers
+
+    known, dialects = {one.name: one for one in TABLES}, sorted(one.value for one in Dialects if one.value)
+    if table not in known:
+        raise typer.BadParameter(f"there is no table {table!r}: choose from {', '.join(known)}", param_hint="TABLE")
+    if dialect not in dialects:
+        raise typer.BadParameter(f"there is no dialect {dialect!r}: choose from {', '.join(dialects)}")
+    catalogue = Catalogue.connect(load_lake(lake))
+    with closing(DuckDbEngine(catalogue)) as engine:
+        statuses = [*Fleet(engine).statuses().values()]
+        namespaces = [one.namespace for one in statuses if not one.fault]
+        typer.echo(union_of_ledgers(catalogue, namespaces, known[table], dialect, catalog))
+    _name_left_out([one.fault for one in statuses if one.fault])
 
 
 @fleet_app.command()

@@ -4,8 +4,8 @@ Each member computes its figures with its own price book and policies, and its m
 usage or cost has one span and one time zone for all members. Only GPU-microseconds and exact amounts of one currency
 are added. Amounts in several currencies are converted and added only if the operator gives rates.
 
-A ledger whose content this version of gputally cannot read is left out and named; the others are answered. A document
-and a window are never without one of the ledgers that were asked for."""
+A ledger whose tables cannot be opened, or whose content this version of gputally cannot read, is left out and named;
+the others are answered. A document and a window are never without one of the ledgers that were asked for."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Fleet:
                 with readable(status.ledger, status.version):
                     books = Bookkeeper(ledger, clock, status.timezone, status.grace_days)  # type: ignore[arg-type]  # only read
                     return Member(status, ledger, books, clock)
-            except UnreadableLedger as error:
+            except (UnreadableLedger, LakeUnavailable) as error:
                 fault = str(error)
         unreadable = _Unreadable(fault)
         return Member(status, cast(LakeLedger, unreadable), cast(Bookkeeper, unreadable), clock, fault)
@@ -375,16 +375,23 @@ def statement_lines(stated: Mapping[str, Statement]) -> Iterator[dict[str, objec
 def asked(
     members: Sequence[Member], ask: Callable[[Member], A], progress: ProgressCallback = lambda *_: None
 ) -> tuple[dict[str, A], dict[str, str]]:
-    """The answers of the members by name, and by name why the others could not be read."""
+    """The answers of the members by name, and by name why the others could not be read. Raises LakeUnavailable if no
+    ledger's tables can be opened."""
     answers: dict[str, A] = {}
     left_out: dict[str, str] = {}
+    failures = []
     for number, member in enumerate(members, 1):
         try:
             with member.readable():
                 answers[member.name] = ask(member)
         except UnreadableLedger as error:
             left_out[member.name] = str(error)
+        except LakeUnavailable as error:
+            failures.append(error)
+            left_out[member.name] = f"{member.name}: its tables in the lake cannot be opened: {error}"
         progress(member.name, number, len(members))
+    if failures and len(failures) == len(members):
+        raise failures[0]
     return answers, left_out
 
 

@@ -63,7 +63,7 @@ from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, Nested
 
 from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.core.settings import Lake, secret_properties
-from accountant.lake.tables import DECIMALS, LEDGERS, TABLES, ColumnType, LakeTable
+from accountant.lake.tables import DECIMALS, FIGURES, LEDGERS, REGISTERS, TABLES, ColumnType, LakeTable
 from gputally.base.errors import AccountantError, without_password
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Catalogue:
         place = (
             f"{settings.catalog.type} catalog {without_password(uri)}".rstrip() + f", warehouse {settings.warehouse}"
         )
-        with _reachable(place):
+        with reachable(place):
             if settings.catalog.type == "rest":
                 catalog: Catalog = _rest_catalog(settings.catalog.name, properties)
             else:
@@ -192,14 +192,14 @@ class Catalogue:
 
     def namespaces(self) -> list[str]:
         """The namespaces of all ledgers, ascending."""
-        with _reachable(self.place):
+        with reachable(self.place):
             self._require_files()
             names = sorted(".".join(found) for found in self._catalog.list_namespaces())
             return [name for name in names if name.startswith(PREFIX) and self._has_tables(name)]
 
     def open(self, table: LakeTable, namespace: str = "") -> Table:
         """The newest version of a table of a namespace, or of the own ledger."""
-        with _reachable(self.place):
+        with reachable(self.place):
             self._require_files()
             try:
                 return self._catalog.load_table((namespace or namespace_of(self.ledger), table.name))
@@ -211,29 +211,34 @@ class Catalogue:
                 ) from error
 
     def read(self, table: LakeTable) -> list[dict[str, Any]]:
-        """The own ledger's rows of a small table."""
-        with _reachable(self.place):
-            rows: list[dict[str, Any]] = self.open(table).scan().to_arrow().to_pylist()
-            return rows
+        """The own ledger's rows of a small table. Columns that the lake does not have yet are None."""
+        unknown = dict.fromkeys(column.name for column in table.columns)
+        with reachable(self.place):
+            return [{**unknown, **row} for row in self.open(table).scan().to_arrow().to_pylist()]
+
+    def has(self, table: LakeTable) -> bool:
+        """Whether the own ledger has this table."""
+        with reachable(self.place):
+            return self._catalog.table_exists((namespace_of(self.ledger), table.name))
 
     def parts(self, table: LakeTable) -> set[Any]:
         """The values of the column by which a table is divided, as far as the own ledger has rows with them."""
         (column,) = table.partition
-        with _reachable(self.place):
+        with reachable(self.place):
             return {row["partition"][column] for row in self.open(table).inspect.partitions().to_pylist()}
 
     # --- writing ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Creates what is missing of the own ledger's tables, and of the catalog. The folder of the warehouse must
-        exist: a folder that does not is a volume that is not mounted."""
+        """Creates what is missing of the own ledger's tables and their columns, and of the catalog. The folder of the
+        warehouse must exist: a folder that does not is a volume that is not mounted."""
         for folder in self._folders():
             if not folder.is_dir():
                 raise LakeRefused(
                     f"{self.place}: the folder {folder} does not exist: mount its volume, or create the folder"
                 )
         namespace = namespace_of(self.ledger)
-        with _reachable(self.place):
+        with reachable(self.place):
             file = self._sqlite()
             if file is not None:
                 file.touch()
@@ -242,6 +247,7 @@ class Catalogue:
             there = {name[-1] for name in self._catalog.list_tables(namespace)}
             for table in sorted(TABLES, key=lambda one: one is LEDGERS):  # the last shows that all are there
                 if table.name in there:
+                    _add_columns(self.open(table), table)
                     continue
                 with contextlib.suppress(TableAlreadyExistsError, NamespaceAlreadyExistsError):
                     self._catalog.create_table(
@@ -253,7 +259,7 @@ class Catalogue:
         """Removes the own ledger's tables with their files; returns how many tables. The first is that from which
         readers know the ledger, so that no one counts half of it."""
         namespace = namespace_of(self.ledger)
-        with _reachable(self.place):
+        with reachable(self.place):
             self._require_files()
             try:
                 names = sorted(self._catalog.list_tables(namespace), key=lambda name: name[-1] != LEDGERS.name)
@@ -270,8 +276,11 @@ class Catalogue:
 
     def require_own(self, ledger_id: str) -> int:
         """The newest term of the own ledger's tables; 0: nobody has claimed them. Only reads. Raises LakeRefused if
-        they belong to a ledger with another id."""
-        found = [mark for table in TABLES if (mark := newest_claim(self.open(table))) is not None]
+        they belong to a ledger with another id, or if one of them was removed."""
+        totals = {row["register"] for row in self.read(REGISTERS)}
+        # A register without a control total is one that the last version which published did not know yet.
+        known = [table for table in TABLES if table in FIGURES or table.name in totals or self.has(table)]
+        found = [mark for table in known if (mark := newest_claim(self.open(table))) is not None]
         newest = max(found, key=lambda mark: mark.term, default=None)
         if newest is not None and newest.ledger_id != ledger_id:
             raise LakeRefused(self._another(newest.ledger_id, ledger_id))
@@ -296,7 +305,7 @@ class Catalogue:
 
     def tag(self, table: LakeTable, name: str) -> None:
         """Tags the newest version of a table permanently. If the name is in use already, nothing changes."""
-        with _reachable(self.place):
+        with reachable(self.place):
             opened = self.open(table)
             self._require(opened, self._claimed())
             snapshot = opened.current_snapshot()
@@ -308,7 +317,7 @@ class Catalogue:
         store's times, and then the files that no version needs."""
         versions = files = 0
         for table in TABLES:
-            with _reachable(self.place):
+            with reachable(self.place):
                 opened = self.open(table)
                 self._require(opened, self._claimed())
                 written = _written(opened)
@@ -606,6 +615,16 @@ def _schema(table: LakeTable) -> Schema:
     )
 
 
+def _add_columns(opened: Table, table: LakeTable) -> None:
+    """Adds the columns that the version which made the table did not know. Their values in its rows are unknown."""
+    there = set(opened.schema().column_names)
+    missing = [column for column in table.columns if column.name not in there]
+    if missing:
+        with opened.update_schema() as update:
+            for column in missing:
+                update.add_column(column.name, _ICEBERG[column.type], column.text)
+
+
 def _partitions(table: LakeTable) -> PartitionSpec:
     numbers = {column.name: number for number, column in enumerate(table.columns, 1)}
     return PartitionSpec(
@@ -617,7 +636,7 @@ def _partitions(table: LakeTable) -> PartitionSpec:
 
 
 @contextlib.contextmanager
-def _reachable(place: str) -> Iterator[None]:
+def reachable(place: str) -> Iterator[None]:
     """Raises LakeUnavailable with the place instead of the library's exceptions."""
     try:
         yield

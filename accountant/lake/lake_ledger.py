@@ -20,18 +20,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 from pydantic import ValidationError
 from sqlglot import exp
 
 from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.claim_overlap import Span
-from accountant.core.errors import LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
+from accountant.core.errors import LakeUnavailable, LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake.engines.protocol import Bounds, Engine
-from accountant.lake.iceberg_catalog import described
+from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import ACCOUNT_COLUMNS, MEASURE_COLUMNS, column_of
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
@@ -69,6 +70,14 @@ _FIGURES: Final = dict(zip((*ACCOUNTS, *START_UP, *MEASURES), (*ACCOUNT_COLUMNS,
 """The column of each figure of usage."""
 _WIDE: Final = frozenset({"energy_uj"})
 """Figures whose sum may need more than 64 bits."""
+_HELD: Final = "busy_us + allocated_idle_us + allocated_unknown_us"
+_WITHOUT_FIGURE: Final[Mapping[str, str]] = {
+    "memory_mib_s": "0", "memory_unknown_us": _HELD,
+    "energy_uj": "0", "energy_unknown_us": f"{_HELD} + unallocated_us",
+    "sm_active_us": "0", "sm_unknown_us": _HELD,
+    "tensor_active_us": "0", "tensor_unknown_us": _HELD,
+}  # fmt: skip
+"""What is known of a row that an earlier version published without this column: nothing, for the whole of its time."""
 _UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, msgspec.MsgspecError)
 """What decoders raise for content that they do not know; pydantic's ValidationError is a ValueError."""
 _MOST_REASON: Final = 300
@@ -85,8 +94,9 @@ class LedgerStatus:
     namespace: the namespace of the ledger's tables.
     clusters: the end of the newest record of each cluster, in UTC milliseconds.
     version: the version of gputally that published.
-    fault: why the ledger's figures cannot be used: this version cannot read the row, and fields without which it can be
-        named are empty; or a copy of the ledger is published beside it. "" if they can."""
+    fault: why the ledger's figures cannot be used: its tables cannot be opened, or this version cannot read the row,
+        and fields without which it can be named are empty; or a copy of the ledger is published beside it. "" if they
+        can."""
 
     namespace: str
     ledger: str
@@ -125,14 +135,42 @@ def _reason(error: Exception) -> str:
 def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
     """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that several namespaces know. It
     counts once, under its last name. If one of them is no former name, an accountant publishes a copy of the ledger;
-    then this one and the last have a fault."""
+    then this one and the last have a fault, and so has a ledger whose tables cannot be opened. Raises LakeUnavailable
+    if none can."""
     by_id: dict[str, list[LedgerStatus]] = {}
-    for namespace in engine.namespaces():
-        for row in engine.query(exp.select("*").from_("ledgers"), Bounds((namespace,))).to_pylist():
-            found = _status(row, namespace)
-            by_id.setdefault(found.id, []).append(found)
-    counted = [one for several in by_id.values() for one in _counted(engine, several)]
+    namespaces, failures = engine.namespaces(), []
+    for namespace in namespaces:
+        try:
+            found = [
+                _status(row, namespace)
+                for row in engine.query(exp.select("*").from_("ledgers"), Bounds((namespace,))).to_pylist()
+            ]
+        except LakeUnavailable as error:
+            failures.append(error)
+            # The name in the namespace, which is the ledger's own unless it has special characters.
+            name = namespace.removeprefix(PREFIX).replace("_", "-")
+            found = [_faulty(namespace, name, namespace, f"{name}: its tables in the lake cannot be opened: {error}")]
+        for one in found:
+            by_id.setdefault(one.id, []).append(one)
+    if failures and len(failures) == len(namespaces):
+        raise failures[0]
+    counted: list[LedgerStatus] = []
+    for several in by_id.values():
+        try:
+            counted += _counted(engine, several)
+        except LakeUnavailable as error:
+            counted += [
+                replace(one, fault=one.fault or f"{one.ledger}: its journal in the lake cannot be opened: {error}")
+                for one in several
+            ]
     return {one.ledger: one for one in sorted(counted, key=attrgetter("ledger"))}
+
+
+def _faulty(
+    namespace: str, name: str, ledger_id: str, fault: str, *, until_ms: int = 0, version: str = ""
+) -> LedgerStatus:
+    """The status of a ledger of which nothing else can be read."""
+    return LedgerStatus(namespace, name, ledger_id, "UTC", 0, 0, 0, until_ms, {}, frozenset(), version, fault)
 
 
 def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[LedgerStatus]:
@@ -186,9 +224,7 @@ def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
             )  # fmt: skip
     except UnreadableLedger as error:
         published_ms = until_ms if isinstance(until_ms, int) else 0
-        return LedgerStatus(
-            namespace, name, ledger_id, "UTC", 0, 0, 0, published_ms, {}, frozenset(), version, str(error)
-        )
+        return _faulty(namespace, name, ledger_id, str(error), until_ms=published_ms, version=version)
 
 
 class LakeLedger:
@@ -578,7 +614,33 @@ class LakeLedger:
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
     ) -> pa.Table:
         """The sums that the query engine returns, by these dimensions, and also by the span of the rows if there are
-        several spans or dimensions of time."""
+        several spans or dimensions of time. Figures that an earlier version did not publish count as unknown. Raises
+        UnreadableLedger for those of which nothing says for how long they are unknown."""
+        found = self._sums_of(edges, wanted, where, [(name, _sum(name)) for name in figures], " + ".join(figures))
+        if not pa.compute.any(pa.compute.not_equal(found["rows"], found["whole_rows"])).as_py():
+            return found
+        known = [
+            (name, _sum(name, _WITHOUT_FIGURE[name]) if name in _WITHOUT_FIGURE else _sum_if_whole(name))
+            for name in figures
+        ]
+        found = self._sums_of(edges, wanted, where, known, " + ".join(figures))
+        lacking = [name for name in figures if found[name].null_count]
+        if lacking:
+            raise UnreadableLedger(
+                f"{self.status.ledger}: {lacking[0]} is unknown in days that an earlier version published: upgrade its "
+                "accountant, which writes them again, or ask the accountant itself"
+            )
+        return found
+
+    def _sums_of(
+        self,
+        edges: Sequence[int],
+        wanted: Sequence[Dimension],
+        where: Where,
+        figures: Sequence[tuple[str, exp.Expression]],
+        all_figures: str,
+    ) -> pa.Table:
+        """Sums, with the number of rows of each group, and of those whose figures are all known."""
         start_ms, end_ms = edges[0], edges[-1]
         columns = [exp.column(column_of(name)) for name in wanted if name not in OF_TIME]
         bounds: list[Any] = [exp.column("start_ms"), exp.column("end_ms")]
@@ -586,8 +648,10 @@ class LakeLedger:
             groups = [*columns, *bounds]
         else:
             groups, bounds = columns, [exp.func("min", bounds[0]), exp.func("max", bounds[1])]
-        sums = [_sum(name).as_(name) for name in figures]
-        query = exp.select(*columns, *sums, bounds[0].as_("begins"), bounds[1].as_("ends"))
+        sums = [figure.as_(name) for name, figure in figures]
+        counts = exp.func("count", exp.Star()).as_("rows"), exp.func("count", exp.maybe_parse(all_figures))
+        query = exp.select(*columns, *sums, counts[0], counts[1].as_("whole_rows"))
+        query = query.select(bounds[0].as_("begins"), bounds[1].as_("ends"))
         query = query.from_("usage_hourly").where(*self._span(start_ms, end_ms))
         query = query.where(*(_among(column_of(name), values) for name, values in where.items() if name not in OF_TIME))
         return self._table(query.group_by(*groups) if groups else query, start_ms, end_ms)
@@ -686,12 +750,21 @@ def _figures(table: pa.Table, columns: Sequence[str], *, wide: bool) -> Int64Arr
     return figures
 
 
-def _sum(name: str) -> exp.Expression:
-    """The sum of a figure or an expression of figures, as decimal(38, 0), which all engines return alike."""
+def _sum(name: str, otherwise: str = "") -> exp.Expression:
+    """The sum of a figure or an expression of figures, as decimal(38, 0), which all engines return alike. otherwise:
+    an expression that counts in rows in which the figure is null."""
     column: exp.Expression = exp.maybe_parse(name)
+    if otherwise:
+        column = exp.Coalesce(this=column, expressions=[exp.maybe_parse(otherwise)])
     if name in _WIDE:
         column = exp.cast(column, "DECIMAL(38, 0)")
     return exp.cast(exp.func("sum", column), "DECIMAL(38, 0)")
+
+
+def _sum_if_whole(name: str) -> exp.Expression:
+    """The sum of a figure; null if it is null in any row."""
+    is_whole = exp.func("count", exp.column(name)).eq(exp.func("count", exp.Star()))
+    return exp.Case().when(is_whole, _sum(name))
 
 
 def _among(column: str, values: Collection[str]) -> exp.Expression:

@@ -4,10 +4,10 @@ The ledger's first publication records the act `lake` with a random id, the ledg
 Everything in the lake carries this id. A publisher whose lake is missing, has another id, or knows more acts or earlier
 records than the ledger writes nothing, because then the lake or the ledger is not what it was (LakeRefused).
 
-Registers are the tables of pods, nodes, decisions, policies, prices, acts (journal entries) and epochs. A day is
-written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to the table
-`days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run writes the
-day again, which is idempotent. Data that has not changed since the last run is not read.
+Registers are the tables of pods, nodes, decisions, policies, prices, acts (journal entries), epochs and outboxes. A
+day is written as a whole, in one commit with other days of the ledger. A second commit writes the control totals to the
+table `days`. After a crash between the two commits, a day's digest differs from that in `days`, and the next run writes
+the day again, which is idempotent. Data that has not changed since the last run is not read.
 
 The comparison is per cluster, day and account, exact to the microsecond and the cent."""
 
@@ -296,8 +296,8 @@ class Publisher:
         """Removes the days whose rows in the lake are not those of their control totals."""
         hourly = self._catalogue.open(tables.USAGE_HOURLY)
         for day, total in [*known.items()]:
-            rows = hourly.scan(rows_where({"day": day})).to_arrow().cast(tables.USAGE_HOURLY.arrow)
-            if total["digest"] != tables.digest(rows):
+            rows = hourly.scan(rows_where({"day": day})).to_arrow().select(tables.USAGE_HOURLY.arrow.names)
+            if total["digest"] != tables.digest(rows.cast(tables.USAGE_HOURLY.arrow)):
                 del known[day]
 
     def _remove_days(self, known: dict[date, dict[str, Any]], days: Collection[date]) -> None:
@@ -588,6 +588,10 @@ class Publisher:
             }
             for one in self._epochs()
         ]  # fmt: skip
+        yield tables.OUTBOXES, "", [
+            {"ledger": name, "cluster": cluster, "node": node, "epoch": epoch, "number": number}
+            for (cluster, node, epoch), number in self._ledger.outboxes().items()
+        ]  # fmt: skip
         yield tables.PODS, "month", self._pods()
         yield tables.DECISIONS, "day", self._decisions()
 
@@ -654,6 +658,7 @@ class Publisher:
         catalogue.require_own(ledger_id)
         if not repair:
             self._require_whole(catalogue)
+            catalogue.begin()  # what this version adds to the tables of an earlier one
         if is_new:
             self._record(ledger_id, "accountant", "the ledger is published for the first time under this name")
         catalogue.claim(ledger_id)
@@ -675,7 +680,7 @@ class Publisher:
 
     def _require_whole(self, catalogue: Catalogue) -> None:
         """Raises LakeRefused if the ledger lacks acts or old records that the lake has, and LakeUnavailable while it
-        lacks new records, which agents may send again. Only reads."""
+        lacks records that agents may send again. Only reads."""
         cure = (
             "If the ledger was lost or an old backup was restored, restore the newest backup and the archive. If the "
             "ledger is right, `gputally accountant check --lake --repair` makes the lake equal to it"
@@ -710,6 +715,19 @@ class Publisher:
                     f"{utc(row['newest_ms'])}, and in the ledger those {ends}. Nothing is published until the agents "
                     f"have sent again what is missing. {cure}"
                 )
+
+        outboxes = self._ledger.outboxes()
+        fewer = [
+            row for row in (catalogue.read(tables.OUTBOXES) if catalogue.has(tables.OUTBOXES) else ())
+            if outboxes.get((row["cluster"], row["node"], row["epoch"]), 0) < row["number"]
+        ]  # fmt: skip
+        if fewer:
+            row = fewer[0]
+            raise LakeUnavailable(
+                f"{catalogue.place}: the lake has records of {len(fewer)} outboxes that the ledger {self.name} lacks, "
+                f"among them those of node {row['node']} in cluster {row['cluster']} up to number {row['number']}. "
+                f"Nothing is published until the agents have sent them again. {cure}"
+            )
 
     def _read(self, table: tables.LakeTable) -> list[dict[str, Any]]:
         return self._catalogue.read(table)

@@ -29,6 +29,10 @@ ARROW: Final[dict[ColumnType, pa.DataType]] = {
     "timestamptz": pa.timestamp("us", tz="UTC"),
     "decimal": pa.decimal128(38, 9),
 }
+SQL_TYPE: Final[dict[ColumnType, str]] = {
+    "string": "VARCHAR", "long": "BIGINT", "boolean": "BOOLEAN", "date": "DATE",
+    "timestamptz": "TIMESTAMP WITH TIME ZONE", "decimal": "DECIMAL(38, 9)",
+}  # fmt: skip
 DECIMALS: Final = 9
 """Decimals of an amount."""
 _QUANTUM: Final = Decimal(1).scaleb(-DECIMALS)
@@ -217,7 +221,7 @@ DAYS: Final = LakeTable(
 )
 REGISTERS: Final = LakeTable(
     "registers",
-    "The control totals of each published part of pods, nodes, decisions, policies, prices, acts and epochs.",
+    "The control totals of each published part of the other registers: pods, nodes, decisions and so on.",
     (
         _LEDGER,
         Column("register", "string", "name of the table"),
@@ -508,7 +512,20 @@ EPOCHS: Final = LakeTable(
     ("ledger", "cluster", "namespace", "job", "epoch"),
     ("cluster", "namespace", "job", "epoch"),
 )
-TABLES: Final = (
-    USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, REGISTERS, PODS, NODES, DECISIONS, POLICIES,
-    PRICES, ACTS, EPOCHS,
-)  # fmt: skip
+OUTBOXES: Final = LakeTable(
+    "outboxes",
+    "How far the ledger has taken the records of each agent. A ledger that has fewer does not publish.",
+    (
+        _LEDGER,
+        Column("cluster", "string", "cluster of the agent's node"),
+        Column("node", "string", "node of the agent"),
+        Column("epoch", "string", "id of the agent's outbox"),
+        Column("number", "long", "highest number up to which the ledger has every record of the outbox"),
+    ),
+    (),
+    ("ledger", "cluster", "node", "epoch"),
+    ("cluster", "node", "epoch"),
+)
+FIGURES: Final = (USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, REGISTERS)
+TABLES: Final = (*FIGURES, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS, EPOCHS, OUTBOXES)
+"""FIGURES and the registers."""

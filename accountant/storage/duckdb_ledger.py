@@ -588,6 +588,10 @@ class DuckLedger(Offsite):
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
+    def outboxes(self) -> Mapping[Stream, int]:
+        """Return how far every outbox's records are committed, by (cluster, node, epoch). No number ever falls."""
+        return self._state.marks
+
     def imports(self, cluster: str) -> Imports:
         """Return the marks of the imports of a cluster, and the spans that agents metered."""
         state = self._state

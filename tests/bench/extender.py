@@ -30,6 +30,7 @@ from gputally.base.clock import SystemClock
 from gputally.kubernetes.objects import GPU, NODE
 from tests.bench.cycle import Ledger, Shelf
 from tests.bench.figure import Figure, Goal, quantile
+from tests.deadlines import patience_s
 
 QUEUES, NODES, PODS, CLIENTS, REQUESTS = 1_000, 2_500, 20_000, 8, 40
 """Requests are per client."""
@@ -120,7 +121,7 @@ def ask(url: str, client: int) -> list[float]:
     """Send the requests of one client, and return the seconds that each took."""
     parts = urlsplit(url)
     names = [f"n{i}" for i in range(NODES)]
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=patience_s(60))
     taken = []
     for i in range(REQUESTS):
         pod = {

@@ -27,6 +27,7 @@ from gputally.kubernetes.objects import GPU, NODE, Object
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant, post, program
+from tests.deadlines import patience_s
 from tests.fairshare.real_api_server import served, standing
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.programs import free_ports
@@ -134,7 +135,7 @@ def _objects(size: Size) -> Iterator[Object]:
 
 
 def _page(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=patience_s(10)) as answer:
         found: bytes = answer.read()
     return found
 
@@ -164,7 +165,7 @@ def _send(url: str, nodes: int, done: threading.Event) -> None:
         post(line, "POST", "/v1/usage", gzip.compress(msgspec.json.encode(batch), compresslevel=1), "gzip")
 
     first_ms = (int(time.time()) // MINUTE_S - 1) * MINUTE_S * 1_000
-    lines = [http.client.HTTPConnection(str(place.hostname), place.port, timeout=30) for _ in range(nodes)]
+    lines = [http.client.HTTPConnection(str(place.hostname), place.port, timeout=patience_s(30)) for _ in range(nodes)]
     rows = [load.batches(f"node-{number + 1}", GPUS, 10_000, 1, first_ms) for number in range(nodes)]
     send(lines[0], load.facts())
     pause = MINUTE_S / nodes

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from tests.deadlines import patience_s
 from tests.real.programs import free_ports
 
 
@@ -77,7 +78,7 @@ def program(ready_url: str, *command: str) -> Iterator[Spent]:
     with subprocess.Popen([sys.executable, "-m", "gputally", *command]) as process:
         try:
             while True:
-                with contextlib.suppress(OSError), urllib.request.urlopen(ready_url, timeout=10):
+                with contextlib.suppress(OSError), urllib.request.urlopen(ready_url, timeout=patience_s(10)):
                     break
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     raise SystemExit(f"{command[0]} ended with {process.wait(0.1)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,6 +78,28 @@ def test_a_commit_that_cannot_load_the_present_benchmark_runs_its_own(
     monkeypatch.setattr(comparison, "export", export)
     assert comparison.compare("before", ["cycle"], rounds=1)[1] == []
     assert ran == ["import a_name_of_before", "now"]
+
+
+@pytest.mark.parametrize("ending", [RuntimeError("broken"), SystemExit("it ended with 1")])
+def test_a_part_that_fails_leaves_the_figures_of_the_others(
+    ending: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> list[Figure]:
+        raise ending
+
+    from tests.bench import cycle, division, tick
+
+    monkeypatch.setattr(division, "measure", lambda: [Figure("a first figure", 7, "s")])
+    monkeypatch.setattr(cycle, "measure", fails)
+    monkeypatch.setattr(tick, "measure", lambda: [Figure("a later figure", 8, "s")])
+    assert main(["division", "cycle", "tick"]) == 1
+    said = capsys.readouterr()
+    assert "a first figure" in said.out
+    assert "a later figure" in said.out
+    assert "cycle" in said.out
+    assert str(ending) in said.err
+    assert main(["division", "cycle", "tick", "--json"]) == 1
+    assert [name for name, *_ in json.loads(capsys.readouterr().out)] == ["a first figure", "a later figure"]
 
 
 def test_a_commit_that_does_not_exist_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:

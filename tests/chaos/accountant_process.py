@@ -203,12 +203,12 @@ class Outbox:
     def end_ms(self) -> int:
         return self.start_ms + self.made * self.span_ms
 
-    def send(self, to: AccountantProcess, quarters: int) -> None:
-        """Send one batch of unacknowledged intervals; rewind if the accountant asks for it. Raises as `ask` does."""
+    def batch(self, quarters: int) -> Batch:
+        """Make a batch of the first unacknowledged intervals."""
         first = self.durable - self.durable % self.gpus + 1
         until = min(self.made, (first - 1) // self.gpus + quarters)
         rows = tuple(self._row(seq) for seq in range(first, until * self.gpus + 1))
-        batch = Batch(
+        return Batch(
             cluster=self.cluster,
             node=self.node,
             boot_id="b",
@@ -217,6 +217,10 @@ class Outbox:
             oldest_seq=1,
             intervals=rows,
         )
+
+    def send(self, to: AccountantProcess, quarters: int) -> None:
+        """Send one batch of unacknowledged intervals; rewind if the accountant asks for it. Raises as `ask` does."""
+        batch = self.batch(quarters)
         status, answer = to.ask("POST", "/v1/usage", msgspec.json.encode(batch), token=self.token)
         if status == 409:
             self.take(answer["ack"], lost=True)

@@ -27,6 +27,7 @@ from accountant.core.settings import Lake, Settings
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.runtime.leadership import take_over
 from gputally.base.clock import SystemClock
+from tests.chaos import publishing_process
 
 
 def remove_old_versions(arguments: Sequence[str]) -> int:
@@ -44,6 +45,7 @@ def lead(arguments: Sequence[str]) -> int:
 
 
 PROGRAMS = {
+    "publish": publishing_process.run,
     "accountant": accountant.__main__.main,
     "agent": agent.__main__.main,
     "fairshare": fairshare.__main__.main,

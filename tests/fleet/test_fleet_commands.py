@@ -5,17 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import sqlglot
+from sqlglot import exp
 
 from accountant.core.periods import Month
+from accountant.lake import tables
+from accountant.lake.iceberg_catalog import namespace_of
 from gputally.__main__ import main
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
+from tests.lake.comparison_queries import HOUR, published
 
 OCTOBER = Month(2026, 10)
 SPAN = "--start", "2026-10-01", "--end", "2026-10-01T05:00:00Z"
@@ -113,3 +119,54 @@ def test_what_is_wrong_is_said_in_a_line(
     monkeypatch.setitem(sys.modules, "trino", None)  # as where it is not installed
     assert run(*arguments, "--lake", two.warehouse) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_ledger_is_retired_by_its_name_after_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ledgers() -> list[str]:
+        assert run("clusters", "--lake", str(tmp_path), "--output", "json") == 0
+        return [one["ledger"] for one in json.loads(capsys.readouterr().out)]
+
+    with published(str(tmp_path), name="north"), published(str(tmp_path), name="south") as south:
+        capsys.readouterr()
+        cost = ("cost", "--lake", str(tmp_path), *SPAN, "--by", "team", "--cluster", "south", "--output", "json")
+        assert run(*cost) == 0
+        before = json.loads(capsys.readouterr().out)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+        assert run("retire", "north", "--lake", str(tmp_path)) != 0
+        capsys.readouterr()
+        assert ledgers() == ["north", "south"], "it asks first"
+        assert run("retire", "nobody", "--yes", "--lake", str(tmp_path)) != 0
+        assert "nobody" in capsys.readouterr().err
+        assert run("retire", "north", "--yes", "--lake", str(tmp_path), "--output", "json") == 0
+        assert json.loads(capsys.readouterr().out) == [{"ledger": "north", "tables": len(tables.TABLES)}]
+        assert ledgers() == ["south"]
+        assert run(*cost) == 0
+        assert json.loads(capsys.readouterr().out) == before
+        assert run("retire", "north", "--yes", "--lake", str(tmp_path)) != 0, "it is gone"
+        capsys.readouterr()
+        assert not list((tmp_path / namespace_of("north")).glob("*"))
+        south.clock.advance(HOUR)
+        south.publisher.publish()
+        assert south.publisher.compare().differences == ()
+
+
+@pytest.mark.parametrize("dialect", ["spark", "trino", "clickhouse"])
+def test_a_table_of_all_ledgers_is_printed_as_one_query(
+    dialect: str, two: TwoLedgers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "view", "--lake", two.warehouse, "--dialect", dialect, "--catalog", "books"
+
+    def printed() -> exp.Expression:
+        text = re.sub(r", SETTINGS \w+ = '[^']+'", "", capsys.readouterr().out)  # which the parser does not know
+        return sqlglot.parse_one(text, dialect=dialect)
+
+    assert run(*asked) == 0
+    query = printed()
+    assert isinstance(query, exp.Union)
+    assert query.named_selects == [column.name for column in tables.USAGE_HOURLY.columns]
+    assert run("view", "statement_lines", *asked[1:]) == 0
+    assert printed().find(exp.Select).named_selects[0] == "ledger"  # type: ignore[union-attr]
+    assert run("view", "no_such_table", *asked[1:]) != 0
+    assert "no_such_table" in capsys.readouterr().err

@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
@@ -131,3 +133,72 @@ def test_the_pages_of_a_ledger_that_cannot_be_read_say_why(both):
         assert "9.9.9" in answer.json()["detail"]
     with changed(both[1].connect(), FAULTS["a key of a policy"]), served(both) as client:
         assert client.get("/clusters/south/v1/policy").status_code == 503
+
+
+@contextmanager
+def lost(known: PublishedLedger, *parts: str) -> Iterator[None]:
+    """Files of a ledger's tables that are gone for a while."""
+    place = Path(known.connect().open(tables.LEDGERS).location().removeprefix("file://")).parent.joinpath(*parts)
+    away = place.with_name(f"{place.name}.away")
+    place.rename(away)
+    try:
+        yield
+    finally:
+        away.rename(place)
+
+
+LOST = {
+    "all of its tables": (),
+    "the metadata of its status": ("ledgers", "metadata"),
+    "the rows of its status": ("ledgers", "data"),
+    "its journal": ("acts",),
+}
+
+
+@pytest.mark.parametrize("parts", LOST.values(), ids=[*LOST])
+def test_one_ledger_that_cannot_be_opened_stops_no_page_of_the_others(both, parts):
+    with closing(DuckDbEngine(both[0].connect())) as engine:
+        service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        before = client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json()
+        both[0].clock.advance(60_000)
+        both[0].publisher.publish()
+        both[1].clock.advance(60_000)
+        both[1].publisher.publish()
+        with lost(both[1], *parts):
+            service.read_lake()
+            for page in PAGES:
+                answer = client.get(page)
+                assert answer.status_code == 200, (page, answer.text)
+                assert "/clusters/north/" in answer.text, page
+            assert client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json() == before
+            assert client.get("/clusters/north/").status_code == 200
+            assert client.get("/clusters/south/v1/usage").status_code == 503
+            metrics = client.get("/metrics").text.splitlines()
+            assert 'gputally_fleet_ledger_readable{ledger="south"} 0.0' in metrics
+            assert 'gputally_fleet_ledger_readable{ledger="north"} 1.0' in metrics
+            (north, south) = client.get("/v1/ledgers").json()
+            assert north["until_ms"] == both[0].clock.wall_ms()
+            assert south["fault"]
+        service.read_lake()
+        assert [one["fault"] for one in client.get("/v1/ledgers").json()] == [None, None]
+        assert client.get("/clusters/south/").status_code == 200
+
+
+def test_tables_that_are_lost_between_two_refreshes_leave_their_ledger_out_of_an_answer(both):
+    with served(both) as client:
+        alone = client.get(f"/v1/usage?by=team&ledger=north&{WITHIN}").json()
+        with lost(both[1], "usage_hourly"):
+            found = client.get(f"/v1/usage?by=team&{WITHIN}")
+            assert found.status_code == 200, found.text
+            assert found.json()["lines"] == alone["lines"]
+            assert "south" in found.json()["note"]
+
+
+def test_a_lake_of_which_no_ledger_can_be_opened_keeps_the_pages_that_there_are(both):
+    with closing(DuckDbEngine(both[0].connect())) as engine:
+        service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        with lost(both[0]), lost(both[1]), pytest.raises(LakeUnavailable):
+            service.read_lake()
+        assert [one["fault"] for one in client.get("/v1/ledgers").json()] == [None, None]

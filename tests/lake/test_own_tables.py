@@ -7,6 +7,8 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import ImportSpan
+from accountant.ledger.protocols import ImportSpan, Retirement
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
@@ -73,6 +75,39 @@ def test_a_ledger_that_is_renamed_is_billed_once():
         assert name == "old-name"
         publisher(known, ledger="new-name").publish()
         assert billed(known) == {"new-name": cost}
+
+
+def test_a_ledger_that_is_added_counts_beside_the_others_and_changes_nothing_of_theirs(tmp_path):
+    with published(str(tmp_path), name="north") as north:
+        before, (cost,) = files(tmp_path / namespace_of("north")), billed(north).values()
+        with published(str(tmp_path), name="south", rows=[(0, 0, 0, 0, False)], seed=3) as south:
+            own = [row["cost"] for row in south.connect().read(tables.USAGE_HOURLY) if row["cost"] is not None]
+            ((names, whole),) = billed(north).items()
+            assert names == "north, south"
+            assert abs(whole - cost - sum(own)) < Decimal("0.01")
+            assert files(tmp_path / namespace_of("north")) == before
+
+
+def test_the_nodes_of_a_ledger_that_is_split_count_once(tmp_path):
+    """From the second hour on the agent of one node reports to a new accountant, and the former one retires the
+    node."""
+    (tmp_path / "lake").mkdir()
+    with published(str(tmp_path / "lake"), name="whole") as whole:
+        later_record(whole)
+        whole.ledger.retire(Retirement(node="n9"), START_MS + HOUR, whole.clock.wall_ms(), "ana", "split")
+        lake = lake_of(whole).model_copy(update={"ledger": "half"})
+        with at_another_place(whole, tmp_path / "half.duckdb") as place:
+            half = replace(place, settings=place.settings.model_copy(update={"lake": lake}))
+            moved = HAND.row(1, 60, 75, "gpu-late", gpu_model="H100")
+            half.ledger.append([HAND.batch(moved, node="n9", epoch="at the new one")], half.clock.wall_ms())
+            for one in (whole, half):
+                publisher(one, ledger=lake.ledger if one is half else "whole").publish()
+            with closing(DuckDbEngine(whole.connect())) as engine:
+                fleet = Fleet(engine)
+                assert [one.name for one in fleet.members()] == ["half", "whole"]
+                query = FleetQuery(*SPAN, ("gpu",), {"gpu": ("gpu-late",)})
+                (line,) = fleet.usage(fleet.members(), query).lines
+        assert line.accounts_gpu_us.total == (SPAN[1] - SPAN[0]) * 1_000, "each hour of the GPU is in one ledger"
 
 
 def test_a_ledger_does_not_write_under_the_name_of_another(tmp_path):
@@ -344,6 +379,25 @@ def test_a_restored_ledger_publishes_nothing_until_its_newest_records_were_sent_
             assert files(Path(lake_of(known).warehouse)) == before
             assert not writer.refused, "it needs no person"
             later_record(restored, 285)
+            writer.publish()
+            assert writer.compare() == LakeComparison(1, ())
+
+
+def test_a_restored_ledger_that_lacks_only_a_late_record_publishes_nothing_until_it_was_sent_again(tmp_path):
+    with published() as known:
+        backup = copied(known, tmp_path / "ledger.duckdb")
+        later_record(known)  # earlier than the newest one
+        known.publisher.publish()
+        before = files(Path(lake_of(known).warehouse))
+        with at_another_place(known, backup) as restored:
+            others = [HAND.row(seq, 180 + seq, 181 + seq, "gpu-new", gpu_model="H100") for seq in range(1, 5)]
+            restored.ledger.append([HAND.batch(*others, node="n8", epoch="new")], restored.clock.wall_ms())
+            writer = publisher(restored)
+            with pytest.raises(LakeUnavailable, match="n9"):
+                writer.publish()
+            assert files(Path(lake_of(known).warehouse)) == before
+            assert not writer.refused, "it needs no person"
+            later_record(restored)
             writer.publish()
             assert writer.compare() == LakeComparison(1, ())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
 from accountant.lake.iceberg_catalog import namespace_of
 from accountant.lake.tables import USAGE_HOURLY
+from gputally.__main__ import main
 from scripts.reference_pages import LAKE_PAGE
 from tests.docs.code_blocks import CodeBlock, code_blocks_of
 from tests.lake.comparison_queries import SPAN, PublishedLedger, published
@@ -106,9 +107,67 @@ def test_clickhouse(known: PublishedLedger) -> None:
     assert as_the_ledger_says(known, answered([tuple(row[name] for name in COLUMNS) for row in rows]))
 
 
+def test_clickhouse_over_all_ledgers(known: PublishedLedger, capsys: pytest.CaptureFixture[str]) -> None:
+    assert known.settings.lake is not None
+    with published(known.settings.lake.warehouse, name="lab", seed=3) as other:
+        query = of_all_ledgers(known, "clickhouse", "lake", capsys)
+
+        def rows(sql: str) -> list[tuple[Any, ...]]:
+            return [tuple(row.values()) for row in clickhouse_rows(f"WITH usage AS ({query}) {sql}")]
+
+        found = of_both(block("sql", holding="FROM usage"), rows)
+        assert found == of_the_ledgers(known, other)
+        other.connect().retire()
+
+
 def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
     """Return the page's query of this ledger."""
     return sql.replace("lake.gputally_prod_eu", f"{catalog}.{namespace_of(known.publisher.name)}")
+
+
+def of_all_ledgers(known: PublishedLedger, dialect: str, catalog: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the page's command prints for a lake of two ledgers."""
+    asked = block("sh", "elsewhere", holding="fleet view").split()
+    assert asked == ["gputally", "fleet", "view", "--lake", "lake.yaml", "--dialect", "trino"]
+    assert known.settings.lake is not None
+    file = known.settings.data / "view-lake.yaml"
+    file.write_text(known.settings.lake.model_dump_json(exclude_none=True, exclude={"ledger"}))
+    capsys.readouterr()
+    assert main(["fleet", "view", "--lake", str(file), "--dialect", dialect, "--catalog", catalog]) == 0
+    return capsys.readouterr().out
+
+
+def of_both(sql: str, rows: Callable[[str], list[tuple[Any, ...]]]) -> dict[str, Decimal]:
+    """Return the cost of each ledger by the page's query over all ledgers."""
+    found: dict[str, Decimal] = {}
+    for ledger, _, currency, _, _, amount in rows(sql):
+        assert currency == "USD"
+        found[ledger] = found.get(ledger, Decimal(0)) + Decimal(amount or 0)
+    return found
+
+
+def of_the_ledgers(*several: PublishedLedger) -> dict[str, Decimal]:
+    return {
+        one.publisher.name: sum((row["cost"] or Decimal(0) for row in one.connect().read(USAGE_HOURLY)), Decimal(0))
+        for one in several
+    }
+
+
+@pytest.fixture(scope="module")
+def beside_rest(
+    over_rest: PublishedLedger,
+    rest_catalog: RestCatalog,
+    object_store: ObjectStore,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[PublishedLedger]:
+    """A second ledger in the same lake, which an earlier version published."""
+    secrets = object_store.write_secrets(tmp_path_factory.mktemp("secrets") / "lake.yaml")
+    catalog = LakeCatalog(type="rest", uri=rest_catalog.url)
+    name = f"lab-{uuid.uuid4().hex}"
+    with published(rest_catalog.warehouse, catalog, secrets=secrets, name=name, seed=3) as found:
+        with found.connect().open(USAGE_HOURLY).update_schema() as update:
+            update.delete_column("tensor_active_us")
+        yield found
 
 
 def answered(rows: list[tuple[Any, ...]]) -> Answer:
@@ -119,7 +178,12 @@ def answered(rows: list[tuple[Any, ...]]) -> Answer:
 
 
 def test_spark_over_a_rest_catalog(
-    over_rest: PublishedLedger, rest_catalog: RestCatalog, object_store: ObjectStore, spark_cluster: SparkCluster
+    over_rest: PublishedLedger,
+    beside_rest: PublishedLedger,
+    rest_catalog: RestCatalog,
+    object_store: ObjectStore,
+    spark_cluster: SparkCluster,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = f"lake{uuid.uuid4().hex}"
     text = block("ini", "spark").replace("catalog.lake", f"catalog.{name}")
@@ -128,11 +192,22 @@ def test_spark_over_a_rest_catalog(
         spark_cluster.session.conf.set(key, value)
     for key in ("s3.access-key-id", "s3.secret-access-key", "client.region"):
         spark_cluster.session.conf.set(f"spark.sql.catalog.{name}.{key}", object_store.iceberg[key])
-    assert as_the_ledger_says(over_rest, answered(spark_cluster.rows(of_ledger(block("sql"), name, over_rest))))
+    one = block("sql", holding="FROM lake.")
+    assert as_the_ledger_says(over_rest, answered(spark_cluster.rows(of_ledger(one, name, over_rest))))
+    query = of_all_ledgers(over_rest, "spark", name, capsys)
+    spark_cluster.session.sql(f"CREATE OR REPLACE TEMPORARY VIEW usage AS {query}")
+    found = of_both(block("sql", holding="FROM usage"), spark_cluster.rows)
+    theirs = of_the_ledgers(over_rest, beside_rest)
+    assert {ledger: found[ledger] for ledger in theirs} == theirs
 
 
 def test_trino_over_a_rest_catalog(
-    over_rest: PublishedLedger, rest_catalog: RestCatalog, object_store: ObjectStore, trino: Trino
+    over_rest: PublishedLedger,
+    beside_rest: PublishedLedger,
+    rest_catalog: RestCatalog,
+    object_store: ObjectStore,
+    trino: Trino,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = f"lake{uuid.uuid4().hex}"
     text = block("ini", "trino").replace("https://catalog.example", rest_catalog.url)
@@ -140,4 +215,9 @@ def test_trino_over_a_rest_catalog(
     assert shown.pop("connector.name") == "iceberg"
     keys = {"s3.aws-access-key": object_store.access_key, "s3.aws-secret-key": object_store.secret_key}
     trino.create_catalog(name, {**shown, **keys})
-    assert as_the_ledger_says(over_rest, answered(trino.rows(of_ledger(block("sql"), name, over_rest))))
+    one = block("sql", holding="FROM lake.")
+    assert as_the_ledger_says(over_rest, answered(trino.rows(of_ledger(one, name, over_rest))))
+    query = of_all_ledgers(over_rest, "trino", name, capsys)
+    found = of_both(block("sql", holding="FROM usage"), lambda sql: trino.rows(f"WITH usage AS ({query}) {sql}"))
+    theirs = of_the_ledgers(over_rest, beside_rest)
+    assert {ledger: found[ledger] for ledger in theirs} == theirs

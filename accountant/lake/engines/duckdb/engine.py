@@ -18,11 +18,10 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import Table
 from sqlglot import exp
 
-from accountant.core.errors import LakeUnavailable
 from accountant.lake.engines.protocol import Bounds
 from accountant.lake.engines.sql_text import sql_text, with_parameters
-from accountant.lake.iceberg_catalog import Catalogue, described, rows_where
-from accountant.lake.tables import ARROW, TABLES, LakeTable
+from accountant.lake.iceberg_catalog import Catalogue, reachable, rows_where
+from accountant.lake.tables import ARROW, SQL_TYPE, TABLES, LakeTable
 
 _BY_NAME: Final = {table.name: table for table in TABLES}
 _PLANS: Final = 256
@@ -59,7 +58,7 @@ class DuckDbEngine:
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         names = sorted({table.name for table in question.find_all(exp.Table)})
         registered: list[str] = []
-        with self._lock, self._connection.cursor() as cursor:
+        with self._lock, self._connection.cursor() as cursor, reachable(self._catalogue.place):
             try:
                 for name in names:
                     for namespace in bounds.namespaces:
@@ -67,8 +66,6 @@ class DuckDbEngine:
                         registered.append(_local_name(namespace, name))
                 asked, values = with_parameters(question)
                 return cursor.execute(sql_text(asked, "duckdb", bounds, _local_table), values).to_arrow_table()
-            except duckdb.Error as error:
-                raise LakeUnavailable(f"{self._catalogue.place}: {described(error)}") from error
             finally:
                 for name in registered:
                     cursor.unregister(name)
@@ -93,13 +90,32 @@ class DuckDbEngine:
         if not files:
             cursor.register(name, table.arrow.empty_table())
         elif plan.has_deletes:
-            cursor.register(name, scan.to_arrow_batch_reader())
+            cursor.register(name, _with_every_column(scan.to_arrow_batch_reader(), table))
         elif all(_is_local(place) for place in files):
-            cursor.read_parquet(
+            relation = cursor.read_parquet(
                 [_local(place) for place in files], union_by_name=len(found.metadata.schemas) > 1
-            ).create_view(name)
+            )
+            # Columns that an earlier version did not publish are unknown.
+            missing = [column for column in table.columns if column.name not in relation.columns]
+            nulls = [f'CAST(NULL AS {SQL_TYPE[column.type]}) AS "{column.name}"' for column in missing]
+            (relation.project(", ".join(["*", *nulls])) if nulls else relation).create_view(name)
         else:
             cursor.register(name, _remote(found, files, table))
+
+
+def _with_every_column(batches: pa.RecordBatchReader, table: LakeTable) -> pa.RecordBatchReader:
+    """The same rows, with nulls in the columns that an earlier version did not publish."""
+    missing = [column for column in table.columns if column.name not in batches.schema.names]
+    schema = pa.schema([*batches.schema, *((column.name, ARROW[column.type]) for column in missing)])
+    return pa.RecordBatchReader.from_batches(
+        schema,
+        (
+            pa.record_batch(
+                [*batch.columns, *(pa.nulls(batch.num_rows, ARROW[column.type]) for column in missing)], schema=schema
+            )
+            for batch in batches
+        ),
+    )
 
 
 def _local_name(namespace: str, table: str) -> str:
