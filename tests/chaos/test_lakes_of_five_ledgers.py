@@ -37,7 +37,7 @@ from tests.ledger.busy_ledger import BOOK
 
 SEED = 20261128
 LEDGERS = 5
-FAULTS = examples(40, 200)
+FAULTS = examples(12, 200)
 FILES_OF_A_RUN = 100
 """About the number of files that one run publishes. Faults are timed by files, independent of the machine's speed."""
 STEPS_MS = (-2 * MS_PER_DAY, -3 * MS_PER_HOUR, 0, 0, 5 * MS_PER_HOUR, 9 * MS_PER_DAY)

@@ -117,7 +117,7 @@ CASES = {
     "GputallyLakeDiffers": level("gputally_lake_differences", 3, 0),
     "GputallyLakeRefused": level("gputally_lake_refused", 1, 0),
     "GputallyFleetBehind": level(PUBLISHED, 0, "0+60", "8h", ledger="prod-eu"),
-    "GputallyFleetLedgerUnreadable": level("gputally_fleet_ledger_readable", 0, 1, ledger="prod-eu"),
+    "GputallyFleetLedgerUnreadable": level('gputally_fleet_ledger_readable{ledger="prod-eu"}', 0, 1, ledger="prod-eu"),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),
     "GputallyControllerStopped": level(
