@@ -125,18 +125,15 @@ def test_rows_of_two_versions_in_one_group_are_added_with_what_is_unknown_of_one
     lake = known.connect()
     opened = lake.open(tables.USAGE_HOURLY)
     rows = opened.scan().to_arrow().to_pylist()
-    half = [
-        {**row, **dict.fromkeys(("memory_mib_s", "memory_unknown_us"))} if at % 2 else row
-        for at, row in enumerate(rows)
-    ]
+    known_here = {"memory_mib_s": 7, "memory_unknown_us": 0}
+    half = [{**row, **(dict.fromkeys(known_here) if at % 2 else known_here)} for at, row in enumerate(rows)]
     opened.overwrite(tables.USAGE_HOURLY.of_rows(half))
     line = asked(known, usage)
-    held = sum(
-        row["busy_us"] + row["allocated_idle_us"] + row["allocated_unknown_us"]
-        for at, row in enumerate(rows) if at % 2 and row["start_ms"] < SPAN[1]
-    )  # fmt: skip
-    seen = sum(row["memory_unknown_us"] for at, row in enumerate(rows) if not at % 2 and row["start_ms"] < SPAN[1])
-    assert line.memory_unknown_us == held + seen > whole.memory_unknown_us
+    of_span = [(at, row) for at, row in enumerate(rows) if row["start_ms"] < SPAN[1]]
+    held = sum(row["busy_us"] + row["allocated_idle_us"] + row["allocated_unknown_us"] for at, row in of_span if at % 2)
+    assert line.memory_unknown_us == held
+    assert 0 < held < whole.accounts_gpu_us.allocated
+    assert line.memory_mib_s == 7 * sum(1 for at, _ in of_span if not at % 2)
     assert line.accounts_gpu_us == whole.accounts_gpu_us
 
 
