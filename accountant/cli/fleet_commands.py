@@ -138,7 +138,7 @@ def retire(
 @fleet_app.command()
 def view(
     lake: LakePlace,
-    table: Annotated[str, Argument(help="Table of the lake: usage_hourly, statement_lines, focus, …")] = "usage_hourly",
+    table: Annotated[str, Argument(help="Table of the lake: usage_hourly, statement_lines, days, …")] = "usage_hourly",
     dialect: Annotated[str, Option(help="SQL dialect, by its name in SQLGlot.")] = "duckdb",
     catalog: Annotated[str, Option(help="Name of the lake's catalog in the engine.")] = "lake",
 ) -> None:
