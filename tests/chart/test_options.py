@@ -122,7 +122,11 @@ ONE_ADDRESS = {
         "ingress": {"enabled": True, "className": "nginx", "annotations": {"a": "of the accountant"}},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}]},
         "callers": {"text": "schema: 1\n"},
-        "signIn": {"existingSecret": "login", "sessionKey": {"existingSecret": "session", "key": "k"}},
+        "signIn": {
+            "session": "30m",
+            "existingSecret": "login",
+            "sessionKey": {"existingSecret": "session", "key": "k"},
+        },
     },
     "fairshare": {"pages": {"enabled": True, "tls": {"existingSecret": "pages-tls"}}},
     "networkPolicy": {"issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443]},
@@ -146,6 +150,9 @@ def test_accountant_and_controller_have_one_address_and_one_sign_in(render: Any)
     assert settings.public_url == controller.pages_public_url == "https://gpus.example"
     sources = [workload.volumes["session"]["secret"] for workload in (found.accountant, found.fairshare)]
     assert sources[0] == sources[1]
+    files = [workload.volumes["callers"]["configMap"] for workload in (found.accountant, found.fairshare)]
+    assert files[0] == files[1], "what one grants the other grants"
+    assert settings.session == controller.pages_session == 30 * 60
     assert "login" not in found.fairshare.volumes, "only the accountant signs people in"
     assert 8443 not in found.find("NetworkPolicy", "fairshare").ways_out
 
@@ -172,7 +179,9 @@ def test_pages_with_an_address_of_their_own_are_in_the_menu_with_it(render: Any)
         accountant_settings(None, found.accountant.environment, {"tokens": "t"}).controller_pages
         == "https://fairshare.example"
     )
-    assert controller_settings(found.fairshare).pages_accountant == "https://gpus.example"
+    controller = controller_settings(found.fairshare)
+    assert controller.pages_accountant == "https://gpus.example"
+    assert controller.pages_session == 30 * 60, "the accountant's, without one of their own"
     assert found.fairshare.volumes["session"]["secret"]["secretName"] == "s"
 
 

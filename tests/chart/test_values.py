@@ -101,6 +101,7 @@ _SESSION = {"sessionKey": {"existingSecret": "s"}}
 _SIGN_IN = {"enabled": True, "publicUrl": "https://fairshare.example", "signIn": _SESSION}
 _PAGES = {"pages": {"ingress": {"enabled": True, "hosts": ["a.example"]}}}
 _ELSEWHERE = {"enabled": False, "externalUrl": "https://accountant.example"}
+_OWN = "belongs to an address of the pages' own: set fairshare.pages.publicUrl, or leave this empty"
 _GATEWAY = {
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "web"}]},
     "tls": {"existingSecret": "tls"},
@@ -111,6 +112,12 @@ _NO_CALLERS = {"accountant": {"kubernetesApi": False}, "agent": {"enabled": Fals
 
 def _fleet(**changed: Any) -> Values:
     return {**FLEET, "fleet": {**FLEET["fleet"], **changed}}
+
+
+def _at_the_accountants_address(**pages: Any) -> Values:
+    """The controller's pages there, with values of their own."""
+    people = {"publicUrl": "https://gpus.example", "callers": {"text": "schema: 1\n"}, "signIn": _SESSION}
+    return {"accountant": people, "fairshare": {"pages": {"enabled": True, **pages}}}
 
 
 REFUSED: list[tuple[Values, str]] = [
@@ -153,6 +160,23 @@ REFUSED: list[tuple[Values, str]] = [
     ({"fairshare": {"pages": _SIGN_IN},
       "accountant": {"enabled": False, "externalUrl": "https://10.0.0.9", "callers": {"text": "schema: 1\n"}}},
      "set fairshare.pages.callers"),
+    (_at_the_accountants_address(callers={"text": "schema: 1\n"}), f"fairshare.pages.callers.text: {_OWN}"),
+    (_at_the_accountants_address(callers={"existingConfigMap": "c"}),
+     f"fairshare.pages.callers.existingConfigMap: {_OWN}"),
+    (_at_the_accountants_address(signIn={"session": "30m"}), f"fairshare.pages.signIn.session: {_OWN}"),
+    (_at_the_accountants_address(signIn={"existingSecret": "s"}), f"fairshare.pages.signIn.existingSecret: {_OWN}"),
+    (_at_the_accountants_address(signIn=_SESSION), f"fairshare.pages.signIn.sessionKey.existingSecret: {_OWN}"),
+    (_at_the_accountants_address(accountantUrl="https://a.example"), f"fairshare.pages.accountantUrl: {_OWN}"),
+    ({"accountant": {"tokens": {"existingSecret": "t"}},
+      "fairshare": {"pages": {"enabled": True, "callers": {"existingConfigMap": "c"}}}},
+     f"fairshare.pages.callers.existingConfigMap: {_OWN}"),
+    (_at_the_accountants_address(publicUrl="https://GPUS.example/", signIn=_SESSION),
+     "fairshare.pages.publicUrl: is the address of accountant.publicUrl"),
+    ({**_fleet(publicUrl="https://fairshare.example"),
+      "fairshare": {"pages": {**_SIGN_IN, "callers": {"existingConfigMap": "c"}}},
+      "networkPolicy": {"accountantCidrs": ["10.0.0.9/32"]},
+      "accountant": {**FLEET["accountant"], "externalUrl": "https://10.0.0.9"}},
+     "fairshare.pages.publicUrl: is the address of fleet.publicUrl"),
     ({"fleet": {"enabled": True}}, "set accountant.lake.warehouse"),
     (_fleet(tokens={}, callers={}, publicUrl="", ingress={}), "no caller could read it"),
     (_fleet(engineUrl=""), "trino runs elsewhere: set fleet.engineUrl"),

@@ -279,16 +279,26 @@ yes
 {{- printf "%s://%s" $url.scheme $url.host -}}
 {{- end -}}
 
-{{/* Name of the ConfigMap with the issuers for the controller's pages: their own, else the accountant's; "" without sign-in. */}}
+{{/* Name of the ConfigMap with the issuers for the controller's pages: their own, else the accountant's; "" without sign-in.
+Fails for values of an address of their own if they have none: at the accountant's address its sign-in counts. */}}
 {{- define "gputally.pagesCallers" -}}
 {{- $pages := .Values.fairshare.pages -}}
-{{- $own := or $pages.callers.text $pages.callers.existingConfigMap -}}
 {{- $accountants := .Values.accountant.callers -}}
-{{- $one := and (include "gputally.oneAddress" .) (or $own $accountants.text $accountants.existingConfigMap) -}}
+{{- $one := include "gputally.oneAddress" . -}}
+{{- if and .Values.fairshare.enabled $pages.enabled (not $pages.publicUrl) }}
+{{- $sessionKey := $pages.signIn.sessionKey.existingSecret -}}
+{{- range $place, $value := dict "callers.text" $pages.callers.text "callers.existingConfigMap" $pages.callers.existingConfigMap "signIn.session" $pages.signIn.session "signIn.existingSecret" $pages.signIn.existingSecret "signIn.sessionKey.existingSecret" $sessionKey "accountantUrl" (ternary $pages.accountantUrl "" (eq $one "yes")) }}
+{{- if $value }}
+{{- fail (printf "fairshare.pages.%s: belongs to an address of the pages' own: set fairshare.pages.publicUrl, or leave this empty; at the accountant's address people sign in with accountant.callers and accountant.signIn" $place) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $one = and $one (or $accountants.text $accountants.existingConfigMap) -}}
 {{- if and $one (not .Values.accountant.signIn.sessionKey.existingSecret) }}
 {{- fail "fairshare.pages: at the accountant's address they need accountant.signIn.sessionKey.existingSecret, the key with which both read a sign-in; or set fairshare.pages.publicUrl to an address of their own" }}
 {{- end }}
 {{- if or $one (and .Values.fairshare.enabled $pages.enabled $pages.publicUrl) -}}
+{{- $own := or $pages.callers.text $pages.callers.existingConfigMap -}}
 {{- if not (or $own (and .Values.accountant.enabled $accountants.text) $accountants.existingConfigMap) }}
 {{- fail "fairshare.pages.publicUrl: people sign in with the issuers of a callers file: set fairshare.pages.callers or accountant.callers" }}
 {{- end }}
