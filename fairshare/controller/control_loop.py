@@ -293,7 +293,8 @@ class Controller:
             state = status_config_map.remember(memory, version)
             state |= self._preemptions.state()
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
-            self._recorder.publish(report, state if leading() else None)
+            if self._recorder.publish(report, state if leading() else None):
+                self._preemptions.published()
         if not self._silent:
             own = [] if silent else decisions
             taken = self._recorder.deliver([*self._posts(), *own], accountant_away=window is None)

@@ -106,23 +106,26 @@ class CycleRecorder:
             self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms
         )
 
-    def publish(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
-        """Write the status object, then the events. A refused event does not stop the others.
+    def publish(self, report: CycleReport, state: Mapping[str, str] | None) -> bool:
+        """Write the status object, then the events. A refused event does not stop the others. Returns whether the
+        status object was written.
 
         state: what a restart needs; None if another replica owns the status object now."""
-        self._status_error = None
+        self._status_error, written = None, False
         if self._status_object is not None and state is not None:
             try:
                 self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
+                written = True
             except ClusterError as error:
                 self._status_error = str(error)
         for event in report.events:
             try:
                 self._cluster.event(event)
             except Unavailable:
-                return
+                break
             except ClusterError:
                 continue
+        return written
 
     def deliver(self, decisions: Sequence[Decision], *, accountant_away: bool) -> bool:
         """Post these decisions and the pending ones. After a failure they wait for the next cycle. Returns whether none

@@ -63,22 +63,31 @@ HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
 BEGUN_KEY, BEGINS = "preempting", "gputally-preempting"
 """The ConfigMap's entry of victims that are stopped next, and its field manager. It is written before they are, so that
 a controller that ends in between is followed by one that knows of them."""
+SETTLED_KEY = "preempting-settled"
+"""The ConfigMap's entry of the cycles in `BEGUN_KEY` whose outcome the state contains."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
+MOST_UIDS = 4
+"""Largest number of pods of one victim in the note. They are the first that are evicted."""
 _PAST = msgspec.json.Decoder(list[tuple[int, str, str, str, float, float, str]])
 """Decodes an entry: the fields of each `PastPreemption`."""
 
 
 class _Begun(msgspec.Struct, array_like=True):
-    """A victim that was to be stopped. past: what the limits count if it was. pods: uids of the pods to be evicted;
-    empty if its scheduler stops it through its object."""
+    """A victim that was to be stopped. past: what the limits count if it was. pods: uids of the first pods to be
+    evicted; empty if its scheduler stops it through its object."""
 
     target: str
     past: tuple[int, str, str, str, float, float, str]
     pods: list[str]
 
+    @property
+    def cycle(self) -> str:
+        return self.past[-1]
+
 
 _BEGUN = msgspec.json.Decoder(list[_Begun])
+_SETTLED = msgspec.json.Decoder(list[str])
 _OUTCOMES = msgspec.json.Decoder(dict[str, dict[str, str]])
 VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
@@ -103,7 +112,10 @@ class Preemptions:
         self._where = where
         self._idle = IdleWatch(usage)
         self._past: tuple[PastPreemption, ...] = ()
+        self._note: tuple[_Begun, ...] = ()
         self._begun: tuple[_Begun, ...] = ()
+        """Of the note, the victims whose outcome is not known yet."""
+        self._settled: frozenset[str] = frozenset()
         self._recorded: dict[str, RecordedOutcomes] = {}
         self._delivered: dict[str, RecordedOutcomes] = {}
         self._vetoes: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
@@ -112,9 +124,10 @@ class Preemptions:
         """Continue from the state in the ConfigMap."""
         data = config_map.get("data") or {}
         self._past = _read(data.get(KEY, ""))
-        known = {astuple(past) for past in self._past}
-        begun = decoded(data.get(BEGUN_KEY, ""), _BEGUN) or ()
-        self._begun = tuple(each for each in begun if each.past not in known)
+        note = decoded(data.get(BEGUN_KEY, ""), _BEGUN) or []
+        settled = decoded(data.get(SETTLED_KEY, ""), _SETTLED) or []
+        self._note, self._settled = tuple(note), frozenset(settled)
+        self._begun = tuple(each for each in self._note if each.cycle not in self._settled)
         self._idle.restore(data.get(IDLE_KEY, ""))
         recorded = decoded(data.get(OUTCOMES_KEY, ""), _OUTCOMES)
         self._recorded = dict(recorded or {})
@@ -122,12 +135,22 @@ class Preemptions:
 
     def state(self) -> dict[str, str]:
         """Return the state for the ConfigMap."""
+        settled = self._known_cycles()
         texts = {
+            SETTLED_KEY: msgspec.json.encode(sorted(settled)).decode() if settled else "",
             KEY: _text(self._past) if self._past else "",
             IDLE_KEY: self._idle.state(),
             OUTCOMES_KEY: msgspec.json.encode(self._delivered).decode() if any(self._delivered.values()) else "",
         }
         return {key: text for key, text in texts.items() if text}
+
+    def published(self) -> None:
+        """Note that the ConfigMap has the state: only then the next note need not contain the victims before."""
+        self._settled = self._known_cycles()
+
+    def _known_cycles(self) -> frozenset[str]:
+        """Return the cycles of the note whose outcome is known."""
+        return frozenset(each.cycle for each in self._note) - {each.cycle for each in self._begun}
 
     def delivered(self) -> None:
         """Note that the accountant has all outcomes: only then a restart need not record them again."""
@@ -195,6 +218,7 @@ class Preemptions:
             new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in vetoes}
             self._vetoes[target] = self._vetoes[target] | new
             raise
+        self._begun = tuple(each for each in self._begun if each.target != target)
         report = replace(report, warned=self._idle.warned(target), faults=idle.faults)
         decisions = preemption_cycle.decisions(policy, report, self._recorded.get(target, {}))
         self._recorded[target] = preemption_cycle.outcomes_of(report)
@@ -202,21 +226,29 @@ class Preemptions:
         return replace(report, events=(*idle.events, *(report.events if decisions else ()))), decisions
 
     def _begin(self, cluster: Cluster, target: str, victims: Sequence[tuple[PastPreemption, Victim]]) -> None:
-        """Note the victims in the ConfigMap before they are stopped. Raises ClusterError."""
+        """Note the victims in the ConfigMap before they are stopped, beside those of other targets and earlier cycles
+        whose outcome is not in the ConfigMap yet. Raises ClusterError."""
         if self._where is None:
             return
-        rows = [
-            _Begun(target, astuple(past), [] if whole_stop(victim.gang.kind) else [pod.uid for pod in victim.pods])
+        new = tuple(
+            _Begun(
+                target,
+                astuple(past),
+                [] if whole_stop(victim.gang.kind) else [pod.uid for pod in victim.pods[:MOST_UIDS]],
+            )
             for past, victim in victims[:MOST_KEPT]
-        ]
+        )
+        before = tuple(each for each in self._note if each.cycle not in self._settled)
+        self._note = (*before, *new)[-MOST_KEPT:]
         where = {"name": self._where.name, "namespace": self._where.namespace}
-        text = msgspec.json.encode(rows).decode()
+        text = msgspec.json.encode(self._note).decode()
         change = {"apiVersion": CONFIG_MAP.api_version, "kind": CONFIG_MAP.kind, "metadata": where}
         cluster.apply({**change, "data": {BEGUN_KEY: text}}, field_manager=BEGINS)
+        self._begun += new
 
     def _count_begun(self, target: str, pods: Sequence[Pod], unfinished: Collection[str]) -> None:
-        """Count the victims that an earlier controller began to stop and did not record, if they were stopped: the
-        object says so, or one of the pods no longer runs."""
+        """Count the victims that an earlier controller or cycle began to stop and did not record, if they were stopped:
+        the object says so, or one of the pods no longer runs."""
         if not self._begun:
             return
         running = {pod.uid for pod in pods if pod.held}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
+from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
@@ -18,10 +20,11 @@ from fairshare.schedulers.volcano.kinds import COMMAND, JOB
 from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
 from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.status_config_map import StatusObject
+from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.base.errors import Conflict, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, POD, Object, value_at
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object, value_at
 from tests.fairshare.builders import (
     node_object,
     object_of,
@@ -262,3 +265,122 @@ def test_a_fault_while_a_workload_is_switched_on_again_is_made_good(error: Excep
     finish_all(cluster, NOW_MS)
     found = cluster.get(WORKLOADS[0], "x", "ns")
     assert (found["spec"]["active"], PREEMPTION in found["metadata"]["annotations"]) == (True, False)
+
+
+def _counted(cluster: MemoryCluster) -> set[str]:
+    """Return the names of the gangs that a restart counts for the limits."""
+    data = cluster.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]
+    return {key.rpartition("/")[2].removeprefix("g-") for _, key, *_ in json.loads(data.get("preempted", "[]"))}
+
+
+def _gone(cluster: MemoryCluster) -> set[str]:
+    return {f"p{i}" for i in range(8)} - {obj["metadata"]["name"] for obj in cluster.list(POD)}
+
+
+def test_after_a_kill_the_victims_of_every_target_of_the_cycle_count(controller_of: Make, accountant: Any) -> None:
+    plain, kai = _plain(), _kai()
+    names = {f"p{i}": f"p{i + 4}" for i in range(4)} | {f"g-p{i}": f"g-p{i + 4}" for i in range(4)} | {"w": "v"}
+    text = json.dumps(kai.objects).replace('"n0"', '"n1"').replace('"g-w"', '"g-v"')
+    for old, new in names.items():
+        text = text.replace(f'"{old}"', f'"{new}"').replace(f'"uid-{old}"', f'"uid-{new}"')
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}", f"kai:{name}"]} for name in "ab"]
+    targets = {"kube_scheduler": {"mode": "extender"}, "kai": {"mode": "weight", "apply": "enforce"}}
+    policy = policy_of(queues, targets=targets, preemption={**RULES, "per_cluster": 2, "per_team": 2})
+    objects = [*plain.objects, *json.loads(text)]
+    for obj in objects:  # a pod waits for GPUs of its scheduler's node
+        if obj["kind"] == "Node":
+            obj["metadata"]["labels"] = {"of": obj["metadata"]["name"]}
+        elif obj["metadata"]["name"] in ("w", "v"):
+            obj["spec"]["nodeSelector"] = {"of": "n0" if obj["metadata"]["name"] == "w" else "n1"}
+    accountant.nodes = {"n0", "n1"}
+    accountant.spend(a=0.75, b=0.25)
+
+    def controller(cluster: FaultAt) -> Any:
+        return controller_of(policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
+
+    first = FaultAt(KINDS, objects)
+    controller(first).cycle()
+    assert (len(_gone(first)), _counted(first)) == (2, _gone(first))
+    for at in range(first.writes):
+        cluster = FaultAt(KINDS, objects)
+        cluster.at, cluster.error = at, Killed()  # type: ignore[assignment]
+        with pytest.raises(Killed):
+            controller(cluster).cycle()
+        cluster.at = None
+        again = controller(cluster)
+        again.cycle()
+        again.later()
+        assert (len(_gone(cluster)), _counted(cluster)) == (2, _gone(cluster)), at
+
+
+class _Refusing(FaultAt):
+    """A cluster that refuses an eviction that its dry run allowed, and refuses the controller's state if told so."""
+
+    keeps, forgets = False, False
+
+    def evict(self, *args: Any, dry_run: bool = False, **named: Any) -> None:
+        if self.keeps and not dry_run:
+            raise Refused("403")
+        super().evict(*args, dry_run=dry_run, **named)
+
+    def apply(self, obj: Object, *, field_manager: str, **named: Any) -> Object:
+        if self.forgets and field_manager == FIELD_MANAGER and obj["kind"] == "ConfigMap":
+            raise Unavailable("503")
+        return super().apply(obj, field_manager=field_manager, **named)
+
+
+def _by_two(cluster: MemoryCluster, controller_of: Make) -> Any:
+    policy = policy_of(
+        [{"name": name, "deserved": 8, "refs": [f"policy:{name}"]} for name in "ab"],
+        targets={"kube_scheduler": {"mode": "extender"}},
+        preemption={**RULES, "per_cluster": 2, "per_team": 2, "lost_gpu_hours": 10_000},
+    )
+    return controller_of(policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
+
+
+def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_the_next(
+    controller_of: Make, accountant: Any
+) -> None:
+    cluster = _Refusing(KINDS, _plain().objects)
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+    controller = _by_two(cluster, controller_of)
+    cluster.forgets = True
+    controller.cycle()
+    before = _gone(cluster)
+    ours = cluster.get(POD, "w", "ns")
+    cluster.put({**ours, "spec": {**ours["spec"], "nodeName": "n0"}}, field_manager="tests")
+    cluster.load([pod_object("w2", "b", node="")])
+    controller.later()
+    assert (len(before), len(_gone(cluster) - {f"p{i}" for i in range(4, 8)})) == (5, 2)
+    cluster.forgets = False
+    _by_two(cluster, controller_of).cycle()
+    assert len(_counted(cluster)) == 2
+
+
+def test_a_victim_that_was_not_stopped_and_ended_later_does_not_count(controller_of: Make, accountant: Any) -> None:
+    """Also if the controller is restarted after its pod ended."""
+    cluster = _Refusing(KINDS, _plain().objects)
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+    controller = _by_two(cluster, controller_of)
+    cluster.keeps = True
+    (target,) = controller.cycle().targets
+    (stop,) = target.preemption.stops
+    assert stop.effect.result == "refused"
+    cluster.delete(POD, stop.victim.gang.name, "ns")
+    for _ in range(2):
+        _by_two(cluster, controller_of).cycle()
+        assert _counted(cluster) == set()
+
+
+def test_the_note_of_a_victim_is_small_however_many_pods_it_has(controller_of: Make, accountant: Any) -> None:
+    many = [pod_object(f"m{i}", gpus=1, labels={"gputally.dev/gang": "many"}, uid=f"{i:036}") for i in range(200)]
+    keep = pod_object("keep", gpus=8, annotations={OPT_OUT: "never"})
+    cluster = FaultAt(KINDS, [node_object("n0", 208), keep, pod_object("w", "b", node="", gpus=8), *many])
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+    _by_two(cluster, controller_of).cycle()
+    assert len(cluster.list(POD)) == 2
+    note = cluster.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]["preempting"]
+    assert 0 < len(note) < 500
