@@ -86,6 +86,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
                 (stack.css, sum(day.allocated_us.get(team, 0) for team in stack.teams) / US_PER_HOUR)
                 for stack in stacks
             ),
+            day.unknown,
         )
         for day in days
     ]
@@ -107,6 +108,11 @@ class ChartColumn:
     told: str
     parts: Sequence[tuple[str, float]]
     unknown: float = 0.0
+
+
+def unknown_text(part: float) -> str:
+    """What is said of a unit of time that is not metered, or not all of it. part: the unmetered part of it."""
+    return "Nothing is known of it" if part == 1 else f"{figure_formatting.percent(part)} of it is not metered"
 
 
 def stacked(
@@ -244,6 +250,8 @@ def _day_text(day: DayRow, stacks: Sequence[ChartSeries], capacity: bool) -> str
             lines.append(f"{stack.name}: {figure_formatting.hours(gpu_us)} GPU-h")
     if capacity:
         lines.append(f"Capacity: {figure_formatting.hours(day.capacity_us)} GPU-h")
+    if day.unknown:
+        lines.append(unknown_text(day.unknown))
     return "\n".join(lines)
 
 

@@ -117,13 +117,15 @@ class UserRow:
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """One local day (cut to the span): allocated GPU-µs by team, and the capacity without down time."""
+    """One local day (cut to the span): allocated GPU-µs by team, and the capacity without down time. unknown: the part of
+    the day's GPU time, from 0 to 1, that is not metered; 1 if there are no records of the day."""
 
     day: date
     start_ms: int
     end_ms: int
     allocated_us: Mapping[str, int]
     capacity_us: int
+    unknown: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,19 +316,24 @@ def users(charges: Iterable[Charge]) -> list[UserRow]:
 def daily(hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
     """The days of the span. hourly: usage of the whole cluster by team, queue and hour."""
     of_hours, hours = _sums_by(hourly, ("hour",))
-    capacity: Counter[str] = Counter()
+    total, capacity, unmetered = Counter[str](), Counter[str](), Counter[str]()
     for (hour,), figures in zip(hours, of_hours, strict=True):
-        capacity[hour.partition("T")[0]] += sum(figures) - figures[ACCOUNTS.index("down")]
+        day = hour.partition("T")[0]
+        total[day] += sum(figures)
+        capacity[day] += sum(figures) - figures[ACCOUNTS.index("down")]
+        unmetered[day] += figures[ACCOUNTS.index("unmetered")]
     of_teams, teams = _sums_by(hourly, ("hour", "team"))
     allocated: dict[str, dict[str, int]] = defaultdict(dict)
     for (hour, name), figures in zip(teams, of_teams, strict=True):
         gpu_us, day = sum(figures[: len(HELD)]), hour.partition("T")[0]
         if gpu_us and team in (None, name):
             allocated[day][name] = allocated[day].get(name, 0) + gpu_us
-    return tuple(
-        DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
-        for day, start, end in days(start_ms, end_ms, tz)
-    )
+    rows = []
+    for date_of_day, start, end in days(start_ms, end_ms, tz):
+        day = date_of_day.isoformat()
+        unknown = unmetered[day] / total[day] if total[day] else 1.0
+        rows.append(DayRow(date_of_day, start, end, allocated.get(day, {}), capacity[day], unknown))
+    return tuple(rows)
 
 
 def _sums_by(hourly: Usage, by: Sequence[Dimension]) -> tuple[list[list[int]], list[tuple[str, ...]]]:

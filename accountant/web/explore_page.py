@@ -334,8 +334,7 @@ def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
             whole = exact_sum(map(Decimal, known)) if measure == "cost" else sum(known)
             told.append(f"Together: {_measured(measure, whole, currency)} {_unit(FIGURES[measure], currency)}")
         if cell.unknown:
-            told.append("Nothing is known of it" if cell.unknown == 1
-                        else f"{figure_formatting.percent(cell.unknown)} of it is not metered")  # fmt: skip
+            told.append(html_page.unknown_text(cell.unknown))
         label = name if place % every == 0 else ""
         stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
                   if value is not None]  # fmt: skip

@@ -300,8 +300,7 @@ def _chart(
     cells = []
     for unit in _units(*span, asked.unit, asked.timezone):
         accounts = metered.get(unit)
-        known = accounts is not None and accounts.total > accounts.unmetered
-        gap = accounts.unmetered / accounts.total if accounts is not None and known else 1.0
+        gap = accounts.unmetered / accounts.total if accounts is not None and accounts.is_known else 1.0
         found: dict[int, Figure] = {}
         for number, name in enumerate(names):
             if (name, unit) in parts:

@@ -46,7 +46,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class DayCost:
-    """The cost of the time held on a local day; None if some of it has no price. last: the day is not over."""
+    """The cost of the time held on a local day; None if some of it has no price, or nothing is known of the day. last:
+    the day is not over."""
 
     day: date
     cost: Decimal | None
@@ -79,7 +80,7 @@ class NodeCells:
 @dataclass(frozen=True, slots=True)
 class Home:
     """day, month: the accounts of the last 24 hours and of the last 30 local days, today among them.
-    changes: the teams whose time changed most against the 24 hours before; None without records of both.
+    changes: the teams whose time changed most against the 24 hours before; None if nothing is known of one of the two.
     costs: by day; None without a price book.
     nodes: the first MOST_NODES nodes, and more_nodes of those left out."""
 
@@ -121,16 +122,16 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
         if last.get(team, 0) != before.get(team, 0)
     ]
     changes.sort(key=lambda one: (-abs(one.gpu_us - one.before_us), one.team))
-    first_ms, newest_ms = ledger.extent()
+    day_before, day = (added(line.accounts_gpu_us for line in part) for part in parts[1:])
     policies = ledger.policies(at_ms - 1, at_ms)
     month = Month.of(at_ms - 1, periods.zone(timezone))
     series, nodes = _cells(ledger, now, timezone)
     return Home(
         end_ms=at_ms,
         month_since_ms=since_ms,
-        day=added(line.accounts_gpu_us for line in parts[2]),
+        day=day,
         month=added(line.accounts_gpu_us for part in parts for line in part),
-        changes=tuple(changes[:MOST_CHANGES]) if first_ms < yesterday_ms < newest_ms else None,
+        changes=tuple(changes[:MOST_CHANGES]) if day_before.is_known and day.is_known else None,
         costs=_costs(ledger, book, (since_ms, at_ms), timezone) if book is not None else None,
         currency=book.currency if book is not None else None,
         budgets=tuple(states(ledger, book, policies[-1].policy, month, at_ms, timezone)) if policies else (),
@@ -141,16 +142,23 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
 
 
 def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
-    """The cost of what teams held on each day with records, as GET /v1/cost gives it by day and team."""
+    """The cost of what teams held on each day from the first record to the newest, as GET /v1/cost gives it by day and
+    team."""
     tz = periods.zone(timezone)
     of_day: dict[str, Decimal | None] = {}
     for line in cost(ledger, book, *span, ("day", "team"), None, timezone).lines:
         if line.key["team"] != IDLE:
             so_far = of_day.get(line.key["day"], Decimal(0))
             of_day[line.key["day"]] = None if so_far is None or line.cost is None else exact_sum([so_far, line.cost])
+    by_day = ledger.usage(span, ("day",), None, timezone).lines()
+    known = {line.key["day"] for line in by_day if line.accounts_gpu_us.is_known}
     first_ms, newest_ms = ledger.extent()
     return tuple(
-        DayCost(day, of_day.get(day.isoformat(), Decimal(0)), end < periods.day_span(day, tz)[1])
+        DayCost(
+            day,
+            of_day.get(day.isoformat(), Decimal(0)) if day.isoformat() in known else None,
+            end < periods.day_span(day, tz)[1],
+        )
         for day, begin, end in periods.days(*span, tz)
         if end > first_ms and begin < newest_ms
     )

@@ -39,6 +39,11 @@ class Accounts(Model):
     def total(self) -> int:
         return self.allocated + self.unallocated + self.unmetered + self.down
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of the time: not all of it is unmetered."""
+        return self.total > self.unmetered
+
 
 class UsageLine(Model):
     """The usage of one group. Figures outside `accounts_gpu_us` are not part of the accounts' sum.

@@ -512,12 +512,27 @@ def test_charts_are_drawn_to_scale(report):
     shares = [row.share for row in report.accounts if row.gpu_us]
     assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
     chart = ET.fromstring(html_page.daily(report.daily, "Days"))
-    heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
+    rects = list(chart.iter("{http://www.w3.org/2000/svg}rect"))
+    heights = [float(rect.get("height")) for rect in rects if rect.get("class") != "unknown"]
     held = sum(sum(day.allocated_us.values()) for day in report.daily)
     per_hour = sum(heights) / (held / HOUR)
     assert 'class="capacity"' in html_page.daily(report.daily, "Days")
     assert 'class="capacity"' not in html_page.daily(report.daily, "Days", capacity=False)
     assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
+
+
+def test_time_that_nobody_metered_is_hatched_in_the_chart():
+    span = "2026-10-01", "2026-10-04"
+    rows = [
+        held("2026-10-01", "2026-10-02"), held("2026-10-03T00:00", "2026-10-03T12:00"),
+        unheld("2026-10-03T12:00", "2026-10-04", "unmetered"),
+    ]  # fmt: skip
+    found = build(ledger_of(*rows), None, *map(at, span))
+    chart = ET.fromstring(html_page.daily(found.daily, "Days"))
+    days = [[float(rect.get("height", 0)) for rect in group if rect.get("class") == "unknown"]
+            for group in chart.iter("{http://www.w3.org/2000/svg}g")]  # fmt: skip
+    whole = 280 - 12 - 28
+    assert days == [[], [whole], [whole / 2]]
 
 
 @pytest.mark.parametrize(

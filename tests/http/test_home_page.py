@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,20 @@ def test_the_cost_of_each_day_is_that_of_the_api(service: Service) -> None:
     said = " ".join(found.texts)
     for amount in of_day.values():
         assert f" {amount:.2f}" in said
+
+
+def test_a_day_that_nobody_metered_is_unknown_and_nothing_changed_against_it(tmp_path: Path, clock: VirtualClock) -> None:
+    chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
+    with Service(chosen, clock) as running:
+        rows = [*held(5 * 24 + 4, 4, "GPU-1", "vision"), *held(4, 4, "GPU-1", "vision")]
+        deliver(running.ledger, NOW_MS, batch(rows, cluster="prod", node="n1"))
+        found = home(running)
+    texts = [text.strip() for text in found.texts]
+    days = dict(text.split(": ") for text in texts if re.fullmatch(r"\d+ (Oct|Nov): [^;]*", text))
+    assert len(days) == 6
+    first, *between, last = days.values()
+    assert first.startswith("24.00")
+    assert last.startswith("24.00")
+    assert set(between) == {"unknown"}
+    changed = texts.index("What changed since yesterday")
+    assert "vision" not in texts[changed : texts.index("What each day cost")]
