@@ -330,18 +330,22 @@ def _series(table: Table, by: Sequence[Dimension]) -> Dimension | None:
 
 
 def _largest(table: Table, asked: Question, series: Dimension | None, most: int) -> tuple[tuple[str, ...], int]:
-    """The values of the dimension of the chart that have most of the measure, and how many others there are."""
+    """The values of the dimension of the chart that have most of the measure, and how many others there are. A value
+    with an unknown cost counts with the part that is known."""
     if series is None:
         return (), 0
     place = asked.by.index(series)
     sums: dict[str, Any] = {}
+    unknown: set[str] = set()
     if asked.measure == "cost":
         values: Sequence[Any] = [one or Decimal(0) for one in table.costs]
+        unknown = {key[place] for key, one, billed in zip(table.keys, table.costs, table.billed_us, strict=True)
+                   if one is None and billed}  # fmt: skip
     else:
         values = _column(table.names, table.figures, asked.measure)
     for key, value in called_off.each(zip(table.keys, values, strict=True)):
         sums[key[place]] = sums.get(key[place], 0) + value
-    ranked = sorted((name for name in sums if sums[name]), key=lambda name: (-sums[name], name))
+    ranked = sorted((name for name in sums if sums[name] or name in unknown), key=lambda name: (-sums[name], name))
     named = ranked if len(ranked) <= most else ranked[: most - 1]
     return tuple(named), len(ranked) - len(named)
 

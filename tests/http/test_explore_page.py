@@ -178,6 +178,17 @@ def test_a_cost_that_lacks_a_price_is_unknown_and_says_how_much_it_lacks(client:
     assert (row["cost"], row["unpriced_gpu_hours"], row["currency"]) == ("", "40.000000000", "EUR")
 
 
+@pytest.mark.parametrize("only", ["", "&where.gpu_model=" + MODELS[1].replace(" ", "+")])
+def test_the_chart_names_what_has_no_price_and_adds_up_nothing_without_it(client: TestClient, only: str) -> None:
+    page = client.get(f"/explore?{SPAN}&by=team&measure=cost{only}").text
+    legend = page[page.index('class="legend"') :].partition("</ul>")[0]
+    assert "research" in legend
+    told = re.findall(r"<title>([^<]*research: [^<]*)</title>", page)
+    assert len(told) == HOURS
+    assert not any("Together" in hour for hour in told)
+    assert all("research: – EUR" in hour for hour in told)
+
+
 def test_time_that_nobody_metered_is_not_zero(client: TestClient) -> None:
     page = client.get(f"/explore?{SPAN}&by=team").text
     assert "Nothing is known of it" in page, "of the hours before the first record"
