@@ -117,8 +117,9 @@ class UserRow:
 
 @dataclass(frozen=True, slots=True)
 class DayRow:
-    """One local day (cut to the span): allocated GPU-µs by team, and the capacity without down time. unknown: the part of
-    the day's GPU time, from 0 to 1, that is not metered; 1 if there are no records of the day."""
+    """One local day (cut to the span): allocated GPU-µs by team, and the capacity without down time.
+
+    unknown: the part of the day's GPU time, from 0 to 1, that is not metered; 1 if there are no records of the day."""
 
     day: date
     start_ms: int

@@ -114,7 +114,9 @@ def test_the_cost_of_each_day_is_that_of_the_api(service: Service) -> None:
         assert f" {amount:.2f}" in said
 
 
-def test_a_day_that_nobody_metered_is_unknown_and_nothing_changed_against_it(tmp_path: Path, clock: VirtualClock) -> None:
+def test_a_day_that_nobody_metered_is_unknown_and_nothing_changed_against_it(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
     chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
     with Service(chosen, clock) as running:
         rows = [*held(5 * 24 + 4, 4, "GPU-1", "vision"), *held(4, 4, "GPU-1", "vision")]
