@@ -159,10 +159,16 @@ def view(
         raise typer.BadParameter(f"there is no dialect {dialect!r}: choose from {', '.join(dialects)}")
     catalogue = Catalogue.connect(load_lake(lake))
     with closing(DuckDbEngine(catalogue)) as engine:
-        statuses = [*Fleet(engine).statuses().values()]
-        namespaces = [one.namespace for one in statuses if not one.fault]
+        left_out, namespaces = [], []
+        for one in Fleet(engine).statuses().values():
+            if one.fault:
+                left_out.append(one.fault)
+            elif catalogue.has(known[table], one.namespace):
+                namespaces.append(one.namespace)
+            else:
+                left_out.append(f"{one.ledger}: version {one.version or 'unknown'} published no table {table}")
         typer.echo(union_of_ledgers(catalogue, namespaces, known[table], dialect, catalog))
-    _name_left_out([one.fault for one in statuses if one.fault])
+    _name_left_out(left_out)
 
 
 @fleet_app.command()

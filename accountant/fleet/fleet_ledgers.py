@@ -186,16 +186,23 @@ class Fleet:
 
     def __init__(self, engine: Engine, rates: Rates | None = None) -> None:
         self._engine = engine
+        self._ids: Mapping[str, str] = {}
+        """By namespace, the ids of the ledgers that were found last, except of those that had a fault from the start:
+        a former name is not remembered."""
         self.rates = rates
 
     def statuses(self) -> Mapping[str, LedgerStatus]:
         """The status of every ledger that publishes in the lake, by name, ascending."""
-        return ledgers(self._engine)
+        found = ledgers(self._engine, self._ids)
+        self._ids = {
+            one.namespace: one.id for one in found.values() if not one.fault or one.namespace in self._ids
+        }  # fmt: skip
+        return found
 
     def members(self, names: Collection[str] = ()) -> list[Member]:
         """The ledgers with these names; all if there are no names. Raises LakeUnavailable if one is not in the
         lake."""
-        known = ledgers(self._engine)
+        known = self.statuses()
         missing = sorted(set(names) - set(known))
         if missing:
             raise LakeUnavailable(f"no ledger {missing[0]!r} publishes in this lake{nearest(missing[0], set(known))}")

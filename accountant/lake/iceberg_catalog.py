@@ -216,10 +216,10 @@ class Catalogue:
         with reachable(self.place):
             return [{**unknown, **row} for row in self.open(table).scan().to_arrow().to_pylist()]
 
-    def has(self, table: LakeTable) -> bool:
-        """Whether the own ledger has this table."""
+    def has(self, table: LakeTable, namespace: str = "") -> bool:
+        """Whether there is this table of a namespace, or of the own ledger."""
         with reachable(self.place):
-            return self._catalog.table_exists((namespace_of(self.ledger), table.name))
+            return self._catalog.table_exists((namespace or namespace_of(self.ledger), table.name))
 
     def parts(self, table: LakeTable) -> set[Any]:
         """The values of the column by which a table is divided, as far as the own ledger has rows with them."""

@@ -132,11 +132,13 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {described(error)}"[:_MOST_REASON]
 
 
-def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
+def ledgers(engine: Engine, known_ids: Mapping[str, str] = {}) -> dict[str, LedgerStatus]:
     """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that several namespaces know. It
     counts once, under its last name. If one of them is no former name, an accountant publishes a copy of the ledger;
     then this one and the last have a fault, and so has a ledger whose tables cannot be opened. Raises LakeUnavailable
-    if none can."""
+    if none can.
+
+    known_ids: by namespace, the id of the ledger when its tables could be opened; for those that cannot now."""
     by_id: dict[str, list[LedgerStatus]] = {}
     namespaces, failures = engine.namespaces(), []
     for namespace in namespaces:
@@ -149,7 +151,8 @@ def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
             failures.append(error)
             # The name in the namespace, which is the ledger's own unless it has special characters.
             name = namespace.removeprefix(PREFIX).replace("_", "-")
-            found = [_faulty(namespace, name, namespace, f"{name}: its tables in the lake cannot be opened: {error}")]
+            ledger_id = known_ids.get(namespace) or _id_in_journal(engine, namespace) or namespace
+            found = [_faulty(namespace, name, ledger_id, f"{name}: its tables in the lake cannot be opened: {error}")]
         for one in found:
             by_id.setdefault(one.id, []).append(one)
     if failures and len(failures) == len(namespaces):
@@ -166,6 +169,16 @@ def ledgers(engine: Engine) -> dict[str, LedgerStatus]:
     return {one.ledger: one for one in sorted(counted, key=attrgetter("ledger"))}
 
 
+def _id_in_journal(engine: Engine, namespace: str) -> str:
+    """The id that the ledger recorded when it was published first; "" if its journal cannot be read."""
+    query = exp.select("number", "content").from_("acts").where(_among("kind", {"lake"}))
+    try:
+        rows = engine.query(query, Bounds((namespace,))).to_pylist()
+        return str(json.loads(min(rows, key=lambda row: row["number"])["content"])["id"])
+    except (LakeUnavailable, *_UNREADABLE):
+        return ""
+
+
 def _faulty(
     namespace: str, name: str, ledger_id: str, fault: str, *, until_ms: int = 0, version: str = ""
 ) -> LedgerStatus:
@@ -175,7 +188,8 @@ def _faulty(
 
 def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[LedgerStatus]:
     """Of the namespaces with one id, the one with the longest journal without the others, which are former names of it;
-    or with a fault this one and those that are not."""
+    or with a fault this one and those that are not. A former name of which is unknown until when it published stays
+    beside it with its own fault."""
     if len(several) == 1:
         return several
     # From the journals and not from the statuses, which may be in a form that this version cannot read.
@@ -185,12 +199,10 @@ def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[Ledger
         for one in several
     }
     last, *others = sorted(several, key=lambda one: max(journals[one.namespace], default=0), reverse=True)
-    copies = [
-        one for one in others
-        if not _was_renamed(one.until_ms, journals[one.namespace], journals[last.namespace])
-    ]  # fmt: skip
+    former = [one for one in others if _was_renamed(one.until_ms, journals[one.namespace], journals[last.namespace])]
+    copies = [one for one in others if one not in former]
     if not copies:
-        return [last]
+        return [last, *(one for one in former if not one.until_ms)]
     names = sorted(one.ledger for one in (last, *copies))
     fault = (
         f"{', '.join(names)}: these names have published one ledger side by side (id {last.id}), so all but one are "
@@ -207,7 +219,7 @@ def _was_renamed(until_ms: int, own: Mapping[int, dict[str, Any]], longer: Mappi
     if seen not in longer or longer[seen]["digest"] != own[seen]["digest"]:
         return False
     renamed = [row["at_ms"] for number, row in sorted(longer.items()) if number > seen and row["kind"] == "lake"]
-    return bool(renamed) and 0 < until_ms <= renamed[0]
+    return bool(renamed) and until_ms <= renamed[0]
 
 
 def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:

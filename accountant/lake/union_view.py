@@ -20,8 +20,8 @@ CLICKHOUSE: Final = "clickhouse"
 def union_of_ledgers(
     catalogue: Catalogue, namespaces: Sequence[str], table: LakeTable, dialect: str, catalog: str
 ) -> str:
-    """A query for the rows of a table of several ledgers. It names every column, because ledgers of earlier versions
-    lack some; these are null. Raises LakeUnavailable.
+    """A query for the rows of a table of several ledgers, which all have it. It names every column, because ledgers of
+    earlier versions lack some; these are null. Raises LakeUnavailable.
 
     dialect: a dialect that SQLGlot knows.
     catalog: the name of the lake's catalog in the engine."""
@@ -41,7 +41,7 @@ def union_of_ledgers(
             place = exp.table_(table.name, db=namespace, catalog=catalog).sql(dialect=dialect, identify=True)
         selects.append(f"{select}\nFROM {place}")
     if not selects:
-        raise LakeUnavailable(f"{catalogue.place}: no ledger has published there yet")
+        raise LakeUnavailable(f"{catalogue.place}: no ledger has published the table {table.name} there")
     return "\nUNION ALL\n".join(selects)
 
 

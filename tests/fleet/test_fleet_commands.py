@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from contextlib import closing
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,6 +151,24 @@ def test_a_ledger_is_retired_by_its_name_after_a_question(
         south.clock.advance(HOUR)
         south.publisher.publish()
         assert south.publisher.compare().differences == ()
+
+
+def test_a_ledger_without_a_table_is_left_out_of_its_query_and_named(
+    two: TwoLedgers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(two.south.connect()) as lake:
+        identifier = namespace_of("south"), tables.OUTBOXES.name
+        place = lake.open(tables.OUTBOXES).metadata_location
+        lake._catalog.drop_table(identifier)
+        try:
+            assert run("view", "outboxes", "--lake", two.warehouse) == 0
+        finally:
+            lake._catalog.register_table(identifier, place)
+    printed = capsys.readouterr()
+    assert namespace_of("north") in printed.out
+    assert namespace_of("south") not in printed.out
+    assert "south" in printed.err
+    assert "north" not in printed.err
 
 
 @pytest.mark.parametrize("dialect", ["spark", "trino", "clickhouse"])

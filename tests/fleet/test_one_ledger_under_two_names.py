@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.lake_ledger import LedgerStatus, ledgers
@@ -18,6 +19,7 @@ from accountant.lake.publisher import Publisher
 from accountant.ledger.journal import NewAct
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
+from tests.fleet.test_unreadable_ledgers import lost
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, overwrite, published
 
 
@@ -61,6 +63,33 @@ def test_a_renamed_ledger_that_cannot_be_read_is_not_replaced_by_its_former_figu
     new.publisher.publish()
     changed(new, timezone="Mars/Olympus")
     assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": True}
+
+
+@pytest.mark.parametrize("part", ["metadata", "data"])
+def test_a_renamed_ledger_whose_status_is_lost_is_not_replaced_by_its_former_figures(old, part):
+    new = under(old, "new")
+    new.publisher.publish()
+    with lost(new, "ledgers", part):
+        assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": True}
+    with lost(old, "ledgers", part):
+        assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": False, "old": True}
+    assert {name: one.fault for name, one in seen(old).items()} == {"new": ""}
+
+
+def test_a_renamed_ledger_whose_tables_are_all_lost_is_remembered(old):
+    new = under(old, "new")
+    with closing(DuckDbEngine(old.connect())) as engine:
+        fleet = Fleet(engine)
+        assert set(fleet.statuses()) == {"old"}
+        new.publisher.publish()
+        assert set(fleet.statuses()) == {"new"}
+        with lost(new):
+            for _ in range(2):
+                assert all(one.fault for one in fleet.statuses().values())
+                assert all(member.fault for member in fleet.members())
+        with lost(old):
+            assert {name: bool(one.fault) for name, one in fleet.statuses().items()} == {"new": False, "old": True}
+        assert {name: one.fault for name, one in fleet.statuses().items()} == {"new": ""}
 
 
 def test_a_ledger_that_is_renamed_there_and_back_counts_once(old):
