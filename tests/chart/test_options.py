@@ -157,6 +157,28 @@ def test_accountant_and_controller_have_one_address_and_one_sign_in(render: Any)
     assert 8443 not in found.find("NetworkPolicy", "fairshare").ways_out
 
 
+def test_who_reaches_the_accountants_pages_reaches_the_controllers_at_its_address(render: Any) -> None:
+    def reached(**pages: Any) -> list[str]:
+        values = {**ONE_ADDRESS, "fairshare": {"pages": {"enabled": True, **pages}}}
+        found = render({**values, "networkPolicy": {"accountantFrom": [{"name": "web"}]}})
+        (rule,) = found.find("NetworkPolicy", "pages")["spec"]["ingress"]
+        return [peer["namespaceSelector"]["matchLabels"]["name"] for peer in rule["from"]]
+
+    assert reached() == ["web"]
+    assert reached(**{"from": [{"name": "other"}]}) == ["other"]
+    own = {"publicUrl": "https://fairshare.example", "signIn": {"sessionKey": {"existingSecret": "s"}}}
+    assert reached(**own, **{"from": [{"name": "other"}]}) == ["other"]
+    with pytest.raises(KeyError):
+        reached(**own)
+
+
+def test_the_pages_service_says_that_it_speaks_https(render: Any) -> None:
+    for pages, protocol in (({}, None), ({"tls": {"existingSecret": "s"}}, "https")):
+        found = render({**ONE_ADDRESS, "fairshare": {"pages": {"enabled": True, **pages}}})
+        (port,) = found.find("Service", "pages")["spec"]["ports"]
+        assert port.get("appProtocol") == protocol
+
+
 def test_pages_that_speak_http_have_an_ingress_of_their_own_at_the_same_host(render: Any) -> None:
     pages = {"enabled": True, "ingress": {"annotations": {"a": "of the pages"}}}
     found = render({**ONE_ADDRESS, "fairshare": {"pages": pages}})
