@@ -81,7 +81,7 @@ PACK_LINES: Final = 1_000
 """Lines of a list that are compressed together: the default page size."""
 _COMPRESSION_LEVEL: Final = 1
 _HEAD_BYTES: Final = 4_096
-"""Approximate size of a list without its lines."""
+"""Approximate size of an entry beside its value or its lines, such as its key."""
 
 _NO_MARK: Final = object()
 _Refresh: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
@@ -188,7 +188,7 @@ class _CachedAnswer:
 
     @property
     def nbytes(self) -> int:
-        return int(getattr(self.value, "nbytes", UNSIZED_BYTES))
+        return _HEAD_BYTES + int(getattr(self.value, "nbytes", UNSIZED_BYTES))
 
     @property
     def lifetime_ms(self) -> float:

@@ -36,6 +36,7 @@ from accountant.web.explore_table import (
     FIGURES,
     MEASURES_SHOWN,
     Column,
+    Direction,
     Explored,
     Figure,
     FigureColumn,
@@ -43,6 +44,7 @@ from accountant.web.explore_table import (
     Pivot,
     Question,
     Row,
+    Selection,
     Series,
     pivot,
     selected,
@@ -50,6 +52,7 @@ from accountant.web.explore_table import (
 from accountant.web.list_bar import DIMENSION_TITLES, Bar, BarParams, Choice, check_names, time_unit
 from accountant.web.page_rows import Page, paged
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
@@ -62,6 +65,10 @@ ROWS_A_PAGE: Final = 100
 MOST_ACROSS: Final = 13
 """Columns of a pivot table that fit a page: twelve and the others."""
 MOST_ACROSS_FILE: Final = 1_000
+MOST_CELLS_FILE: Final = 1_000_000
+"""Cells of a pivot table in a file."""
+NO_NAME: Final = "(none)"
+"""The head of a file's column for the empty value."""
 PARQUET: Final = "application/vnd.apache.parquet"
 _OF_THE_VIEW: Final = ("measure", "across", "sort", "search", "columns", "compare")
 """Parameters that the API has not."""
@@ -82,16 +89,12 @@ Params = Annotated[ExploreParams, Query()]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a request asks for, and the answer. at: the numbers of the rows, in their order.
-
-    total: the sum of these rows; total_before: of the span before."""
+    """What a request asks for, and the answer."""
 
     bar: Bar
     asked: Question
     answer: Answer[Explored]
-    at: Sequence[int]
-    total: Row
-    total_before: Row | None
+    rows: Selection
 
     @property
     def found(self) -> Explored:
@@ -111,27 +114,34 @@ class View:
         if self.across is None:
             return None
         in_order = self.bar.by[self.across] in OF_TIME
-        by_sum = self.bar.sort.removeprefix("-") not in self.bar.by
-        return pivot(self.found.table, self.at, self.across, self.asked.measure, most, in_order=in_order, by_sum=by_sum)
+        by_sum: Direction | None = "up" if self.bar.sort == self.asked.measure else "down"
+        if (self.bar.sort or self.bar.usual).removeprefix("-") in self.bar.by:
+            by_sum = None
+        return pivot(
+            self.found.table, self.rows.at, self.across, self.asked.measure, most, in_order=in_order, by_sum=by_sum
+        )
 
 
 @router.get("/explore")
 def explore_page(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
     bar = _bar("/explore", params, deps, principal)
-    if not bar.is_tidy(request):
+    if not bar.is_tidy(request) or bar.params.sort != params.sort:
         return RedirectResponse(bar.tidy, 303)
     view = _view(bar, params, deps, principal)
     found, book = view.found, deps.book()
     currency = book.currency if book is not None else None
     crossed = view.pivoted(MOST_ACROSS)
-    rows: Page[Any] = paged(view.at if crossed is None else crossed.rows, params.page, ROWS_A_PAGE, bar.page_url)
+    rows: Page[Any] = paged(
+        view.rows.at.tolist() if crossed is None else crossed.rows, params.page, ROWS_A_PAGE, bar.page_url
+    )
     columns = {name: FIGURES[name] for name in COLUMNS if name in bar.shown}
     zone = periods.zone(bar.span.timezone)
     first_ms = deps.ledger.extent()[0]
     from_ms = min(found.start_ms, found.before_ms[0] if found.before_ms is not None else found.start_ms)
     return month_and_decision_pages.page(
         request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,
-        titles=DIMENSION_TITLES, crossed=crossed, others=view.others, total=view.total, before=view.total_before,
+        titles=DIMENSION_TITLES, crossed=crossed, others=view.others, total=view.rows.total,
+        before=view.rows.total_before,
         rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
               for at in rows.rows] if crossed is None else (),
         named=_named, text=lambda column, row: _text(column, row, currency), changed=_changed, link=_link,
@@ -154,7 +164,7 @@ def explore_csv(request: Request, params: Params, deps: AppDeps, principal: Read
     records = _records(view, deps)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(records.names)
+    writer.writerow(map(for_cell, records.names))
     for row in records.rows:
         writer.writerow([_cell(value) for value in row])
     writer.writerow([_cell(value) for value in records.total])
@@ -180,6 +190,9 @@ def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> 
     }
     shown = params.columns or DEFAULT_COLUMNS
     usual = by[0] if set(by[:1]) & OF_TIME else "-cost" if params.measure == "cost" else "-allocated"
+    # A table side by side has no column but its measure: an order by another one is left.
+    if own["across"] is not None and params.sort.removeprefix("-") in set(COLUMNS) - {params.measure}:
+        params = params.model_copy(update={"sort": ""})
     bar = Bar(path, params, by, span, {name: FIGURES[name].title for name in COLUMNS}, shown, usual, own, now)
     check_names(bar)
     return bar
@@ -195,12 +208,9 @@ def _view(bar: Bar, params: ExploreParams, deps: Deps, principal: Principal) -> 
     found = answer.value
     sort = bar.sort or bar.usual
     key = ("explored rows", found.found_ms, _identity(bar, params, asked), params.search, sort)
-    at = deps.answers.ask(key, lambda: selected(found.table, params.search, sort, bar.by, figure_formatting.name),
-                          lambda: None).value  # fmt: skip
-    before = None
-    if found.before is not None:
-        before = found.before.total(at, metered=bool(found.covered_before))
-    return View(bar, asked, answer, at, found.table.total(at, metered=bool(found.covered)), before)
+    rows = deps.answers.ask(key, lambda: selected(found, params.search, sort, bar.by, figure_formatting.name),
+                            lambda: None).value  # fmt: skip
+    return View(bar, asked, answer, rows)
 
 
 def _identity(bar: Bar, params: ExploreParams, asked: Question) -> tuple[object, ...]:
@@ -388,13 +398,13 @@ def _records(view: View, deps: Deps) -> Records:
     chosen = [name for name in COLUMNS if name in view.bar.shown]
     if "cost" in chosen and "unpriced" not in chosen:  # never a cost without what it lacks
         chosen.insert(chosen.index("cost") + 1, "unpriced")
-    spans: list[tuple[str, Callable[[int], Row | None], Row | None]] = [("", found.table.row, view.total)]
+    spans: list[tuple[str, Callable[[int], Row | None], Row | None]] = [("", found.table.row, view.rows.total)]
     if found.before_ms is not None:
         of_before = found.before.row if found.before is not None else lambda _: None
-        spans.append(("_before", of_before, view.total_before))
+        spans.append(("_before", of_before, view.rows.total_before))
     names = [f"{name}{_SUFFIXES.get(FIGURES[name].kind, '')}{suffix}" for suffix, _, _ in spans for name in chosen]
     rows = []
-    for at in view.at:
+    for at in called_off.each(view.rows.at.tolist()):
         of_row = [of(at) for _, of, _ in spans]
         rows.append(["line", *found.table.keys[at], currency, *_exact(chosen, of_row)])
     total = ["total", *("" for _ in view.bar.by), currency, *_exact(chosen, [total for _, _, total in spans])]
@@ -406,15 +416,27 @@ def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str,
     if crossed.others:
         raise invalid("across", f"a file has at most {MOST_ACROSS_FILE - 1:,} columns side by side: choose another"
                                 " dimension, or filter its values")  # fmt: skip
+    if len(crossed.rows) * crossed.width > MOST_CELLS_FILE:
+        raise invalid("across", f"a file has at most {MOST_CELLS_FILE:,} cells, and {len(crossed.rows):,} rows with"
+                                f" {crossed.width:,} columns side by side have more: leave out \"Side by side\", choose"
+                                " another dimension, or filter its values")  # fmt: skip
     measure = view.asked.measure
-    rows: list[list[Cell]] = [
-        ["line", *key, measure, currency, *(_exact_of(measure, value) for value in (*cells, whole))]
-        for key, cells, whole in crossed.rows
-    ]
+    zero = _exact_of(measure, 0)
+    rows: list[list[Cell]] = []
+    for key, cells, whole in called_off.each(crossed.rows):
+        exact = {number: _exact_of(measure, value) for number, value in cells.items()}
+        row = [exact.get(number, zero) for number in range(crossed.width)]
+        rows.append(["line", *key, measure, currency, *row, _exact_of(measure, whole)])
     total: list[Cell] = ["total", *("" for _ in view.others), measure, currency,
                          *(_exact_of(measure, value) for value in crossed.sums)]  # fmt: skip
     taken = {"record", "measure", "currency", "total", *view.others}
-    heads = [name if name not in taken else f"{name} (value)" for name in crossed.heads]
+    heads = []
+    for name in crossed.heads:
+        head = name or NO_NAME
+        while for_cell(head) in taken:
+            head += " (value)"
+        taken.add(for_cell(head))
+        heads.append(head)
     names = ("record", *view.others, "measure", "currency", *heads, "total")
     kind = "money" if measure == "cost" else "hours"
     return Records(names, len(view.others) + 3, [kind] * (len(heads) + 1), rows, total, about)

@@ -123,6 +123,10 @@ DEFAULT_COLUMNS: Final[tuple[Column, ...]] = ("allocated", "utilisation", "alloc
 
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+Direction = Literal["up", "down"]
+_ROW_BYTES: Final = 300
+"""Approximate memory of a row without its names: its key, cost and billed time."""
+_NAME_BYTES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +150,21 @@ class Table:
     @property
     def nbytes(self) -> int:
         """Approximate memory."""
-        return int(self.figures.nbytes) + len(self.keys) * 400
+        names = len(self.keys[0]) if self.keys else 0
+        return int(self.figures.nbytes) + len(self.keys) * (_ROW_BYTES + _NAME_BYTES * names)
 
     def row(self, at: int) -> Row:
         key = self.keys[at]
         line = usage_line({}, dict(zip(self.names, self.figures[at].tolist(), strict=True)))
         return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at])
 
-    def total(self, at: Sequence[int], *, metered: bool) -> Row:
+    def total(self, at: Int64Array, *, metered: bool) -> Row:
         """The sum of these rows. metered: whether anything of the span is metered; otherwise its cost is unknown."""
-        whole = len(at) == len(self)
-        figures = self.figures if whole else self.figures[np.array(at, dtype=np.int64)]
-        sums = {name: sum(column) for name, column in zip(self.names, figures.T.tolist(), strict=True)}
-        billed = [one for one in at if self.billed_us[one]]
+        figures = self.figures if len(at) == len(self) else self.figures[at]
+        # Halves of the integers, because the sum of a column may exceed 64 bits.
+        high, low = ((half.sum(axis=0)).tolist() for half in (figures >> 32, figures & 0xFFFF_FFFF))
+        sums = {name: (above << 32) + below for name, above, below in zip(self.names, high, low, strict=True)}
+        billed = [one for one in called_off.each(at.tolist()) if self.billed_us[one]]
         costs = [self.costs[one] for one in billed]
         known = [one for one in costs if one is not None]
         amount = exact_sum(known) if metered and len(known) == len(costs) else None
@@ -393,52 +399,58 @@ class Pivot:
     """A table with the values of one dimension side by side.
 
     heads: its values; others: how many further ones share the last column.
-    rows: for each group of the other dimensions its key, its figures and their sum; None is unknown, and a figure that
-        is not there is 0.
+    rows: for each group of the other dimensions its key, its figures by the number of their column, and their sum; None
+        is unknown, and a figure that is not there is 0.
     sums: the sums of the columns, with that of all at the end."""
 
     heads: tuple[str, ...]
     others: int
-    rows: Sequence[tuple[Key, Sequence[Figure], Figure]]
+    rows: Sequence[tuple[Key, Mapping[int, Figure], Figure]]
     sums: Sequence[Figure]
+
+    @property
+    def width(self) -> int:
+        return len(self.heads) + (self.others > 0)
 
 
 def pivot(
-    table: Table, at: Sequence[int], place: int, measure: Measure, most: int, *, in_order: bool, by_sum: bool
+    table: Table, at: Int64Array, place: int, measure: Measure, most: int, *, in_order: bool, by_sum: Direction | None
 ) -> Pivot:
     """Puts the values of one dimension side by side.
 
     at: the rows, in the order in which their groups are shown.
     place: the index of the dimension in the keys.
     most: columns at most; in_order: the last names in their order, as for time, instead of the largest first.
-    by_sum: sort the rows by their sum, the largest first and unknown ones last."""
+    by_sum: sort the rows by their sum, unknown ones last."""
     values: list[Figure] = (
         list(table.costs) if measure == "cost" else list(_column(table.names, table.figures, measure))
     )
-    there = [one for one in at if measure != "cost" or table.billed_us[one]]
+    there = [one for one in at.tolist() if measure != "cost" or table.billed_us[one]]
     sums: dict[str, list[Figure]] = {}
-    for one in there:
+    for one in called_off.each(there):
         sums.setdefault(table.keys[one][place], []).append(values[one])
     whole = {name: added(parts) for name, parts in sums.items()}
     ranked = sorted(whole) if in_order else sorted(whole, key=lambda name: (-(whole[name] or 0), name))
     few = ranked[1 - most :] if in_order else ranked[: most - 1]
     heads = tuple(ranked if len(ranked) <= most else few)
     column = {name: number for number, name in enumerate(heads)}
-    width = len(heads) + (len(heads) < len(ranked))
-    rows: dict[Key, list[list[Figure]]] = {}
-    for one in at:
+    rows: dict[Key, dict[int, list[Figure]]] = {}
+    for one in called_off.each(at.tolist()):
         key = table.keys[one]
-        cells = rows.setdefault(key[:place] + key[place + 1 :], [[] for _ in range(width)])
+        cells = rows.setdefault(key[:place] + key[place + 1 :], {})
         if measure != "cost" or table.billed_us[one]:
-            cells[column.get(key[place], width - 1)].append(values[one])
-    shown = [
-        (key, [added(cell) for cell in cells], added([v for cell in cells for v in cell]))
-        for key, cells in rows.items()
-    ]
-    if by_sum:
-        shown.sort(key=lambda row: (row[2] is None, -(row[2] or 0)))
-    columns = [added([v for cells in rows.values() for v in cells[number]]) for number in range(width)]
-    return Pivot(heads, len(ranked) - len(heads), shown, [*columns, added([values[one] for one in there])])
+            cells.setdefault(column.get(key[place], len(heads)), []).append(values[one])
+    shown = []
+    for key, cells in called_off.each(rows.items()):
+        summed = {number: added(cell) for number, cell in cells.items()}
+        shown.append((key, summed, added(list(summed.values()))))
+    if by_sum is not None:
+        sign = -1 if by_sum == "down" else 1
+        shown.sort(key=lambda row: (row[2] is None, sign * (row[2] or 0)))
+    columns = [whole[name] for name in heads]
+    if len(heads) < len(ranked):
+        columns.append(added([whole[name] for name in ranked if name not in column]))
+    return Pivot(heads, len(ranked) - len(heads), shown, [*columns, added(list(whole.values()))])
 
 
 def added(values: Sequence[Figure]) -> Figure:
@@ -450,7 +462,30 @@ def added(values: Sequence[Figure]) -> Figure:
     return sum(value for value in values if isinstance(value, int))
 
 
-def selected(table: Table, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of a view. at: their numbers, in their order; total: their sum; total_before: of the span before."""
+
+    at: Int64Array
+    total: Row
+    total_before: Row | None
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory."""
+        return int(self.at.nbytes) + 2 * _ROW_BYTES
+
+
+def selected(
+    found: Explored, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]
+) -> Selection:
+    """The rows that contain a text, in the given order, and their sums; see `_numbers`."""
+    at = np.array(_numbers(found.table, search, sort, by, named), dtype=np.int64)
+    before = None if found.before is None else found.before.total(at, metered=bool(found.covered_before))
+    return Selection(at, found.table.total(at, metered=bool(found.covered)), before)
+
+
+def _numbers(table: Table, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
     """The numbers of the rows that contain a text, in the given order; unknown figures last.
 
     sort: a dimension or column, with `-` before it for the other direction; "": as they are.
@@ -458,8 +493,8 @@ def selected(table: Table, search: str, sort: str, by: Sequence[Dimension], name
     at = list(range(len(table)))
     if search:
         wanted = search.casefold()
-        at = [one for one in at if any(wanted in text.casefold() or wanted in named(text).casefold()
-                                       for text in table.keys[one])]  # fmt: skip
+        at = [one for one in called_off.each(at) if any(wanted in text.casefold() or wanted in named(text).casefold()
+                                                        for text in table.keys[one])]  # fmt: skip
     name, down = sort.removeprefix("-"), sort.startswith("-")
     if name in by:
         place = by.index(name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -19,14 +20,15 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
-from accountant.web.explore_table import COLUMNS
+from accountant.ledger.usage import ACCOUNTS, MEASURES
+from accountant.web.explore_table import COLUMNS, Explored, Series, Table, selected
 from accountant.web.list_bar import DIMENSIONS
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import NOW_MS, bearer, client_of, encoded, refused, settings_in, token_entry, token_list
 from tests.http.page_parser import EVIL, Reader, read
 from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
-from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder
+from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
 
 PAGE = {"Accept": "text/html"}
 HOURS = 40
@@ -164,6 +166,68 @@ def test_a_file_has_the_rows_and_columns_of_the_view(client: TestClient, view: s
     for name in stored.column_names[texts:]:
         assert stored.column(name).to_pylist() == [Decimal(row[name]) for row in rows]
         assert stored.schema.metadata[f"gputally.total_{name}".encode()].decode() == total[name]
+
+
+def test_the_heads_of_a_file_are_text_with_a_name_each(client: TestClient) -> None:
+    view = f"{SPAN}&by=team,pod&across=pod"
+    text = client.get(f"/explore.csv?{view}").text
+    heads = next(csv.reader(io.StringIO(text)))
+    assert "'=HYPERLINK(1)" in heads
+    assert not any(head.startswith("=") or not head for head in heads)
+    stored = pq.read_table(io.BytesIO(client.get(f"/explore.parquet?{view}").content))
+    assert len(set(stored.column_names)) == len(stored.column_names) == len(heads)
+    assert all(stored.column_names)
+
+
+def test_a_table_side_by_side_is_sorted_by_a_group_or_its_measure_alone(client: TestClient) -> None:
+    view = f"{SPAN}&by=pod,team&across=team&measure=busy"
+    largest, smallest = ([row["total"] for row in table(client, f"/explore.csv?{view}&sort={sort}")[:-1]]
+                         for sort in ("-busy", "busy"))  # fmt: skip
+    assert largest == smallest[::-1] == sorted(largest, key=Decimal, reverse=True)
+    named = [row["pod"] for row in table(client, f"/explore.csv?{view}&sort=-pod")[:-1]]
+    assert named == sorted(named, key=lambda pod: pod.removeprefix("'"), reverse=True)
+    page = client.get(f"/explore?{view}&sort=-down", follow_redirects=False)
+    assert page.status_code == 303
+    assert "sort" not in dict(parse_qsl(urlsplit(page.headers["location"]).query))
+
+
+def test_a_file_side_by_side_is_bounded_in_cells(tmp_path: Path) -> None:
+    hours, begin = 720, NOW_MS - NOW_MS % (4 * QUARTER_MS) - 720 * 4 * QUARTER_MS
+    rows = [
+        interval(begin + number % hours * 4 * QUARTER_MS, f"GPU-{number // hours}", pod_holder(f"pod-{number}"))
+        for number in range(1_400)
+    ]
+    with Service(settings_in(tmp_path), VirtualClock(NOW_MS)) as service:
+        client = client_of(service)
+        deliver(service.ledger, NOW_MS, batch(rows))
+        view = f"start={begin}&by=pod,hour&across=hour"
+        for ending in ("csv", "parquet"):
+            refused(client.get(f"/explore.{ending}?{view}"), "invalid-parameter")
+        assert client.get(f"/explore?{view}", headers=PAGE).status_code == 200
+        assert len(table(client, f"/explore.csv?{view}&search=pod-99")) == 12
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=8))
+@settings(max_examples=examples(20, 200), deadline=None)
+def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: list[int]) -> None:
+    names = (*ACCOUNTS, *MEASURES)
+    figures = np.zeros((len(energies), len(names)), dtype=np.int64)
+    figures[:, names.index("energy_uj")] = energies
+    keys, zeros = [(f"pod-{number}",) for number in range(len(energies))], [0] * len(energies)
+    rows = Table(keys, names, figures, [None] * len(energies), zeros, zeros)
+    found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), 0, "day", ()))
+    chosen = selected(found, "", "-energy", ("pod",), str)
+    assert chosen.total.line.energy_uj == sum(energies)
+    assert chosen.nbytes >= 8 * len(energies)
+
+
+def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=pod&search=POD-1").text
+    assert len(shown(page)) == 2
+    chart = page[page.index('class="legend"') : page.index("<tbody>")]
+    assert "“POD-1”" in chart
+    whole = client.get(f"/explore?{SPAN}&by=pod").text
+    assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
 
 
 def test_a_cost_that_lacks_a_price_is_unknown_and_says_how_much_it_lacks(client: TestClient) -> None:
