@@ -424,20 +424,22 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
     end = now if params.end is None else edge("end", params.end, zone, now)
     start = None if params.start is None else edge("start", params.start, zone, end)
     span = job_span(deps, principal, key, start, end)
-    with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+    life = span
+    if params.start is not None or params.end is not None:
+        life = job_span(deps, principal, key, None, now, cut=True)
+    with deps.ledger.moment(min(span.start_ms, life.start_ms), max(span.end_ms, life.end_ms)) as moment:
         job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)
         if job is None:
             raise unknown_job(deps, principal, key)
-        return with_attempts(job, moment, decisions_about(deps, moment, job, now), deps, principal)
+        decided = decisions_about(deps, moment, key, life.start_ms, now)
+        return with_attempts(job, moment, life, decided, deps, principal)
 
 
 MOST_DECISIONS = 500
 
 
-def decisions_about(deps: Deps, moment: LedgerSnapshot, answer: JobAnswer, now_ms: int) -> list[Decision]:
+def decisions_about(deps: Deps, moment: LedgerSnapshot, key: JobKey, start_ms: int, now_ms: int) -> list[Decision]:
     """The newest decisions about a job's preemptions, and about its own claims."""
-    key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
-    start_ms = answer.start_ms
     found = deps.ledger.decisions(
         start_ms, now_ms + 1, MOST_DECISIONS, kind="preemption", gang=job_attempts.gangs_of(key)
     )
@@ -448,11 +450,19 @@ def decisions_about(deps: Deps, moment: LedgerSnapshot, answer: JobAnswer, now_m
 
 
 def with_attempts(
-    answer: JobAnswer, moment: LedgerSnapshot, decisions: Sequence[Decision], deps: Deps, principal: Principal
+    answer: JobAnswer,
+    moment: LedgerSnapshot,
+    life: QuerySpan,
+    decisions: Sequence[Decision],
+    deps: Deps,
+    principal: Principal,
 ) -> JobAnswer:
-    """The answer with the job's attempts, of whose next holders the caller sees what is of its teams."""
-    span = answer.start_ms, answer.end_ms
-    found = job_attempts.attempts(moment, answer.job, span, decisions, deps.ledger.nodes(), principal.teams)
+    """The answer with the attempts of the job's whole life, of which the caller sees what is of its teams. The moment
+    must have been opened for the life."""
+    key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
+    whole = life.end_ms - life.start_ms < deps.settings.limits.span_days * MS_PER_DAY
+    span = life.start_ms, life.end_ms
+    found = job_attempts.attempts(moment, key, span, decisions, deps.ledger.nodes(), principal.teams, whole=whole)
     if found is None:
         return answer
     return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})

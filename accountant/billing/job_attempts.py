@@ -16,12 +16,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from accountant.billing.job_costs import BURN_MS, SETTLE_MS
 from accountant.billing.queue_waits import KnownPod
-from accountant.core.claim_overlap import Span
-from accountant.ledger.protocols import EpochReport, Hold, JobKey, NodeFacts
+from accountant.core.claim_overlap import Span, union
+from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import AttemptEnd, Job, JobAttempt, NextHolder
+from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, NextHolder
+from agent.wire import PodFacts
 from gputally.base.apportionment import prorate
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 
@@ -30,10 +32,22 @@ MOST_ATTEMPTS: Final = 50
 MOST_NODES: Final = 20
 NEXT_WITHIN_MS: Final = 30 * MS_PER_MINUTE
 """A holder that comes later is not taken for the next one."""
+_MOST_SPANS: Final = 4
+"""An attempt's GPUs are looked up in this many spans at most."""
+_STOPPED: Final = frozenset({"stopped", "partly", "unconfirmed"})
+"""The results of a decision that stopped pods."""
+_RECENT_MS: Final = BURN_MS + SETTLE_MS
+"""A pod that held a GPU this long before the newest record still holds it, unless its end is known."""
+_TOGETHER_MS: Final = 10 * MS_PER_MINUTE
+"""Pods that are stopped together release their GPUs within this time: their grace periods differ."""
 _DECIDED_MS: Final = MS_PER_HOUR
 """A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
 _SETTLE_MS: Final = MS_PER_MINUTE
 """Clocks of different machines differ by less."""
+
+
+_Taker = tuple[JobKey, str, str]
+"""A job, with the team and the queue that its time is booked to."""
 
 
 class HoldQuestions(Protocol):
@@ -45,8 +59,8 @@ class HoldQuestions(Protocol):
         *,
         of: Collection[JobKey] | None = None,
         gpus: Collection[tuple[str, str]] | None = None,
-    ) -> list[Hold] | None:
-        """Who held which GPUs in these spans, from when to when, sorted by start. of: only these jobs. gpus: only
+    ) -> Holds | None:
+        """Who held which GPUs in these spans, from when to when. of: only these jobs. gpus: only
         these, as pairs of cluster and UUID. None: the ledger has only sums of whole hours."""
         ...
 
@@ -56,13 +70,16 @@ class HoldQuestions(Protocol):
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
 
+    @property
+    def newest_ms(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The newest attempts of a job, in order of time. earlier: the number of those before."""
+    """The newest attempts of a job, in order of time. earlier: the number of those before; None if it is unknown."""
 
     newest: tuple[JobAttempt, ...]
-    earlier: int
+    earlier: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +99,39 @@ class _Stretch:
 
 def attempts(
     ledger: HoldQuestions,
-    job: Job,
-    span: Span,
+    key: JobKey,
+    life: Span,
     decisions: Iterable[Decision],
     nodes: Iterable[NodeFacts],
     teams: Collection[str] | None,
+    *,
+    whole: bool = True,
 ) -> Attempts | None:
-    """The attempts of a job in a span; None if the ledger does not know them.
+    """The attempts of a job; None if the ledger does not know them.
 
+    life: from the job's beginning until now.
     decisions: those about the job, the newest first.
-    teams: whose jobs may be named as next holders; None: all."""
-    key = JobKey(job.cluster, job.namespace, job.job)
-    found = ledger.holds((span,), of={key})
-    if found is None:
+    teams: whose pods count, and whose jobs may be named as next holders; None: all.
+    whole: whether the job began with `life`, and not before."""
+    read = ledger.holds((life,), of={key})
+    if read is None:
         return None
-    every = _stretches(found)
+    found = [hold for hold in read.found if teams is None or hold.team in teams]
+    from_ms = max(0 if whole else life[0], read.whole_after_ms or 0)
+    every = [one for one in _stretches(found) if one.start_ms > from_ms]
     shown = every[-MOST_ATTEMPTS:]
+    numbered = not from_ms
     if not shown:
-        return Attempts((), 0)
-    facts = {pod.facts.uid: pod.facts for pod in ledger.pods(*span, of={key})}
+        return Attempts((), 0 if numbered else None)
+    mine = [pod.facts for pod in ledger.pods(*life, of={key}) if teams is None or pod.team in teams]
+    facts = {pod.uid: pod for pod in mine}
     reports = sorted(report.at_ms for report in ledger.epochs({key}))
-    running = shown[-1] if job.state == "running" and job.gpus else None
+    victims = [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
+    recent_ms = ledger.newest_ms - _RECENT_MS
+    running = shown[-1] if _runs(shown[-1], facts, recent_ms, victims) else None
+    gone = all(pod.ended_ms is not None for pod in mine)
     following = _next_holders(ledger, key, [one for one in shown if one is not running], teams)
     down = [node for node in nodes if node.cluster == key.cluster]
-    victims = [one for one in decisions if one.mode == "enforce" and "verdict" not in one.inputs]
     before = [None, *every][-len(shown) - 1 : -1]
     rows = []
     for number, (previous, one) in enumerate(zip(before, shown, strict=True), len(every) - len(shown) + 1):
@@ -114,37 +140,47 @@ def attempts(
         placed = [at for uid in pods if uid in facts and (at := facts[uid].scheduled_ms) is not None]
         began = min([one.start_ms, *placed])
         since = max([*([min(created)] if created else []), *([previous.end_ms] if previous else [])], default=None)
-        last = number == len(every)
-        decision = _stopped_by(victims, one, {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds})
+        decision = None if one is running else _stopped_by(victims, one)
         broken = _broken_node(down, one)
         end: AttemptEnd
         if one is running:
-            end, reason, decision = "running", "", None
+            end, reason = "running", ""
         elif decision is not None:
             end, reason = "preempted", decision.reason
         elif broken is not None:
             end, reason = "node-down", broken
         else:
-            end, reason = "ended" if last and job.state == "ended" else "stopped", ""
+            end, reason = "ended" if one is shown[-1] and gone else "stopped", ""
         rows.append(
             JobAttempt(
-                number=number,
+                number=number if numbered else None,
                 start_ms=one.start_ms,
                 end_ms=None if one is running else one.end_ms,
                 pods=len(pods),
                 nodes=tuple(sorted({hold.node for hold in one.holds}))[:MOST_NODES],
-                gpus=len({(hold.node, hold.gpu, hold.part) for hold in one.holds}),
+                gpus=len({hold.device for hold in one.holds}),
                 gpu_us=sum(hold.gpu_us for hold in one.holds),
                 waited_ms=None if since is None else max(0, began - since),
                 end=end,
                 reason=reason,
                 decision=None if decision is None else decision.id,
                 decision_ms=None if decision is None else decision.at_ms,
-                lost_gpu_us=None if end in ("running", "ended") else _lost_us(one, decision, reports),
-                next_holders=following.get(id(one), ()),
+                lost_gpu_us=None if end in ("running", "ended") else _lost_us(one, decision, reports, teams),
+                next_holders=() if one is running else following[id(one)],
             )
         )
-    return Attempts(tuple(rows), len(every) - len(shown))
+    return Attempts(tuple(rows), len(every) - len(shown) if numbered else None)
+
+
+def _runs(one: _Stretch, facts: Mapping[str, PodFacts], recent_ms: int, victims: Iterable[Decision]) -> bool:
+    """Whether a pod of the attempt held a GPU of late, is not known to have ended, and was not stopped."""
+    stopped = {name for decision in victims if decision.at_ms >= one.start_ms for name in _named(decision)}
+    return any(
+        hold.end_ms > recent_ms
+        and (hold.uid not in facts or facts[hold.uid].ended_ms is None)
+        and f"{hold.key.namespace}/{hold.pod}" not in stopped
+        for hold in one.holds
+    )
 
 
 def _stretches(holds: Sequence[Hold]) -> list[_Stretch]:
@@ -165,69 +201,76 @@ def _stretches(holds: Sequence[Hold]) -> list[_Stretch]:
 
 def _next_holders(
     ledger: HoldQuestions, key: JobKey, stopped: Sequence[_Stretch], teams: Collection[str] | None
-) -> Mapping[int, tuple[NextHolder, ...]]:
-    """Who held the GPUs of each attempt next, by the id of the attempt."""
+) -> Mapping[int, tuple[NextHolder, ...] | None]:
+    """Who held the GPUs of each attempt next, by the id of the attempt; None if the ledger has too much to tell."""
     if not stopped:
         return {}
     released = [(one, _released(one)) for one in stopped]
     gpus = {(key.cluster, hold.gpu) for _, of_one in released for hold in of_one}
-    spans = [(one.end_ms - BUCKET_MS, one.end_ms + NEXT_WITHIN_MS) for one in stopped]
-    of_gpu: dict[tuple[str, str], list[Hold]] = defaultdict(list)
-    for hold in ledger.holds(spans, gpus=gpus) or ():
-        of_gpu[hold.gpu, hold.part].append(hold)
-    taken: dict[int, dict[JobKey, list[int]]] = {}
+    read = ledger.holds([span for _, of_one in released for span in _spans_after(of_one)], gpus=gpus)
+    if read is None:
+        return dict.fromkeys(map(id, stopped))
+    of_device: dict[int, list[Hold]] = defaultdict(list)
+    for hold in read.found:
+        of_device[hold.device].append(hold)
+    taken: dict[int, tuple[NextHolder, ...] | None] = {}
     for one, of_one in released:
-        by_job = taken.setdefault(id(one), defaultdict(list))
+        if read.whole_after_ms is not None and any(hold.end_ms <= read.whole_after_ms for hold in of_one):
+            taken[id(one)] = None
+            continue
+        by_taker: dict[_Taker, list[int]] = defaultdict(list)
         for hold in of_one:
             later = (
                 other
-                for other in of_gpu[hold.gpu, hold.part]
+                for other in of_device[hold.device]
                 if hold.end_ms <= other.start_ms < hold.end_ms + NEXT_WITHIN_MS
             )
             taker = next(later, None)
-            if taker is not None and taker.key != key:
-                by_job[taker.key].append(taker.start_ms - hold.end_ms)
-    keys = {job for by_job in taken.values() for job in by_job}
-    low, high = min(low for low, _ in spans), max(high for _, high in spans)
-    known = {pod.key: pod for pod in ledger.pods(low, high, of=keys)} if keys else {}
-    return {attempt: _described(by_job, known, teams) for attempt, by_job in taken.items()}
+            if taker is not None and (taker.key != key or taker.start_ms > one.end_ms):
+                by_taker[taker.key, taker.team, taker.queue].append(taker.start_ms - hold.end_ms)
+        taken[id(one)] = _described(by_taker, teams)
+    return taken
 
 
 def _released(one: _Stretch) -> list[Hold]:
-    """The last hold of each GPU, or part of one."""
-    last = {(hold.gpu, hold.part, hold.uid): hold for hold in sorted(one.holds, key=lambda hold: hold.end_ms)}
+    """The last hold of each GPU, or part of one, by each pod."""
+    last = {(hold.device, hold.uid): hold for hold in sorted(one.holds, key=lambda hold: hold.end_ms)}
     return list(last.values())
 
 
-def _described(
-    by_job: Mapping[JobKey, Sequence[int]], known: Mapping[JobKey, KnownPod], teams: Collection[str] | None
-) -> tuple[NextHolder, ...]:
+def _spans_after(released: Iterable[Hold]) -> list[Span]:
+    """The spans in which the next holders of these GPUs begin, or one around them if they are many."""
+    spans = union((hold.end_ms - BUCKET_MS, hold.end_ms + NEXT_WITHIN_MS) for hold in released)
+    return spans if len(spans) <= _MOST_SPANS else [(spans[0][0], spans[-1][1])]
+
+
+def _described(by_taker: Mapping[_Taker, Sequence[int]], teams: Collection[str] | None) -> tuple[NextHolder, ...]:
     rows, hidden = [], list[int]()
-    for key, after in sorted(by_job.items(), key=lambda item: (-len(item[1]), item[0])):
-        pod = known.get(key)
-        if teams is not None and (pod is None or pod.team not in teams):
+    for (key, team, queue), after in sorted(by_taker.items(), key=lambda item: (-len(item[1]), item[0])):
+        if teams is not None and team not in teams:
             hidden += after
             continue
-        rows.append(
-            NextHolder(
-                job=key.id, team=pod.team if pod else None, queue=pod.queue if pod else None, gpus=len(after),
-                after_ms=min(after),
-            )
-        )  # fmt: skip
+        rows.append(NextHolder(job=key.id, team=team, queue=queue, gpus=len(after), after_ms=min(after)))
     if hidden:
         rows.append(NextHolder(job=None, team=None, queue=None, gpus=len(hidden), after_ms=min(hidden)))
     return tuple(rows)
 
 
-def _stopped_by(victims: Iterable[Decision], one: _Stretch, pods: Collection[str]) -> Decision | None:
-    """The newest decision that stopped the attempt; a decision that names pods must name one of its pods."""
+def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
+    """The newest decision that stopped the attempt: pods that it names held GPUs until about its end. Others only made
+    it smaller."""
+    last = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds if hold.end_ms >= one.end_ms - _TOGETHER_MS}
     for decision in victims:
         if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + _SETTLE_MS:
             continue
-        named = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
-        if not named or any(name in pods for name in named):
+        if not last.isdisjoint(_named(decision)):
             return decision
     return None
+
+
+def _named(decision: Decision) -> list[str]:
+    """The pods that a decision names, as NAMESPACE/NAME."""
+    return [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
 
 
 def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
@@ -241,9 +284,15 @@ def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
     return None
 
 
-def _lost_us(one: _Stretch, decision: Decision | None, reports: Sequence[int]) -> int | None:
-    """The GPU-µs held since the last checkpoint; None if no checkpoint is known."""
+def _lost_us(
+    one: _Stretch, decision: Decision | None, reports: Sequence[int], teams: Collection[str] | None
+) -> int | None:
+    """The GPU-µs held since the last checkpoint; None if no checkpoint is known. What the controller recorded counts
+    for readers who see all the pods that it stopped."""
     recorded = decision.inputs.get("lost_gpu_hours") if decision is not None else None
+    names = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds}
+    if decision is not None and teams is not None and not names.issuperset(_named(decision)):
+        recorded = None
     if isinstance(recorded, int | float):
         return round(recorded * MS_PER_HOUR * US_PER_MS)
     if not reports:
@@ -279,7 +328,7 @@ def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iter
     subject = decision.subject.partition("/")[2]
     if subject == f"{key.namespace}/{_name(key.job)}":
         return True
-    victims = [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
+    victims = _named(decision)
     if victims:
         return any(name in pods for name in victims)
     begin = f"{key.namespace}/"

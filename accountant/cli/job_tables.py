@@ -16,6 +16,7 @@ from accountant.wire.usage_cost_and_job_models import (
     EpochLine,
     Job,
     JobAnswer,
+    JobAttempt,
     JobsAnswer,
     NextHolder,
 )
@@ -122,21 +123,21 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
          Column("stopped by", overflow="fold"), Column("GPUs went to", overflow="fold")],
         (
             (
-                str(one.number),
+                NOTHING if one.number is None else str(one.number),
                 instant(one.start_ms, zone),
                 "running" if one.end_ms is None else instant(one.end_ms, zone),
                 _length(one.waited_ms),
-                _length((answer.end_ms if one.end_ms is None else one.end_ms) - one.start_ms),
+                _length(_ran_ms(one, answer.end_ms)),
                 str(one.gpus),
                 hours(one.gpu_us),
                 NOTHING if one.lost_gpu_us is None else hours(one.lost_gpu_us),
                 one.reason or _ENDS[one.end],
-                ", ".join(_next_holder(taker) for taker in one.next_holders) or NOTHING,
+                ", ".join(_next_holder(taker, job.id) for taker in one.next_holders or ()) or NOTHING,
             )
             for one in answer.attempts or ()
         ),
         caption="lost: GPU-hours since the last checkpoint; GPUs went to: who held them next, within half an hour"
-        + (f"; {answer.earlier_attempts:,} earlier attempts are not shown" if answer.earlier_attempts else ""),
+        + _left_out(answer.earlier_attempts),
         may_drop=("lost", "GPUs", "no.", "waited", "ran", "GPU-hours"),
     )  # fmt: skip
     return Group(facts, *([attempts] if answer.attempts else []), prices, *([epochs] if answer.epochs else []))
@@ -148,9 +149,22 @@ _ENDS = {
 }  # fmt: skip
 
 
-def _next_holder(taker: NextHolder) -> str:
+def _ran_ms(one: JobAttempt, until_ms: int) -> int | None:
+    """How long an attempt ran; until `until_ms` if it still runs, and None if it began later."""
+    length_ms = (until_ms if one.end_ms is None else one.end_ms) - one.start_ms
+    return length_ms if length_ms > 0 else None
+
+
+def _left_out(earlier: int | None) -> str:
+    if earlier is None:
+        return "; earlier attempts are not shown, and their number is not known"
+    return f"; {earlier:,} earlier attempts are not shown" if earlier else ""
+
+
+def _next_holder(taker: NextHolder, job: str) -> str:
+    """job: the id of the job whose GPUs it took."""
     later = f", {_length(taker.after_ms)} later" if taker.after_ms else ""
-    return f"{taker.job or 'another team'} ({taker.gpus}{later})"
+    return f"{'itself' if taker.job == job else taker.job or 'another team'} ({taker.gpus}{later})"
 
 
 def job_record(job: Job, currency: str | None) -> dict[str, object]:

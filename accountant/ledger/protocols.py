@@ -125,19 +125,34 @@ class Hold:
     """A pod, or another holder, held a GPU or a part of one without a break over [start_ms, end_ms).
 
     key: the holder's job.
+    team, queue: those that the time is booked to. A hold is split where they change.
     pod, uid: the holder's name and identifier.
     part: the MIG profile of the part, "" for a whole or a shared GPU.
+    device: the ledger's number of the GPU, or of the part; two parts of one profile differ.
     gpu_us: the time that it held of the GPU."""
 
     key: JobKey
+    team: str
+    queue: str
     pod: str
     uid: str
     node: str
     gpu: str
     part: str
+    device: int
     start_ms: int
     end_ms: int
     gpu_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The newest holds of a question, sorted by start.
+
+    whole_after_ms: every hold that ended later is there; None: all are there."""
+
+    found: tuple[Hold, ...]
+    whole_after_ms: int | None = None
 
 
 MOST_HOLDS: Final = 20_000

@@ -6,10 +6,12 @@ reuse them (accountant.storage.query.group_by_dimensions). A snapshot is not thr
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -19,24 +21,27 @@ from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import usage as usage_relation
-from accountant.ledger.protocols import MOST_HOLDS, EpochReport, Hold, JobKey, Quarantined
+from accountant.ledger.protocols import MOST_HOLDS, EpochReport, Hold, Holds, JobKey, Quarantined
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import State
-from accountant.storage.query.group_by_dimensions import ResultCache
+from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan, ResultCache, key_of, pieces_of
 from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.inventory_and_journal_tables import count_epochs, epochs_between, read_epochs
-from accountant.storage.write.name_ids import holders
+from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
 from accountant.wire.policy_models import PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
+from gputally.base.apportionment import apportion
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _HOLD_GAP_MS: Final = 60_000
 """Longest break, in which an agent restarts for example, that does not end a hold."""
+_ANY_ZONE: Final = ZoneInfo("UTC")
+"""For pieces that do not depend on local days."""
 _FEW = 500
 """Up to this many jobs are passed to DuckDB by name."""
 _MANY: Final = 20_000
@@ -182,7 +187,7 @@ class Snapshot:
         *,
         of: Collection[JobKey] | None = None,
         gpus: Collection[tuple[str, str]] | None = None,
-    ) -> list[Hold]:
+    ) -> Holds:
         """Return who held which GPUs in these spans, from when to when, the MOST_HOLDS newest, sorted by their start.
         The moment must have been opened for the spans.
 
@@ -198,8 +203,8 @@ class Snapshot:
             only = "gpu IN (FROM incoming)"
             ids = sorted(id_ for id_, gpu in self._state.fleet.gpus.items() if (gpu.cluster, gpu.uuid) in wanted)
         if not ids or not spans:
-            return []
-        parameters = {"gap": _HOLD_GAP_MS, "most": MOST_HOLDS}
+            return Holds(())
+        parameters = {"gap": _HOLD_GAP_MS, "most": MOST_HOLDS + 1}
         ranges = []
         for number, (low, high) in enumerate(union((low - BUCKET_MS, high) for low, high in spans)):
             parameters |= {f"low{number}": low, f"high{number}": high}
@@ -207,15 +212,43 @@ class Snapshot:
         sql = statement("holds", only=only, ranges=" UNION ALL ".join(ranges))
         table = record_columns.column_table(record_columns.ID, [(id_,) for id_ in ids])
         rows = list(called_off.each(self._cursor.run(sql, parameters, table)))
-        names = holders(self._cursor, {payer for payer, *_ in rows})
+        whole_after_ms = rows[MOST_HOLDS][-2] if len(rows) > MOST_HOLDS else None
+        rows = rows[:MOST_HOLDS]
+        if not rows:
+            return Holds((), whole_after_ms)
+        names = holders(self._cursor, {payer for payer, *_ in rows}, self._state.fleet.team_labels)
+        low, high = min(row[-3] for row in rows), max(row[-2] for row in rows)
+        pieces = pieces_of(self._state, low, high, ASSIGNED, _ANY_ZONE)
         found = []
-        for payer, uid, node, gpu, profile, begin, end, gpu_us in rows:
+        for payer, uid, node, gpu, profile, device, begin, end, gpu_us in rows:
             if not any(begin < high and end > low for low, high in spans):
                 continue
             name = names[payer]
             key = JobKey(name.cluster, name.namespace, name.job)
-            found.append(Hold(key, name.name or uid, uid, node, gpu, profile, begin, end, gpu_us))
-        return sorted(found, key=lambda hold: (hold.start_ms, hold.end_ms, hold.node, hold.gpu, hold.part, hold.uid))
+            booked = self._booked_to(name, begin, end, pieces)
+            parts = apportion(gpu_us, [until - since for since, until, *_ in booked])
+            for (since, until, team, queue), part_us in zip(booked, parts, strict=True):
+                pod = name.name or uid
+                found.append(Hold(key, team, queue, pod, uid, node, gpu, profile, device, since, until, part_us))
+        order = sorted(found, key=lambda hold: (hold.start_ms, hold.end_ms, hold.node, hold.gpu, hold.device, hold.uid))
+        return Holds(tuple(order), whole_after_ms)
+
+    def _booked_to(
+        self, name: HolderName, start_ms: int, end_ms: int, pieces: Sequence[ConstantSpan]
+    ) -> list[tuple[int, int, str, str]]:
+        """Split [start_ms, end_ms) where the holder's team or queue changes, and return (start, end, team, queue) in
+        order."""
+        found: list[tuple[int, int, str, str]] = []
+        first = bisect_right(pieces, start_ms, key=lambda piece: piece.start_ms) - 1
+        for piece in pieces[first:]:
+            if piece.start_ms >= end_ms:
+                break
+            team, queue = key_of(("team", "queue"), self._state.fleet, piece, 0, NO_DEVICE, name)
+            since = max(start_ms, piece.start_ms)
+            if found and found[-1][2:] == (team, queue):
+                since = found.pop()[0]
+            found.append((since, min(end_ms, piece.end_ms), team, queue))
+        return found
 
     def _holders_of(self, keys: Collection[JobKey]) -> dict[int, JobKey]:
         """Return the ids of the holders of these jobs, with the job of each."""

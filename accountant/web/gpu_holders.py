@@ -39,14 +39,16 @@ class GpuHolders:
     minute: the span of `rows`, a minute (in a lake: an hour).
     rows: the usage in it by GPU and holder, at most MOST_ROWS; more: the number of those left out.
     day: the local day, up to now.
-    holds: those of the day, the first MOST_BARS, with the team of each; None if the ledger has only whole hours.
+    holds: those of the day, the first MOST_BARS; None if the ledger has only whole hours.
+    more_holds: whether some are left out.
     series: the colours of the teams."""
 
     minute: Span
     rows: tuple[UsageLine, ...]
     more: int
     day: Span
-    holds: tuple[tuple[Hold, str], ...] | None
+    holds: tuple[Hold, ...] | None
+    more_holds: bool
     series: tuple[ChartSeries, ...]
 
 
@@ -57,22 +59,20 @@ def holders_of(moment: LedgerSnapshot, cluster: str, node: str, at_ms: int, day:
     minute_ms = at_ms - at_ms % MS_PER_MINUTE
     minute = moment.recent_span(minute_ms + MS_PER_MINUTE, MS_PER_MINUTE)
     rows = sorted(moment.usage(minute, _AT, here, timezone).lines(), key=_rank)
-    found = None
+    found, more_holds = None, False
     shares: dict[str, int] = {}
     if day[0] < day[1]:
         whole = moment.recent_span(day[1], day[1] - day[0])
-        of_day = moment.usage(whole, ("gpu", "team", "namespace", "job", "pod"), here, timezone).lines()
-        team_of: dict[tuple[str, str, str], str] = {}
+        of_day = moment.usage(whole, ("gpu", "team"), here, timezone).lines()
         for line in of_day:
-            key, gpu_us = line.key, line.accounts_gpu_us.allocated
-            if gpu_us:
-                team_of[key["namespace"], key["job"], key["pod"]] = key["team"]
-                shares[key["team"]] = shares.get(key["team"], 0) + gpu_us
+            if gpu_us := line.accounts_gpu_us.allocated:
+                shares[line.key["team"]] = shares.get(line.key["team"], 0) + gpu_us
         holds = moment.holds((day,), gpus={(cluster, line.key["gpu"]) for line in of_day})
         if holds is not None:
-            there = [hold for hold in holds if hold.node == node][:MOST_BARS]
-            found = tuple((hold, team_of.get((hold.key.namespace, hold.key.job, hold.pod), "")) for hold in there)
-    return GpuHolders(minute, tuple(rows[:MOST_ROWS]), max(0, len(rows) - MOST_ROWS), day, found, ranked(shares))
+            there = tuple(hold for hold in holds.found if hold.node == node)
+            found, more_holds = there[:MOST_BARS], len(there) > MOST_BARS or holds.whole_after_ms is not None
+    more = max(0, len(rows) - MOST_ROWS)
+    return GpuHolders(minute, tuple(rows[:MOST_ROWS]), more, day, found, more_holds, ranked(shares))
 
 
 def _rank(line: UsageLine) -> tuple[object, ...]:
@@ -90,9 +90,9 @@ def day_svg(found: GpuHolders, timezone: ZoneInfo, title: str) -> str:
     """An SVG with a row for each GPU, and a bar in the team's colour for each hold; holds at one time share the row."""
     holds = found.holds or ()
     start, end = found.day
-    by_gpu: dict[str, list[tuple[Hold, str]]] = defaultdict(list)
-    for hold, team in holds:
-        by_gpu[hold.gpu].append((hold, team))
+    by_gpu: dict[str, list[Hold]] = defaultdict(list)
+    for hold in holds:
+        by_gpu[hold.gpu].append(hold)
     css = {team: series.css for series in found.series for team in series.teams}
     height = _TOP + len(by_gpu) * (_ROW + _GAP) + _BOTTOM
     parted = "; ".join(
@@ -103,17 +103,17 @@ def day_svg(found: GpuHolders, timezone: ZoneInfo, title: str) -> str:
     for number, (gpu, of_gpu) in enumerate(sorted(by_gpu.items())):
         top = _TOP + number * (_ROW + _GAP)
         text(svg, "tick", 0, top + 14, gpu if len(gpu) <= _SHORT else gpu[: _SHORT - 1] + "…")
-        lanes = _lanes([hold for hold, _ in of_gpu])
+        lanes = _lanes(of_gpu)
         tall = _ROW / (max(lanes, default=0) + 1)
-        for (hold, team), lane in zip(of_gpu, lanes, strict=True):
+        for hold, lane in zip(of_gpu, lanes, strict=True):
             group = ET.SubElement(svg, "g")
             low, high = max(start, hold.start_ms), min(end, hold.end_ms)
             ET.SubElement(group, "title").text = (
-                f"{figure_formatting.name(team)}: {hold.key.namespace}/{hold.pod}, {_clock(low, timezone)} to "
+                f"{figure_formatting.name(hold.team)}: {hold.key.namespace}/{hold.pod}, {_clock(low, timezone)} to "
                 f"{_clock(high, timezone)}"
             )
             x, wide = _LEFT + (low - start) * scale, max((high - low) * scale - 1, 0.8)
-            rect(group, css.get(team, "s-rest"), x, top + lane * tall, wide, max(tall - 0.5, 0.8))
+            rect(group, css.get(hold.team, "s-rest"), x, top + lane * tall, wide, max(tall - 0.5, 0.8))
     hours = math.ceil((end - start) / MS_PER_HOUR)
     step = next((step for step in (1, 2, 3, 4, 6) if hours <= step * 8), 6)
     for hour in range(0, hours, step):

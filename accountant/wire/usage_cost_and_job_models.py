@@ -281,7 +281,7 @@ AttemptEnd = Literal["running", "preempted", "node-down", "stopped", "ended"]
 class JobAttempt(Model):
     """A time in which pods of a job held GPUs, from its start to its stop.
 
-    number: 1 for the job's first attempt.
+    number: 1 for the job's first attempt. None if the earlier ones are not known.
     end_ms: None while it runs.
     pods: the number of its pods.
     nodes: at most 20 of its nodes.
@@ -294,9 +294,10 @@ class JobAttempt(Model):
     decision: id of the controller's decision, and `decision_ms` its instant.
     lost_gpu_us: the time that it held since the job's last checkpoint, which its stop lost: as the controller recorded
         it, or since the last reported epoch. None if unknown, and for an attempt that was not stopped.
-    next_holders: who held its GPUs next, within half an hour, the most GPUs first."""
+    next_holders: who held its GPUs next, within half an hour, the most GPUs first. It may be the job itself. None if
+        unknown: of more holds than 20,000 the oldest are not read."""
 
-    number: int
+    number: int | None
     start_ms: int
     end_ms: int | None
     pods: int
@@ -309,15 +310,16 @@ class JobAttempt(Model):
     decision: str | None
     decision_ms: int | None
     lost_gpu_us: int | None
-    next_holders: tuple[NextHolder, ...]
+    next_holders: tuple[NextHolder, ...] | None
 
 
 class JobAnswer(Model):
     """One job over its whole life, or the requested span. The parts add up exactly to the job's usage and cost, and so
     do the epochs.
 
-    attempts: the newest 50 attempts, in order of time. None if this ledger does not know them: a lake has whole hours.
-        They have the job's held time, unless there are `earlier_attempts`, which are counted only."""
+    attempts: the newest 50 attempts of its whole life, in order of time. None if this ledger does not know them: a lake
+        has whole hours. They have the job's held time, unless there are `earlier_attempts`, which are counted only.
+        earlier_attempts: None if their number is unknown, because not all holds are read."""
 
     start_ms: int
     end_ms: int
@@ -327,7 +329,7 @@ class JobAnswer(Model):
     parts: tuple[JobPart, ...]
     epochs: tuple[EpochLine, ...]
     attempts: tuple[JobAttempt, ...] | None = None
-    earlier_attempts: int = 0
+    earlier_attempts: int | None = 0
 
 
 class DoneSpan(Model):

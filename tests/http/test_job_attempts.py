@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NodeFacts
-from agent.wire import PodFacts, UsageInterval
+from accountant.storage import read_snapshot
+from agent.wire import PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
 from tests.http.conftest import bearer, client_of, decision, settings_in, token_entry
@@ -141,7 +144,7 @@ def test_what_was_lost_is_what_was_held_since_the_last_epoch(service: Service) -
 def test_a_decision_of_the_controller_says_why(service: Service, mode: str, pods: list[str], end: str) -> None:
     made = decision(
         id="cycle/0/0", at_ms=BEGIN + 19 * MINUTE_MS, kind="preemption", subject="Job/vision/train", mode=mode,
-        reason="team nlp is owed 1 GPU", inputs={"pods": pods, "lost_gpu_hours": 0.5},
+        reason="team nlp is owed 1 GPU", inputs={"pods": pods, "result": "stopped", "lost_gpu_hours": 0.5},
     )  # fmt: skip
     assert client_of(service).post("/v1/decisions", json=[made], headers=bearer("all")).status_code == 200
     first, *_ = asked(service, "all")["attempts"]
@@ -158,6 +161,186 @@ def test_the_page_has_the_attempts_with_links(service: Service) -> None:
     assert "not recorded" in text
     assert "kernel panic" in text
     assert "/job/prod~nlp~Job~eval" in {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
+
+
+ONE_JOB_OF_TWO_TEAMS = INVENTORY.replace(
+    "{name: vision, team: vision}", "{name: vision, team: vision, label: team, teams: [vision, nlp]}"
+)
+
+
+@pytest.fixture
+def ledger_of(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Service]]:
+    """Makes a service with these records."""
+    leads = "".join(token_entry(team, "read, progress", f", teams: [{team}]") for team in ("nlp", "vision"))
+    with ExitStack() as running:
+
+        def make(facts: list[PodFacts], rows: list[UsageInterval], inventory: str = INVENTORY) -> Service:
+            chosen = settings_in(
+                tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=inventory,
+                tokens="tokens:\n" + token_entry("all", "admin") + leads,
+            )  # fmt: skip
+            service = running.enter_context(Service(chosen, clock))
+            deliver(service.ledger, NOW_MS, batch(rows, facts, cluster="prod", node="n1"))
+            return service
+
+        yield make
+
+
+def stopped(service: Service, minute: int, **inputs: Any) -> None:
+    """The controller records a decision about vision/train."""
+    made = decision(
+        id="cycle/0/0", at_ms=BEGIN + minute * MINUTE_MS, kind="preemption", subject="Job/vision/train",
+        mode="enforce", reason="team nlp is owed 1 GPU", inputs=inputs,
+    )  # fmt: skip
+    assert client_of(service).post("/v1/decisions", json=[made], headers=bearer("all")).status_code == 200
+
+
+def ended(minute: int) -> dict[str, int]:
+    return {"ended_ms": BEGIN + minute * MINUTE_MS}
+
+
+def test_a_team_sees_of_a_job_of_two_teams_only_its_own_pods(ledger_of: Any) -> None:
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, labels={"team": "vision"}, **ended(60)),
+        fact("a2", "vision", "Job/train", -10, 0, labels={"team": "nlp"}, **ended(60)),
+        fact("o", "vision", "Job/other", 5, 60, labels={"team": "vision"}),
+        fact("p", "vision", "Job/other", 5, 60, labels={"team": "nlp"}),
+    ]
+    rows = [
+        *minutes(0, 60, "GPU-1", "a1", "vision"), *minutes(0, 60, "GPU-2", "a2", "vision"),
+        *minutes(60, 120, "GPU-1", "o", "vision"), *minutes(60, 120, "GPU-2", "p", "vision"),
+    ]  # fmt: skip
+    service = ledger_of(facts, rows, ONE_JOB_OF_TWO_TEAMS)
+    stopped(service, 59, pods=["vision/pod-a1", "vision/pod-a2"], result="stopped", lost_gpu_hours=2)
+    for who, uid in (("vision", "a1"), ("nlp", "a2")):
+        found = asked(service, who)
+        held = found["job"]["accounts_gpu_us"]
+        (one,) = found["attempts"]
+        assert one["gpu_us"] == held["busy"] + held["allocated_idle"] == 60 * MINUTE_MS * 1000, uid
+        assert (one["pods"], one["gpus"]) == (1, 1)
+        assert one["lost_gpu_us"] is None, "the recorded loss is that of both teams"
+        assert [(taker["job"], taker["team"]) for taker in one["next_holders"]] == [("prod~vision~Job~other", who)]
+    (both,) = asked(service, "all")["attempts"]
+    assert (both["pods"], both["gpus"], both["lost_gpu_us"]) == (2, 2, 7_200_000_000)
+    assert sorted((taker["team"], taker["gpus"]) for taker in both["next_holders"]) == [("nlp", 1), ("vision", 1)]
+
+
+@pytest.mark.parametrize("result", ["blocked", "refused", "unavailable", "gone", "another", None])
+def test_a_decision_that_stopped_nothing_ends_no_attempt(service: Service, result: str | None) -> None:
+    stopped(service, 19, pods=["vision/pod-a1"], lost_gpu_hours=0.5, **({"result": result} if result else {}))
+    first, *_ = asked(service, "all")["attempts"]
+    assert (first["end"], first["decision"], first["lost_gpu_us"]) == ("stopped", None, None)
+
+
+def test_a_decision_that_only_shrank_an_attempt_does_not_end_it(ledger_of: Any) -> None:
+    """a1 is preempted at minute 20, and a2 ends by itself at minute 70."""
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, **ended(20)), fact("a2", "vision", "Job/train", -10, 0, **ended(70)),
+    ]  # fmt: skip
+    rows = [*minutes(0, 20, "GPU-1", "a1", "vision"), *minutes(0, 70, "GPU-2", "a2", "vision")]
+    service = ledger_of(facts, rows)
+    stopped(service, 19, pods=["vision/pod-a1"], result="stopped")
+    (one,) = asked(service, "all")["attempts"]
+    assert (one["end"], one["decision"]) == ("ended", None)
+
+
+def mig(first: int, last: int, uid: str, space: str, part: int) -> list[UsageInterval]:
+    """Records of a pod that held a part of GPU-1."""
+    of = Slice(
+        profile="1g.10gb", gi=part, ci=0, compute=1, compute_of=7, memory_mib=10_000, memory_of_mib=80_000
+    )  # fmt: skip
+    half = MINUTE_MS * 500
+    return [
+        replace(row, slice=of, busy_us=0, capacity_us=half, allocated_us=half)
+        for row in minutes(first, last, "GPU-1", uid, space)
+    ]
+
+
+def test_the_next_holder_of_a_part_of_a_gpu_held_that_part(ledger_of: Any) -> None:
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, **ended(20)), fact("a3", "vision", "Job/train", -10, 0, **ended(20)),
+        fact("e", "nlp", "Job/eval", 5, 25), fact("o", "vision", "Job/other", 5, 22),
+    ]  # fmt: skip
+    rows = [*mig(0, 20, "a1", "vision", 1), *mig(0, 20, "a3", "vision", 3)]
+    rows += [*mig(25, 40, "e", "nlp", 1), *mig(22, 40, "o", "vision", 2)]
+    (one,) = asked(ledger_of(facts, rows), "all")["attempts"]
+    assert one["gpus"] == 2, "two parts of one profile"
+    assert [(taker["job"], taker["gpus"], taker["after_ms"]) for taker in one["next_holders"]] == [
+        ("prod~nlp~Job~eval", 1, 5 * MINUTE_MS)
+    ]  # fmt: skip
+
+
+def test_a_job_that_was_stopped_a_minute_ago_does_not_run(ledger_of: Any) -> None:
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, **ended(117)), fact("e", "nlp", "Job/eval", 110, 117),
+        pod_facts("pod-c1", BEGIN + 118 * MINUTE_MS, namespace="vision", uid="c1", node="", workload="Job/train",
+                  created_ms=BEGIN + 117 * MINUTE_MS),
+    ]  # fmt: skip
+    rows = [*minutes(0, 117, "GPU-1", "a1", "vision"), *minutes(117, 120, "GPU-1", "e", "nlp")]
+    service = ledger_of(facts, rows)
+    (one,) = asked(service, "all")["attempts"]
+    assert (one["end"], one["end_ms"]) == ("stopped", BEGIN + 117 * MINUTE_MS)
+    stopped(service, 116, pods=["vision/pod-a1"], result="stopped")
+    (one,) = asked(service, "all")["attempts"]
+    assert one["end"] == "preempted"
+    assert [taker["job"] for taker in one["next_holders"]] == ["prod~nlp~Job~eval"]
+
+
+def test_a_new_attempt_without_records_does_not_make_the_previous_one_run(ledger_of: Any) -> None:
+    facts = [fact("a1", "vision", "Job/train", -10, 0, **ended(110)), fact("c1", "vision", "Job/train", 110, 118)]
+    (one,) = asked(ledger_of(facts, minutes(0, 110, "GPU-1", "a1", "vision")), "all")["attempts"]
+    assert (one["end"], one["end_ms"]) == ("stopped", BEGIN + 110 * MINUTE_MS)
+
+
+def test_gpus_that_were_released_before_the_end_have_next_holders(ledger_of: Any) -> None:
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, **ended(20)), fact("a2", "vision", "Job/train", -10, 0, **ended(80)),
+        fact("e", "nlp", "Job/eval", 5, 20),
+    ]  # fmt: skip
+    rows = [
+        *minutes(0, 20, "GPU-1", "a1", "vision"), *minutes(20, 60, "GPU-1", "e", "nlp"),
+        *minutes(0, 80, "GPU-2", "a2", "vision"),
+    ]  # fmt: skip
+    (one,) = asked(ledger_of(facts, rows), "all")["attempts"]
+    assert [(taker["job"], taker["after_ms"]) for taker in one["next_holders"]] == [("prod~nlp~Job~eval", 0)]
+
+
+def test_a_job_that_takes_its_gpus_again_is_their_next_holder(ledger_of: Any) -> None:
+    facts = [
+        fact("a1", "vision", "Job/train", -10, 0, **ended(20)), fact("b1", "vision", "Job/train", 20, 22, **ended(40)),
+    ]  # fmt: skip
+    rows = [*minutes(0, 20, "GPU-1", "a1", "vision"), *minutes(22, 40, "GPU-1", "b1", "vision")]
+    service = ledger_of(facts, rows)
+    first, second = asked(service, "all")["attempts"]
+    assert [(taker["job"], taker["after_ms"]) for taker in first["next_holders"]] == [(JOB, 2 * MINUTE_MS)]
+    assert second["next_holders"] == []
+    page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | {"Accept": "text/html"})
+    assert "itself" in page.text
+
+
+def test_attempts_are_those_of_the_whole_life_whatever_the_span(service: Service) -> None:
+    whole = asked(service, "all")["attempts"]
+    for low, high in ((0, 10), (0, 20), (45, 90), (65, 66)):
+        query = {"start": BEGIN + low * MINUTE_MS, "end": BEGIN + high * MINUTE_MS}
+        answer = client_of(service).get(f"/v1/jobs/{JOB}", params=query, headers=bearer("all"))
+        if answer.status_code == 404:
+            assert (low, high) == (65, 66)
+            continue
+        assert answer.json()["attempts"] == whole, (low, high)
+
+
+@pytest.mark.parametrize(("most", "starts"), [(1, [100]), (2, [100]), (4, [40, 100]), (5, [0, 40, 100])])
+def test_attempts_that_are_not_all_read_say_so(
+    service: Service, monkeypatch: pytest.MonkeyPatch, most: int, starts: list[int]
+) -> None:
+    """The job has five holds, of which the newest are read; an attempt that is not there as a whole is left out."""
+    monkeypatch.setattr(read_snapshot, "MOST_HOLDS", most)
+    found = asked(service, "all")
+    assert [one["start_ms"] for one in found["attempts"]] == [BEGIN + at * MINUTE_MS for at in starts]
+    assert found["earlier_attempts"] == (0 if most == 5 else None)
+    assert [one["number"] for one in found["attempts"]] == ([1, 2, 3] if most == 5 else [None] * len(starts))
+    page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | {"Accept": "text/html"})
+    assert page.status_code == 200
 
 
 @pytest.fixture

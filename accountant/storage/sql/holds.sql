@@ -17,7 +17,7 @@ numbered AS (
     SELECT *, count(*) FILTER (begins) OVER (PARTITION BY payer, device ORDER BY start_ms, end_ms ROWS UNBOUNDED PRECEDING) AS run
     FROM joined
 )
-SELECT n.payer, h.uid, d.node, g.gpu_uuid, d.profile, min(n.start_ms), max(n.end_ms), CAST(sum(n.held_us) AS BIGINT)
+SELECT n.payer, h.uid, d.node, g.gpu_uuid, d.profile, n.device, min(n.start_ms), max(n.end_ms), CAST(sum(n.held_us) AS BIGINT)
 FROM numbered n
 JOIN holder h ON h.id = n.payer
 JOIN device d ON d.id = n.device
