@@ -96,6 +96,7 @@ OWN = {
         "condition",
         "named",
         "only",
+        "parts",
         "statement(rows)",
         "table",
         "tables",
