@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from sqlglot import exp
@@ -13,6 +13,10 @@ from accountant.lake.engines.protocol import Bounds
 from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text, with_parameters
 from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import LEDGERS
+
+_BIND_LATE: Final = "spark.sql.legacy.parameterSubstitution.constantsOnly"
+"""Setting with which Spark 4.1 binds parameters after it parsed the query. Otherwise its parser does, and the one that
+Iceberg's extensions put in its place does not know parameters."""
 
 
 class SparkEngine:
@@ -51,6 +55,7 @@ class SparkEngine:
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         try:
             asked, values = with_parameters(question)
+            self._session.conf.set(_BIND_LATE, "true")
             found: pa.Table = self._session.sql(sql_text(asked, "spark", bounds, self._table), args=values).toArrow()
         except Exception as error:
             raise LakeUnavailable(f"spark: {described(error)}") from error
