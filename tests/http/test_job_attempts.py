@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from accountant.composition import Service
-from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.storage import read_snapshot
 from agent.wire import PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
@@ -225,6 +225,27 @@ def test_a_team_sees_of_a_job_of_two_teams_only_its_own_pods(ledger_of: Any) -> 
     assert sorted((taker["team"], taker["gpus"]) for taker in both["next_holders"]) == [("nlp", 1), ("vision", 1)]
 
 
+def test_each_team_sees_the_time_that_was_booked_to_it_of_a_namespace_that_moved(ledger_of: Any) -> None:
+    """The namespace is of vision for the first hour, and then of nlp."""
+    inventory = INVENTORY.replace("  - {name: vision, team: vision}\n", "")
+    service = ledger_of(
+        [fact("a1", "vision", "Job/train", -10, 0)], minutes(0, 120, "GPU-1", "a1", "vision"), inventory
+    )
+    for minute, team in ((0, "vision"), (60, "nlp")):
+        space = NamespaceFacts("prod", "vision", team, since_ms=BEGIN + minute * MINUTE_MS)
+        service.ledger.observe(Facts(namespaces=(space,)), NOW_MS)
+    for who, start, end in (("vision", 0, 60), ("nlp", 60, None), ("all", 0, None)):
+        found = asked(service, who)
+        held = found["job"]["accounts_gpu_us"]
+        (one,) = found["attempts"]
+        assert one["gpu_us"] == held["busy"] + held["allocated_idle"], who
+        assert one["start_ms"] == BEGIN + start * MINUTE_MS
+        assert one["end_ms"] == (None if end is None else BEGIN + end * MINUTE_MS), who
+    page = client_of(service).get("/node/prod/n1", headers=bearer("all") | {"Accept": "text/html"})
+    titles = [text for text in read(page.text).texts if "vision/pod-a1" in text]
+    assert [title.partition(":")[0] for title in titles] == ["vision", "nlp"]
+
+
 @pytest.mark.parametrize("result", ["blocked", "refused", "unavailable", "gone", "another", None])
 def test_a_decision_that_stopped_nothing_ends_no_attempt(service: Service, result: str | None) -> None:
     stopped(service, 19, pods=["vision/pod-a1"], lost_gpu_hours=0.5, **({"result": result} if result else {}))
@@ -339,8 +360,11 @@ def test_attempts_that_are_not_all_read_say_so(
     assert [one["start_ms"] for one in found["attempts"]] == [BEGIN + at * MINUTE_MS for at in starts]
     assert found["earlier_attempts"] == (0 if most == 5 else None)
     assert [one["number"] for one in found["attempts"]] == ([1, 2, 3] if most == 5 else [None] * len(starts))
+    if most == 5:
+        assert [one["next_holders"] for one in found["attempts"]] == [None, [], []], "six holds are around the ends"
     page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | {"Accept": "text/html"})
     assert page.status_code == 200
+    assert ("not known" in page.text) == (most < 5)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.storage import read_snapshot
 from agent.wire import UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
@@ -98,6 +99,14 @@ def test_the_holds_of_the_day_have_their_exact_ends(service: Service) -> None:
     assert {"/job/prod~vision~Job~train", "/job/prod~nlp~Job~eval"} <= links(found)
     text = " ".join(found.texts)
     assert f"{datetime.fromtimestamp((BEGIN + 60 * MINUTE_MS) / 1000, UTC):%H:%M}" in text
+
+
+def test_holds_that_are_left_out_are_said(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = " ".join(page(service, f"/node/prod/n1?at={local(BEGIN)}").texts)
+    monkeypatch.setattr(read_snapshot, "MOST_HOLDS", 1)
+    cut = page(service, f"/node/prod/n1?at={local(BEGIN)}")
+    assert "leave gaps" in " ".join(cut.texts)
+    assert "leave gaps" not in whole
 
 
 def test_an_instant_that_is_none_is_refused(service: Service) -> None:
