@@ -28,7 +28,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _EPOCH_MS = re.compile(r"[0-9]{1,20}")
-_LOST_PLUS = re.compile(r"(T.*) (\d\d:\d\d)$")
+_LOST_PLUS = re.compile(r"(T[^T]*) (\d\d:\d\d)$")
 _MOST_DIMENSIONS = 6
 
 

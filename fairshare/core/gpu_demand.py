@@ -222,7 +222,7 @@ def gpus_taken(pods: Iterable[Pod]) -> float:
     return fsum((*whole, max(fsum(reserved), fsum(shared))))
 
 
-_FLOAT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 

@@ -21,7 +21,7 @@ MOST_DURATION_S: Final = 36_525 * 86_400
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _EPOCH_MS = re.compile(r"[0-9]{1,20}")
 _AGO = re.compile(r"(\d+[a-z]+)+")
-_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
+_DURATION, _PART = re.compile(r"(?:\d+[wdhms])+"), re.compile(r"(\d+)([wdhms])")
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _WHOLE = re.compile("[0-9]{1,12}")
 
@@ -30,10 +30,9 @@ def duration_seconds(text: str) -> int:
     """Return the seconds of a text such as `7d`, `1h30m`, `1w` or `90`. Raises ValueError for any other text."""
     if _WHOLE.fullmatch(text):
         return int(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    if not _DURATION.fullmatch(text):
         raise ValueError(f"not a duration: {text!r} (write for example 7d, 12h, 1h30m)")
-    return sum(int(number) * _SECONDS[unit] for number, unit in parts)
+    return sum(int(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
 def midnight_ms(day: date, tz: ZoneInfo) -> int:

@@ -190,7 +190,7 @@ def _without(tree: Mapping[str, Any], paths: frozenset[FieldPath], at: FieldPath
 
 GPU = "nvidia.com/gpu"
 
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:(n|u|m|k|[MGTPE]|[KMGTPE]i)|([eE][+-]?\d{1,3}))?", re.ASCII)
+_QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:(n|u|m|k|[MGTPE]|[KMGTPE]i)|([eE][+-]?\d{1,3}))?", re.ASCII)
 _SUFFIX = {
     "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
     "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,

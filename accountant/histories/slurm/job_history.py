@@ -410,4 +410,4 @@ def _mig_of(kind: str) -> str | None:
     return match[0] if match is not None and parse_mig_profile(match[0]) is not None else None
 
 
-_PROFILE_AT_END = re.compile(r"(?:\d+c\.)?(?<!\d)\d+g\.\d+gb(?:[-+.]\w[\w.+]*)?$", re.IGNORECASE)
+_PROFILE_AT_END = re.compile(r"(?<!\d)(?:\d+c\.)?\d+g\.\d+gb(?:[-+.]\w[\w.+]*)?$", re.IGNORECASE)

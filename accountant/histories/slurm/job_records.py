@@ -479,7 +479,7 @@ def _instant(value: object) -> int | None:
 
 
 _GRES = re.compile(r"([a-z]+)(?::([^,]*))?:(\d{1,6})")
-_SOCKETS = re.compile(r"\([^)]*\)")
+_SOCKETS = re.compile(r"\([^()]*\)")
 MOST_GPUS = 1_024
 """Maximum number of GPUs (or MIG instances of one type) of a node."""
 

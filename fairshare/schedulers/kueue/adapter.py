@@ -92,6 +92,7 @@ from gputally.kubernetes.objects import (
     MigSlices,
     Object,
     counts_gpus,
+    duration_s,
     fixed_point,
     gpus,
     quantity,
@@ -103,11 +104,9 @@ _VERSIONS = ("v1beta1", "v1beta2")
 _NEWEST = _VERSIONS[-1]
 _FINAL, _INITIAL = "LessThanOrEqualToFinalShare", "LessThanInitialShare"
 _STRATEGIES = ([_FINAL], [_INITIAL], [_FINAL, _INITIAL])
-_ZERO = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h)?)*")
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
-_DURATION = re.compile(r"\+?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)", re.ASCII)
 _MARKER = re.compile(r"^---[ \t\r]*(?:#.*)?$", re.MULTILINE)
-_COMMENTS = re.compile(r"\s*(?:#.*\s*)*")
+_LEAST_S = 1e-9
+"""Go's shortest duration; a shorter one is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,8 @@ def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
 def _first_document(text: str) -> str:
     """Return the first of several YAML documents; comments before the first marker are none."""
     before, *documents = _MARKER.split(text)
-    return documents[0] if documents and _COMMENTS.fullmatch(before) else before
+    lines = (line.lstrip() for line in before.split("\n"))
+    return documents[0] if documents and all(not line or line.startswith("#") for line in lines) else before
 
 
 def fair_sharing_lines(version: str) -> str:
@@ -194,19 +194,22 @@ def _configuration(document: Mapping[str, Any], version: str) -> Configuration:
         return Configuration(version, fair, False, False, fault)
     if not isinstance(admission, Mapping):
         return Configuration(version, False, False, fault="admissionFairSharing is no section")
-    half_life = admission.get("usageHalfLifeTime")
-    if half_life is not None and not (isinstance(half_life, str) and _DURATION.fullmatch(half_life)):
-        text = f"admissionFairSharing.usageHalfLifeTime is {str(half_life)[:40]!r}, not a duration such as 168h"
-        return Configuration(version, False, False, fault=text)
+    seconds = {}
+    for key, default, example in (("usageHalfLifeTime", "0", "168h"), ("usageSamplingInterval", "5m", "5m")):
+        stated = admission.get(key)
+        length_s = duration_s(default if stated is None else str(stated).removeprefix("+"))
+        if length_s is None or not isinstance(stated, str | None):
+            text = f"admissionFairSharing.{key} is {str(stated)[:40]!r}, not a duration such as {example}"
+            return Configuration(version, False, False, fault=text)
+        seconds[key] = length_s
+    half_life_s, sampling_s = seconds.values()
     switched_off = isinstance(gates, Mapping) and gates.get("AdmissionFairSharing") is False
-    no_half_life = bool(_ZERO.fullmatch(half_life or "0"))
+    no_half_life = half_life_s < _LEAST_S
     weights = admission.get("resourceWeights") or {}
     if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
         text = "admissionFairSharing.resourceWeights are no numbers from 0"
         return Configuration(version, False, False, fault=text)
-    stated = admission.get("usageSamplingInterval")
-    sampling_s = _seconds(stated if isinstance(stated, str) else "5m")
-    penalty = 0.0 if no_half_life else 1 - 0.5 ** (sampling_s / _seconds(half_life or ""))
+    penalty = 0.0 if no_half_life else 1 - 0.5 ** (sampling_s / half_life_s)
     return Configuration(
         version, fair, not switched_off, no_half_life, fault, resource_weights=weights, penalty=penalty,
         sampling_s=sampling_s,
@@ -215,14 +218,6 @@ def _configuration(document: Mapping[str, Any], version: str) -> Configuration:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
-
-
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _seconds(duration: str) -> float:
-    """Return the length of a duration as Go writes it; 0 for any other text."""
-    return fsum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(duration))
 
 
 def _fair_sharing(version: str, section: object) -> tuple[bool, str]:
