@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from accountant.wire.option_types import ChoiceTexts
 from fairshare.controller.policy_difference import duration_text
 from fairshare.targets.weight_plan import Adapter
+from gputally.base.plugins import within
 from gputally.server.config_loading import parse_duration
 
 Kind = Literal["number", "duration", "instant", "text", "choice", "switch", "list", "yaml"]
@@ -43,19 +46,25 @@ class Field:
         return ".".join(self.path)
 
     def default(self, model: type[BaseModel]) -> str:
-        """Return the model's default as the form shows it; "" if the key is required."""
+        """Return the model's default as the form shows it; "" if the key is required, "computed" if a factory of
+        another package does not give it alone."""
         default: Any = self.section or model
         for key in self.path[-1:] if self.section else self.path:
             info = default.__pydantic_fields__[key]
             if info.is_required():
                 return ""
             default = info.default
+            if info.default_factory is not None:
+                try:
+                    default = within(_MOST_FACTORY_S, partial(_from_factory, info))
+                except Exception:  # noqa: BLE001 - it depends on other fields, or fails: the policy's check says so
+                    return "computed"
         if self.kind == "switch":
             return "yes" if default else "no"
         if default is None or self.kind == "yaml" or default == ():
             return "none"
         if self.kind == "duration":
-            return duration_text(default)
+            return duration_text(default) if isinstance(default, int) else str(default)
         return f"{default:g}" if isinstance(default, float) else str(default)
 
 
@@ -77,6 +86,11 @@ _TEXTS: Final = {
 }
 """What words say that many sections have."""
 _MOST_FIELDS: Final = 20
+_MOST_FACTORY_S: Final = 1.0
+
+
+def _from_factory(info: FieldInfo) -> Any:
+    return info.get_default(call_default_factory=True, validated_data={})
 
 
 def targets(adapters: Iterable[Adapter]) -> Group:

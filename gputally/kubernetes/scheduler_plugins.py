@@ -74,6 +74,11 @@ class PodGangKeys:
     leaders: tuple[tuple[str, ...], ...] = ()
     rank: str = ""
 
+    def __post_init__(self) -> None:
+        leaders: Any = self.leaders  # of another package
+        if not isinstance(leaders, tuple) or not all(isinstance(one, tuple) and len(one) > 1 for one in leaders):
+            raise ValueError(f"leaders are {str(leaders)[:80]}, not labels, each with its values")
+
 
 @dataclass(frozen=True, slots=True)
 class SharedGpuKeys:

@@ -46,6 +46,7 @@ go = threading.Event()
 """Ends an adapter that hangs."""
 Spoil = tuple[str, str]
 KAI = "__import__('fairshare.schedulers.kai.kinds').schedulers.kai.kinds.QUEUE"
+GANGS = "__import__('gputally').kubernetes.scheduler_plugins.PodGangKeys"
 READ = "observation = read_queues(found, read_lane)"
 STRANGE = f"{{name: replace(one, kind={KAI}) for name, one in observation.queues.items()}}"
 LANE = Kind("lanes.example.com/v1", "Lane", "lanes")
@@ -125,6 +126,8 @@ def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lan
         (("        lanes = seen.get(LANE, ())", "        raise Mute"), "Mute"),
         (("from dataclasses import replace", "raise GeneratorExit"), "GeneratorExit"),
         (("kinds=((LANE,), (SETUP,))", "kinds=(LANE, SETUP)"), "kinds"),
+        (("own_queue=own_queue", f"own_queue=own_queue, gangs={GANGS}('Lane', 'gang', leaders=((),))"), "leaders"),
+        (("own_queue=own_queue", f"own_queue=own_queue, gangs={GANGS}('Lane', 'gang', leaders=(('l',),))"), "leaders"),
         (("PodQueueLabels((", "PodQueueLabels(None and ("), "keys"),
         (('prefixes=("lanes",)', 'prefixes=("lanes", "kai")'), "kai"),
         (("kinds=((LANE,),", f"kinds=((LANE,), ({KAI},),"), "Queue"),
@@ -192,6 +195,31 @@ def test_the_calls_of_a_cycle_have_one_limit_together(lanes: Callable[..., None]
         assert [slow.spec(queue, 1.0) for _ in range(2)] == [{"weight": 1.0}] * 2
         with pytest.raises(guard.PluginFault, match="in a cycle"):
             slow.spec(queue, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("of", "shown"),
+    [
+        ("str = Field(default_factory=lambda: 'lanes')", "lanes"),
+        ("float = Field(default_factory=lambda: 1.5)", "1.5"),
+        ("Duration = Field(default_factory=lambda: 3600)", "1h"),
+        ("Duration = Field(default_factory=lambda: 'soon')", "soon"),
+        ("float = Field(default_factory=lambda: 1 / 0)", "computed"),
+        ("float = Field(default_factory=lambda data: data['apply'])", "computed"),
+    ],
+)
+def test_the_form_shows_the_default_of_a_section_of_another_package(
+    lanes: Callable[..., None], of: str, shown: str
+) -> None:
+    lanes(
+        ('    setup: str = "default"', f'    setup: str = "default"\n    own: {of}'),
+        (
+            "from accountant.wire",
+            "from pydantic import Field\nfrom gputally.server.config_loading import Duration\nfrom accountant.wire",
+        ),
+    )
+    (own,) = (each for each in scalars() if each.name == "targets.lanes.own")
+    assert own.default(Policy) == shown
 
 
 def test_most_writes_of_another_package_is_kept_and_bounded(lanes: Callable[..., None]) -> None:
