@@ -30,7 +30,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-import structlog
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter, model_validator
 
 from accountant.channels.protocol import SEAM, Channel, ChannelPlugin, Message, Refused
@@ -42,7 +41,6 @@ from gputally.base.plugins import MOST_LOADING_S, BrokenPlugin, NoPlugin, named,
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server.config_loading import Model
 
-_log = structlog.get_logger("accountant.notifications")
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Team = Annotated[str, Field(min_length=1, max_length=253)]
 
@@ -103,7 +101,9 @@ class _BrokenChannel:
 
 def _broken(name: str, content: Mapping[str, object], fault: str) -> Destination:
     """The destination of a channel that cannot be used. The others go on."""
-    _log.error("channel_left_out", channel=name, fault=fault)
+    import structlog  # clients load this module too, and not the logs of servers
+
+    structlog.get_logger("accountant.notifications").error("channel_left_out", channel=name, fault=fault)
     said = content[name]
     settings = _Unread.model_validate(said if isinstance(said, dict) else {"": said})
     channel = ChannelPlugin(name, _Unread, lambda _: _BrokenChannel(fault), files=False, reaches="", page="")
