@@ -147,7 +147,7 @@ def view(
     from sqlglot import Dialects
 
     from accountant.fleet.fleet_ledgers import Fleet, load_lake
-    from accountant.lake.engines.duckdb.engine import DuckDbEngine
+    from accountant.lake.engines.guard import open_engine
     from accountant.lake.iceberg_catalog import Catalogue
     from accountant.lake.tables import TABLES
     from accountant.lake.union_view import union_of_ledgers
@@ -157,8 +157,8 @@ def view(
         raise typer.BadParameter(f"there is no table {table!r}: choose from {', '.join(known)}", param_hint="TABLE")
     if dialect not in dialects:
         raise typer.BadParameter(f"there is no dialect {dialect!r}: choose from {', '.join(dialects)}")
-    catalogue = Catalogue.connect(load_lake(lake))
-    with closing(DuckDbEngine(catalogue)) as engine:
+    found = load_lake(lake)
+    with closing(Catalogue.connect(found)) as catalogue, closing(open_engine("duckdb", found)) as engine:
         left_out, namespaces = [], []
         for one in Fleet(engine).statuses().values():
             if one.fault:

@@ -101,12 +101,12 @@ KIND_OF_PARAMETER: dict[str, str] = {
     **dict.fromkeys(("id", "proposal", "name", "before"), "id"),
     **dict.fromkeys(
         ("by", "kind", "state", "format", "measure", "decay", "source", "show", "account", "apply", "keep", "lake",
-         "moved", "breakdown", "payers", "sort"),
+         "moved", "breakdown", "payers", "sort", "columns", "compare", "add", "across"),
         "word",
     ),
     **dict.fromkeys(
         ("cluster", "node", "gpu", "team", "namespace", "user", "shard", "subject", "reason", "model", "gpu_model",
-         "capacity_type", "price_row", "search"),
+         "capacity_type", "price_row", "search", "value"),
         "text",
     ),
     "min_coverage": "fraction", "timezone": "zone", "cron": "cron", "gpu_weight": "weight", "page": "page",

@@ -19,8 +19,7 @@ from accountant.lake.publisher import Publisher
 from accountant.ledger.journal import NewAct
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
-from tests.fleet.test_unreadable_ledgers import lost
-from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, overwrite, published
+from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, lost, overwrite, published
 
 
 def under(known: PublishedLedger, name: str) -> PublishedLedger:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from gputally.base.clock import VirtualClock
-from tests.lake.comparison_queries import SPAN, PublishedLedger, overwrite, published
+from tests.lake.comparison_queries import SPAN, PublishedLedger, lost, overwrite, published
 
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
@@ -133,18 +132,6 @@ def test_the_pages_of_a_ledger_that_cannot_be_read_say_why(both):
         assert "9.9.9" in answer.json()["detail"]
     with changed(both[1].connect(), FAULTS["a key of a policy"]), served(both) as client:
         assert client.get("/clusters/south/v1/policy").status_code == 503
-
-
-@contextmanager
-def lost(known: PublishedLedger, *parts: str) -> Iterator[None]:
-    """Files of a ledger's tables that are gone for a while."""
-    place = Path(known.connect().open(tables.LEDGERS).location().removeprefix("file://")).parent.joinpath(*parts)
-    away = place.with_name(f"{place.name}.away")
-    place.rename(away)
-    try:
-        yield
-    finally:
-        away.rename(place)
 
 
 LOST = {

@@ -22,7 +22,7 @@ from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue, rows_where
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
-from accountant.lake.tables import LakeTable
+from accountant.lake.tables import LEDGERS, LakeTable
 from accountant.ledger.protocols import EpochReport, Facts, JobKey
 from accountant.ledger.usage import MEASURES, START_UP, coverage
 from accountant.prices.price_book import PriceBook
@@ -239,6 +239,18 @@ def published(
 def overwrite(lake: Catalogue, table: LakeTable, rows: pa.Table, partition: Mapping[str, object]) -> None:
     """Replace rows of a table, as another program would."""
     lake.open(table).overwrite(rows.cast(table.arrow), rows_where(partition))
+
+
+@contextmanager
+def lost(known: PublishedLedger, *parts: str) -> Iterator[None]:
+    """Files of a ledger's tables that are gone for a while."""
+    place = Path(known.connect().open(LEDGERS).location().removeprefix("file://")).parent.joinpath(*parts)
+    away = place.with_name(f"{place.name}.away")
+    place.rename(away)
+    try:
+        yield
+    finally:
+        away.rename(place)
 
 
 def age(folder: Path, days: int) -> None:

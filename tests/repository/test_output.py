@@ -32,6 +32,7 @@ TEXT = {
     "accountant serve", "accountant fleet serve", "fleet serve", "accountant token new", "accountant token revoke",
     "fairshare run", "fairshare check", "fairshare shard", "accountant slurm",
     "agent run", "agent top", "dashboards build", "dashboards check", "accountant mcp", "mcp",
+    "accountant fleet view", "fleet view",
 }  # fmt: skip
 """Commands that print lines, or show a screen of their own."""
 

@@ -79,6 +79,7 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
         "gputally/doctor/rbac_checks.py": _OWNERS,
+        "gputally/testing/engines.py": "a hostile text with a variable that it would replace",
     },
     "xlsx": {},
     "pdf": {
