@@ -18,8 +18,7 @@ CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 
 def with_parameters(question: exp.Select) -> tuple[exp.Select, dict[str, str]]:
     """The query with a parameter in place of each text, and the texts by parameter. An engine whose client binds
-    parameters gets the texts beside the SQL, where nothing can read a part of them as SQL. In the SQL itself an engine
-    may do more than SQL: Spark replaces `${env:NAME}` even inside quotes."""
+    parameters gets the texts beside the SQL, where nothing can read a part of them as SQL."""
     names: dict[str, str] = {}
 
     def taken(node: exp.Expression) -> exp.Expression:

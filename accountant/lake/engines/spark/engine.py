@@ -10,13 +10,13 @@ from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
 from accountant.lake.engines.protocol import Bounds
-from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text, with_parameters
+from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text
 from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import LEDGERS
 
-_BIND_LATE: Final = "spark.sql.legacy.parameterSubstitution.constantsOnly"
-"""Setting with which Spark 4.1 binds parameters after it parsed the query. Otherwise its parser does, and the one that
-Iceberg's extensions put in its place does not know parameters."""
+_SUBSTITUTE: Final = "spark.sql.variable.substitute"
+"""Setting by which Spark replaces `${env:NAME}` in a query, even inside quotes. Texts are not bound as parameters,
+because the parser that Iceberg's extensions put in the place of Spark 4.1's does not know them."""
 
 
 class SparkEngine:
@@ -54,9 +54,8 @@ class SparkEngine:
 
     def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
         try:
-            asked, values = with_parameters(question)
-            self._session.conf.set(_BIND_LATE, "true")
-            found: pa.Table = self._session.sql(sql_text(asked, "spark", bounds, self._table), args=values).toArrow()
+            self._session.conf.set(_SUBSTITUTE, "false")
+            found: pa.Table = self._session.sql(sql_text(question, "spark", bounds, self._table)).toArrow()
         except Exception as error:
             raise LakeUnavailable(f"spark: {described(error)}") from error
         return found
