@@ -188,7 +188,8 @@ class _CachedAnswer:
 
     @property
     def nbytes(self) -> int:
-        return _HEAD_BYTES + int(getattr(self.value, "nbytes", UNSIZED_BYTES))
+        size = getattr(self.value, "nbytes", None)
+        return UNSIZED_BYTES if size is None else _HEAD_BYTES + int(size)
 
     @property
     def lifetime_ms(self) -> float:

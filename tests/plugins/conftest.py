@@ -27,8 +27,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of the path, in which a test installs packages."""
     monkeypatch.syspath_prepend(tmp_path)
     forget()
-    before = set(sys.modules)
     yield tmp_path
     forget()
-    for name in set(sys.modules) - before:
+    # Only modules of the folder: others, of an engine's library for example, cannot all be imported a second time.
+    brought = [
+        name for name, module in sys.modules.items()
+        if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}/")
+    ]  # fmt: skip
+    for name in brought:
         del sys.modules[name]
