@@ -33,6 +33,7 @@ from tests.chaos.accountant_process import (
     outbox,
 )
 from tests.deadlines import until
+from tests.hypothesis_examples import examples
 from tests.lake.comparison_queries import age, published
 
 SEED = 20261124
@@ -142,8 +143,8 @@ def test_killed_at_any_instant_of_publishing_the_lake_equals_the_ledger(accounta
 
 @pytest.mark.real
 @pytest.mark.timeout(1_800)
-def test_the_same_two_hundred_times(accountant: AccountantProcess) -> None:
-    _killed(accountant, 200)
+def test_the_same_many_times(accountant: AccountantProcess) -> None:
+    _killed(accountant, examples(60, 200))
 
 
 def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> None:
