@@ -50,7 +50,7 @@ def submit(request: RequestContext) -> Response:
 
 
 def check(request: RequestContext) -> Response:
-    """Answer POST `/policy/check`: the faults and the advice of the form as JSON, for the page's script."""
+    """Answer POST `/shares/policy/check`: the faults and the advice of the form as JSON, for the page's script."""
     draft = _draft(request.app, _standing(request.app), _sent_form(request))
     return JSONResponse(
         {

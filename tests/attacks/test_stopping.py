@@ -156,7 +156,7 @@ def test_the_ports_of_a_controller_stop_at_one_time(tmp_path: Path) -> None:
         idle = asked(clients, ("127.0.0.1", probes), "/livez")
         assert idle.recv(1 << 16)
         waiting = clients.enter_context(socket.create_connection(("127.0.0.1", pages)))
-        waiting.sendall(f"POST /policy/check HTTP/1.1\r\nHost: 127.0.0.1\r\n{form}".encode())
+        waiting.sendall(f"POST /shares/policy/check HTTP/1.1\r\nHost: 127.0.0.1\r\n{form}".encode())
         process.send_signal(signal.SIGTERM)
         idle.settimeout(patience_s())
         while idle.recv(1 << 16):
