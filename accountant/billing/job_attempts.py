@@ -42,7 +42,7 @@ _TOGETHER_MS: Final = 10 * MS_PER_MINUTE
 """Pods that are stopped together release their GPUs within this time: their grace periods differ."""
 _DECIDED_MS: Final = MS_PER_HOUR
 """A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
-_SETTLE_MS: Final = MS_PER_MINUTE
+_CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
 """Clocks of different machines differ by less."""
 
 
@@ -261,7 +261,7 @@ def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
     it smaller."""
     last = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds if hold.end_ms >= one.end_ms - _TOGETHER_MS}
     for decision in victims:
-        if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + _SETTLE_MS:
+        if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + _CLOCKS_DIFFER_MS:
             continue
         if not last.isdisjoint(_named(decision)):
             return decision
@@ -278,8 +278,8 @@ def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
     names = {hold.node for hold in one.holds}
     for node in nodes:
         for down in node.down if node.name in names else ():
-            begins = one.start_ms <= down.start_ms <= one.end_ms + _SETTLE_MS
-            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - _SETTLE_MS):
+            begins = one.start_ms <= down.start_ms <= one.end_ms + _CLOCKS_DIFFER_MS
+            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - _CLOCKS_DIFFER_MS):
                 return f"{node.name} is down: {down.reason}" if down.reason else f"{node.name} is down"
     return None
 

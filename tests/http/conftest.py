@@ -44,6 +44,14 @@ from tests.usage_records import batch, interval, pod_holder
 HOUR_US = 3_600_000_000
 H100 = "NVIDIA H100 80GB HBM3"
 
+INVENTORY = """\
+schema: 1
+cluster: prod
+namespaces:
+  - {name: nlp, team: nlp}
+  - {name: vision, team: vision}
+"""
+"""Two namespaces, each of a team of its own."""
 TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "import", "read", "progress", "policy", "admin")}
 """One token per scope, and nothing else."""
 BOUND = {"ingest": ", cluster: prod, node: node-1", "import": ", cluster: prod"}

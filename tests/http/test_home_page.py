@@ -13,20 +13,13 @@ from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
-from tests.http.conftest import client_of, settings_in
+from tests.http.conftest import INVENTORY, client_of, settings_in
 from tests.http.page_parser import read
 from tests.price_books import price_book_text
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_holder
 
 HOUR_MS = 60 * MINUTE_MS
 NOW = NOW_MS - NOW_MS % QUARTER_MS
-INVENTORY = """\
-schema: 1
-cluster: prod
-namespaces:
-  - {name: nlp, team: nlp}
-  - {name: vision, team: vision}
-"""
 
 
 def held(hours_ago: int, hours: int, gpu: str, space: str = "", share: int = 1) -> list[Any]:

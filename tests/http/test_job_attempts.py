@@ -16,19 +16,12 @@ from accountant.storage import read_snapshot
 from agent.wire import PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
-from tests.http.conftest import bearer, client_of, decision, settings_in, token_entry
+from tests.http.conftest import INVENTORY, bearer, client_of, decision, settings_in, token_entry
 from tests.http.page_parser import read
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 BEGIN = NOW_MS - 120 * MINUTE_MS
-INVENTORY = """\
-schema: 1
-cluster: prod
-namespaces:
-  - {name: nlp, team: nlp}
-  - {name: vision, team: vision}
-"""
 JOB = "prod~vision~Job~train"
 
 

@@ -17,19 +17,12 @@ from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import Principal
-from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
+from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 BEGIN = NOW_MS - 60 * MINUTE_MS
 TOTALS = ("total_cost", "total_gpu_us", "start_ms", "end_ms", "note")
-INVENTORY = """\
-schema: 1
-cluster: prod
-namespaces:
-  - {name: nlp, team: nlp}
-  - {name: vision, team: vision}
-"""
 TEAM = "/v1/jobs/prod~vision~Job~train"
 
 
