@@ -405,13 +405,16 @@ affinity:
 {{- toYaml $context -}}
 {{- end -}}
 
-{{/* The name of a cluster-wide object that pods need, from the values: (list . APIVERSION KIND NAME PATH). It fails before
-anything is installed if Helm can ask the cluster and the object is not there. */}}
+{{/* The name of an object of others from the values: (list . APIVERSION KIND NAME PATH), and its namespace if it has one. It
+fails before anything is installed if Helm can ask the cluster and the object is not there. Helm itself says that a kind is not there. */}}
 {{- define "gputally.existing" -}}
 {{- $root := index . 0 -}}
+{{- $version := index . 1 -}}
+{{- $kind := index . 2 -}}
 {{- $name := index . 3 -}}
-{{- if and $name $root.Values.lookups (lookup "v1" "Namespace" "" "kube-system") (not (lookup (index . 1) (index . 2) "" $name)) -}}
-{{- fail (printf "%s: the cluster has no %s %q, and no pod would start: create it, name another one, or set lookups=false to install nevertheless" (index . 4) (index . 2) $name) -}}
+{{- $namespace := gt (len .) 5 | ternary (last .) "" -}}
+{{- if and $name $root.Values.lookups (lookup "v1" "Namespace" "" "kube-system") ($root.Capabilities.APIVersions.Has (printf "%s/%s" $version $kind)) (not (lookup $version $kind $namespace $name)) -}}
+{{- fail (printf "%s: %s has no %s %q, and what needs it would wait for it: create it, name another one, or set lookups=false to install nevertheless" (index . 4) (empty $namespace | ternary "the cluster" (printf "the namespace %s" $namespace)) $kind $name) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}

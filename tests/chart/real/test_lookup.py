@@ -20,6 +20,7 @@ from tests.real.programs import built
 
 pytestmark = pytest.mark.real
 SPACE, GROUP = "lookups", "monitoring.coreos.com"
+GATEWAYS, CERTIFICATES = "gateway.networking.k8s.io", "cert-manager.io"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
@@ -161,6 +162,102 @@ def test_a_class_that_is_not_there_is_said_before_anything_is_installed(recorder
     recorder.send("POST", PRIORITIES, {"metadata": {"name": "gold"}, "value": 10})
     assert refused("agent.priorityClassName=gold") == ""
     recorder.send("DELETE", f"{PRIORITIES}/gold")
+
+
+def some(api_version: str, kind: str, name: str, namespace: str = "", **more: Any) -> dict[str, Any]:
+    place = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place}, **more}
+
+
+ROUTE = "accountant.httpRoute"
+ISSUER = "accountant.tls.certManager.issuerRef"
+INGRESSES = "networking.k8s.io/v1"
+
+
+@pytest.mark.parametrize(
+    ("values", "told", "missing"),
+    [
+        (
+            (
+                "accountant.publicUrl=https://gpus.example,accountant.ingress.enabled=true,"
+                "accountant.ingress.className=nginx"
+            ),
+            'accountant.ingress.className: the cluster has no IngressClass "nginx"',
+            some(INGRESSES, "IngressClass", "nginx", spec={"controller": "example.com/nginx"}),
+        ),
+        (
+            (
+                "fairshare.pages.enabled=true,fairshare.pages.tokens.existingSecret=tokens,"
+                "fairshare.pages.ingress.enabled=true,fairshare.pages.ingress.hosts={shares.example},"
+                "fairshare.pages.ingress.className=traefik"
+            ),
+            'fairshare.pages.ingress.className: the cluster has no IngressClass "traefik"',
+            some(INGRESSES, "IngressClass", "traefik", spec={"controller": "example.com/traefik"}),
+        ),
+        (
+            (
+                f"accountant.publicUrl=https://gpus.example,{ROUTE}.enabled=true,{ROUTE}.parentRefs[0].name=web,"
+                f"{ROUTE}.parentRefs[0].namespace={SPACE}"
+            ),
+            f'{ROUTE}.parentRefs: the namespace {SPACE} has no Gateway "web"',
+            some(f"{GATEWAYS}/v1", "Gateway", "web", SPACE),
+        ),
+        (
+            f"{ISSUER}.name=company",
+            f'{ISSUER}.name: the cluster has no ClusterIssuer "company"',
+            some(f"{CERTIFICATES}/v1", "ClusterIssuer", "company"),
+        ),
+        (
+            f"{ISSUER}.name=company,{ISSUER}.kind=Issuer",
+            f'{ISSUER}.name: the namespace {SPACE} has no Issuer "company"',
+            some(f"{CERTIFICATES}/v1", "Issuer", "company", SPACE),
+        ),
+        (
+            "agent.namespace.name=lookups-agents",
+            'agent.namespace.name: the cluster has no Namespace "lookups-agents"',
+            some("v1", "Namespace", "lookups-agents"),
+        ),
+        (
+            "namespaceOverride=lookups-release",
+            'namespaceOverride: the cluster has no Namespace "lookups-release"',
+            some("v1", "Namespace", "lookups-release"),
+        ),
+    ],
+    ids=["ingress", "ingress of the controller", "gateway", "cluster issuer", "issuer", "agents", "release"],
+)
+@pytest.mark.usefixtures("of_others")
+def test_what_others_provide_and_a_value_names_is_said_before_anything_is_installed(
+    recorder: Recorder, values: str, told: str, missing: dict[str, Any]
+) -> None:
+    with pytest.raises(AssertionError) as refused:
+        installed(recorder, CHART, "--set", values)
+    assert told in str(refused.value)
+    installed(recorder, CHART, "--set", values, "--set", "lookups=false")
+    recorder.apply(missing, dry_run=False)
+    installed(recorder, CHART, "--set", values)
+    recorder.send("DELETE", f"{recorder.place(missing)}/{missing['metadata']['name']}")
+
+
+@pytest.fixture(scope="module")
+def of_others(recorder: Recorder) -> Iterator[None]:
+    """The kinds of cert-manager and of the Gateway API that the server lacks, as long as this module runs."""
+    kinds = [
+        (CERTIFICATES, "certificates", "Certificate", True), (CERTIFICATES, "issuers", "Issuer", True),
+        (CERTIFICATES, "clusterissuers", "ClusterIssuer", False), (GATEWAYS, "gateways", "Gateway", True),
+        (GATEWAYS, "httproutes", "HTTPRoute", True), (GATEWAYS, "backendtlspolicies", "BackendTLSPolicy", True),
+    ]  # fmt: skip
+    made = [kind for kind in kinds if not recorder.server.serves(f"/apis/{kind[0]}/v1", kind[1])]
+    try:
+        for group, plural, kind, namespaced in made:
+            recorder.server.define(group, "v1", plural, kind, namespaced=namespaced)
+        for group, plural, *_ in made:
+            until(lambda g=group, p=plural: recorder.server.serves(f"/apis/{g}/v1", p), lambda p=plural: f"no {p}")
+        yield
+    finally:
+        for group, plural, *_ in made:
+            definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{plural}.{group}"
+            recorder.send("DELETE", definition)
+            until(lambda at=definition: recorder.refused("GET", at, None), lambda p=plural: f"{p} remains")
 
 
 @pytest.mark.parametrize("preset", sorted(CHART.glob("presets/*.yaml")), ids=lambda preset: preset.stem)
