@@ -61,6 +61,7 @@ from accountant.runtime.job_and_task_metrics import (
     Metrics,
     delivery_metrics,
     inventory_metrics,
+    label_metrics,
     lake_metrics,
     proposal_metrics,
     upkeep_metrics,
@@ -273,6 +274,7 @@ class Service:
             acts_at_once=own_volume,
             gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
             quotas=settings.quotas,
+            exported_labels=settings.exported_labels,
         )
         self._cluster: ClusterInventory | None = None
         try:
@@ -539,6 +541,8 @@ class Service:
             metrics.watch(FunctionCollector(partial(lake_metrics, self._publisher)))
         metrics.watch(FunctionCollector(partial(proposal_metrics, lambda: self.books.waiting)))
         metrics.watch(FunctionCollector(self._upkeep_metrics))
+        if self.settings.exported_labels:
+            metrics.watch(FunctionCollector(lambda: label_metrics(self.ledger.cut_labels())))
         if self._cluster is not None:
             metrics.watch(FunctionCollector(partial(inventory_metrics, self._cluster, self._clock)))
         return metrics
@@ -581,6 +585,7 @@ class Service:
                 self.ledger.nodes(),
                 kubernetes.team_labels,
                 kubernetes.user_labels,
+                self.settings.exported_labels,
                 tasks=self.tasks,
             )
         sources: tuple[Inventory | None, ...] = (written, self._cluster)

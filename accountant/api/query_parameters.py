@@ -13,20 +13,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, cast
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.reports.figure_formatting import age_note
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import (
+    BUILT_IN,
+    LABEL_NAME,
+    LABEL_PREFIX,
+    Dimension,
+    is_label,
+    known_dimension,
+    label_dimension,
+)
 from gputally.base import instants
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 _EPOCH_MS = re.compile(r"[0-9]{1,20}")
 _LOST_PLUS = re.compile(r"(T[^T]*) (\d\d:\d\d)$")
 _MOST_DIMENSIONS = 6
@@ -57,8 +64,17 @@ def _distinct(by: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
     return by
 
 
+if TYPE_CHECKING:
+    NamedDimension: TypeAlias = Dimension
+else:
+    NamedDimension = Annotated[
+        str,
+        AfterValidator(known_dimension),
+        WithJsonSchema({"anyOf": [{"enum": list(BUILT_IN)}, {"pattern": f"^{LABEL_PREFIX}{LABEL_NAME}$"}]}),
+    ]
+    """A dimension in a request: one that is built in, or `label:NAME` of an exported label."""
 By = Annotated[
-    tuple[Dimension, ...],
+    tuple[NamedDimension, ...],
     BeforeValidator(split_at_commas),
     AfterValidator(_distinct),
     Field(max_length=_MOST_DIMENSIONS, description="Dimensions to group by, separated by commas."),
@@ -86,6 +102,16 @@ Edge = Annotated[
         max_length=40,
     ),
 ]
+
+
+_OF_LABEL: Final = f"where.{LABEL_PREFIX}"
+
+
+def _label_value(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    if not equals or not is_label(known_dimension(LABEL_PREFIX + name)):
+        raise ValueError("not a label and its value: write NAME=VALUE")
+    return text
 
 
 class Params(BaseModel):
@@ -190,11 +216,35 @@ class FilteredParams(SpanParams):
     where_month: tuple[str, ...] = _where("month")
     where_day: tuple[str, ...] = _where("day")
     where_hour: tuple[str, ...] = _where("hour")
+    where_label: tuple[Annotated[str, AfterValidator(_label_value)], ...] = Field(
+        default=(),
+        max_length=1_000,
+        alias="where.label",
+        description="Only these values of exported labels, each as NAME=VALUE. `where.label:NAME=VALUE` is the same.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labels(cls, given: Any) -> Any:
+        """Takes `where.label:NAME=VALUE` as `where.label=NAME=VALUE`."""
+        if not isinstance(given, Mapping) or not any(str(name).startswith(_OF_LABEL) for name in given):
+            return given
+        kept = {name: value for name, value in given.items() if not str(name).startswith(_OF_LABEL)}
+        named = {name.removeprefix(_OF_LABEL): value for name, value in given.items() if name not in kept}
+        several = [(name, value if isinstance(value, list) else [value]) for name, value in named.items()]
+        before = kept.get("where.label", [])
+        pairs = [f"{name}={value}" for name, values in several for value in values]
+        return {**kept, "where.label": [*(before if isinstance(before, list) else [before]), *pairs]}
 
     @property
     def where(self) -> Mapping[Dimension, tuple[str, ...]]:
         """The given filters only."""
-        given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
+        given: dict[Dimension, tuple[str, ...]]
+        given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in BUILT_IN}
+        for text in self.where_label:
+            name, _, value = text.partition("=")
+            dimension = label_dimension(name)
+            given[dimension] = (*given.get(dimension, ()), value)
         return {name: values for name, values in given.items() if values}
 
 

@@ -37,7 +37,7 @@ By = Annotated[
     Field(
         max_length=200,
         description="Dimensions of the rows, joined by commas: team, queue, namespace, job, pod, user, gpu_model, gpu, "
-        "node, cluster, month, day, hour, …",
+        "node, cluster, month, day, hour, label:NAME of an exported pod label, …",
     ),
 ]
 Start = Annotated[

@@ -28,7 +28,7 @@ from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredIt
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
 from accountant.core.periods import hours, zone
-from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.protocols import Questions, of_holders, without_holder
 from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
@@ -71,9 +71,9 @@ def billed_tables(
     with_cluster = [(*by, _CLUSTER) if spread and _CLUSTER not in by else tuple(by) for by in groupings]
     billed = []
     priced = charges_by_grouping(ledger, book, start_ms, end_ms, with_cluster, timezone)
-    for wanted, by, of_holders in zip(groupings, with_cluster, priced, strict=True):
+    for wanted, by, own in zip(groupings, with_cluster, priced, strict=True):
         called_off.check()
-        columns = bill_start_up(of_holders, billing, by)
+        columns = bill_start_up(own, billing, by)
         if guaranteed or spread:
             rows = np.flatnonzero(columns.cells[:, ACCOUNT] == LINE_ACCOUNTS.index("unallocated"))
             unallocated = columns.only(rows).charges()
@@ -244,8 +244,8 @@ def _with_reserved(
 
 def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
     """The key of time that a team pays for although it did not hold it: without the names of a holder."""
-    payer = {"team": team, "queue": IDLE}
-    return tuple(payer.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))
+    held = {**{name: without_holder(name) for name in of_holders(by)}, "team": team}
+    return tuple(held.get(name, value) for name, value in zip(by, key, strict=True))
 
 
 def statement(

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_queue
 from accountant.core.periods import zone
-from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.protocols import Questions, of_holders
 from accountant.ledger.usage import START_UP, Where
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
@@ -83,8 +83,9 @@ def _reserved(
     spans = ModelSpans.of(policies, start_ms, end_ms)
     usage = ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
     unused, teams = unused_by_queue(policies, usage, start_ms, end_ms, zone(timezone))
+    held = of_holders(dimensions)
     of_gpus: tuple[Dimension, ...] = tuple(
-        dict.fromkeys((*spans.dimensions, *(name for name in dimensions if name not in OF_HOLDERS)))
+        dict.fromkeys((*spans.dimensions, *(name for name in dimensions if name not in held)))
     )
     free: dict[Lot, dict[Key, int]] = defaultdict(dict)
     relation = ledger.usage(spans.edges, of_gpus, None, timezone, ())

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.protocols import of_holders, without_holder
 from accountant.ledger.usage import ACCOUNTS, HELD, LENT, PRICED_BY, START_UP, Usage, names_of
-from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_model_names import parse_gpu_model
@@ -83,7 +82,6 @@ def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[
     return free, lent
 
 
-_WITHOUT_HOLDER: Final = {**{str(name): "" for name in OF_HOLDERS}, "team": IDLE, "queue": IDLE}
 MEMORY_SLICES = 8
 
 
@@ -151,7 +149,8 @@ def _with_unallocated(rows: list[_Row], by: Sequence[Dimension], unallocated: in
     """The rows, with `unallocated` as the unallocated time of all rows together."""
     free = [row.figures["unallocated"] for row in rows]
     if not any(free):
-        key = tuple([_WITHOUT_HOLDER.get(name, value) for name, value in zip(by, rows[0].key, strict=True)])
+        unheld = {name: without_holder(name) for name in of_holders(by)}
+        key = tuple([unheld.get(name, value) for name, value in zip(by, rows[0].key, strict=True)])
         return [*rows, _Row(key, dict.fromkeys(rows[0].figures, 0) | {"unallocated": unallocated}, Fraction(1))]
     for row, part in zip(rows, apportion(unallocated, free), strict=True):
         row.figures["unallocated"] = part

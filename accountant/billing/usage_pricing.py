@@ -38,7 +38,7 @@ from accountant.billing.time_reallocation import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
-from accountant.ledger.protocols import OF_HOLDERS, Questions
+from accountant.ledger.protocols import Questions, of_holders
 from accountant.ledger.usage import (
     ACCOUNTS,
     LENT,
@@ -151,7 +151,7 @@ def _at_rows(
 ) -> ChargeTable:
     """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
     usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, measures_to_price(book))
-    starts, with_unheld = [start for start, _ in spans], not set(where or ()) & OF_HOLDERS
+    starts, with_unheld = [start for start, _ in spans], not of_holders(where or ())
     return PricedUsage.of(usage, by, book, starts, with_unheld=with_unheld).without_details()
 
 

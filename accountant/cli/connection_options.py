@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 Printed = Annotated[Output, Option("--output", help="Format of the output.")]
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
-By = Annotated[str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node.")]
+By = Annotated[
+    str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node,label:NAME.")
+]
 Start = Annotated[
     str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month).")
 ]

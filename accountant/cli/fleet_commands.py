@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -434,11 +434,9 @@ def _query(wanted: Grouping, timezone: str) -> FleetQuery:
 
 
 def _dimensions(by: str) -> tuple[Dimension, ...]:
-    from accountant.wire.usage_cost_and_job_models import Dimension
+    from accountant.wire.usage_cost_and_job_models import known_dimension
 
-    known = get_args(Dimension)
-    names = tuple(part for part in by.split(",") if part)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise typer.BadParameter(f"there is no dimension {unknown[0]!r}: choose from {', '.join(known)}")
-    return names  # type: ignore[return-value]  # checked above
+    try:
+        return tuple(known_dimension(part) for part in by.split(",") if part)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

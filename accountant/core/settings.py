@@ -17,6 +17,7 @@ from accountant.core import periods
 from accountant.core.errors import SecretsUnreadable
 from accountant.core.periods import KnownTimezone
 from accountant.wire.policy_models import Measure
+from accountant.wire.usage_cost_and_job_models import LABEL_NAME
 from gputally.base.errors import SettingsFault as SettingsFault
 from gputally.server import config_loading
 from gputally.server.config_loading import Duration, Model, bare_off
@@ -149,6 +150,9 @@ class Quotas(Model):
     nodes: int = Field(default=40_000, ge=1)
     """Nodes that the agents of a cluster may name for the first time within a day; above it 429 with Retry-After, and
     the agent waits. An issuer of another cluster signs tokens of any node, so it could invent nodes without end."""
+    label_values: int = Field(default=500, ge=1)
+    """Values of one exported label that the pods of a namespace may have within 31 days; `__other__` stands for
+    further ones."""
     cluster_gpus: int = Field(default=400_000, ge=1)
     """GPUs that all nodes of a cluster together may report for the first time within a day: 20 for each node that a
     first installation of 20,000 nodes brings."""
@@ -404,6 +408,11 @@ class Settings(Model):
     """Policy file, for an accountant without fairshare; read again when it changes."""
     deliveries: Path | None = None
     """File that says which reports and notices are sent and where; read again when it changes."""
+    exported_labels: Annotated[
+        tuple[Annotated[str, Field(pattern=f"^{LABEL_NAME}$")], ...], BeforeValidator(_parse_list), Field(max_length=8)
+    ] = ()
+    """Labels of pods that are dimensions of usage and cost, for example `project`: `by=label:project`. They are kept
+    from then on; nodes' agents send those that their own `pod_labels` name."""
     linger_ms: int = Field(default=10, ge=0, le=1_000)
     """How long a commit waits for more batches, to share one fsync."""
     checkpoint_seconds: Duration = Field(default=300, ge=1)

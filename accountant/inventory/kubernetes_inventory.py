@@ -65,7 +65,8 @@ class ClusterInventory:
     cluster: its name in the ledger.
     known: the nodes in the ledger, whose histories continue.
     team_keys: further namespace labels that name a team.
-    user_keys: further labels and annotations of pods that name their user."""
+    user_keys: further labels and annotations of pods that name their user.
+    exported: labels of pods that are dimensions."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class ClusterInventory:
         known: Iterable[NodeFacts] = (),
         team_keys: Collection[str] = (),
         user_keys: Collection[str] = (),
+        exported: Collection[str] = (),
         tasks: BackgroundTasks | None = None,
     ) -> None:
         self._clock = clock
@@ -98,7 +100,8 @@ class ClusterInventory:
         """By pod (uid) and text of its epoch annotation: the instants at which the text was first seen, and written."""
         self._unconfirmed_epochs: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
-        self._team_labels: frozenset[str] = frozenset()
+        self._kept_labels = frozenset(exported)
+        """Exported labels, and those by which some namespace lets pods choose a team."""
         self._linked: dict[Link, set[str]] = {}
         self._queuing = Queuing(api, self._queue_changed, clock.wall_ms)
         self._spaces: Reflector[NamedObject, NamespaceFacts] = Reflector(
@@ -252,7 +255,7 @@ class ClusterInventory:
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
     def _pod_sighting(self, pod: Pod) -> PodSighting | None:
-        found = pod_sighting(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
+        found = pod_sighting(pod, self._clock.wall_ms(), self._kept_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
             found = replace(found, marks=as_placed(found.marks, known.marks))
@@ -266,7 +269,7 @@ class ClusterInventory:
         meta = space.metadata
         found = namespace_facts(self._cluster, meta.name, meta.labels or {}, meta.annotations or {}, self._team_keys)
         if found.label:
-            self._team_labels |= {found.label}
+            self._kept_labels |= {found.label}
         return found
 
     def _node_observation(self, node: Node) -> NodeObservation | None:

@@ -297,11 +297,11 @@ def is_gpu_resource(name: str) -> bool:
 
 
 def pod_sighting(
-    pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()
+    pod: Pod, now_ms: int, kept_labels: Collection[str] = (), user_keys: Sequence[str] = ()
 ) -> PodSighting | None:
     """The facts of a pod; None if it requests no GPU.
 
-    team_labels: labels by which some namespace lets pods choose a team; other labels are dropped.
+    kept_labels: exported labels, and those by which some namespace lets pods choose a team; others are dropped.
     user_keys: further labels and annotations that name the user, in order of precedence."""
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
@@ -322,7 +322,7 @@ def pod_sighting(
         namespace=meta.namespace,
         name=meta.name,
         node=spec.node_name,
-        labels={key: labels[key] for key in sorted(team_labels) if key in labels}
+        labels={key: labels[key] for key in sorted(kept_labels) if key in labels}
         | ({USER_KEY: user[:_LONGEST_USER]} if user else {}),
         priority=spec.priority,
         requests=requests,

@@ -11,7 +11,7 @@ instant counts, so neither their number nor their order matters. The cost of an 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
@@ -23,8 +23,8 @@ from accountant.core.periods import zone
 from accountant.ledger.journal import NewAct
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from agent.wire import Ack, Batch, PodFacts
 from gputally.base.instants import parse_instant
 from gputally.base.units import MS_PER_HOUR
@@ -159,8 +159,17 @@ MOST_HOLDS: Final = 20_000
 """The newest holds of a question, at most."""
 
 
-OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
-"""Dimensions that depend on the holder of a GPU; time without a holder has no value for them."""
+_OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
+
+
+def of_holders(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
+    """Those of the dimensions that depend on the holder of a GPU: also all labels of pods."""
+    return frozenset(name for name in dimensions if name in _OF_HOLDERS or is_label(name))
+
+
+def without_holder(dimension: Dimension) -> str:
+    """The value of a dimension of holders for time without a holder."""
+    return IDLE if dimension in ("team", "queue") or is_label(dimension) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,9 +426,11 @@ class Questions(Protocol):
         """The accounts and measures per group, for each span between two neighbouring `edges`, which ascend.
 
         Time without a holder has team and queue IDLE; held time without an assigned team or queue has UNASSIGNED; any
-        other missing name is "". `day` and `hour` are local to `timezone` (2026-10-01, 2026-10-01T13; see
-        `periods.hour_name`). Measures that are not asked for are not computed. Raises
-        accountant.core.errors.UnsupportedQuestion for measures that the ledger does not keep."""
+        other missing name is "". An exported label is as a queue: IDLE, and UNASSIGNED where it is not set; "" where
+        the pod's labels are unknown, and OTHER_VALUE for values that are too many. `day` and `hour` are local to
+        `timezone` (2026-10-01, 2026-10-01T13; see `periods.hour_name`). Measures that are not asked for are not
+        computed. Raises
+        accountant.core.errors.UnsupportedQuestion for measures and labels that the ledger does not keep."""
         ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:

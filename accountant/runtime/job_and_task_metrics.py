@@ -326,6 +326,19 @@ def upkeep_metrics(
     )
 
 
+def label_metrics(cut: Mapping[str, int]) -> Iterable[Metric]:
+    """Values of exported labels that were not kept. cut: their number by reason."""
+    family = CounterMetricFamily(
+        "gputally_exported_label_values_cut",
+        "Observed values of exported pod labels that were kept as `__other__` (reason values: too many in the "
+        "namespace; invalid: no value of a label) or not at all (changes: too many of one pod), since the start.",
+        labels=["reason"],
+    )
+    for reason in ("changes", "invalid", "values"):
+        family.add_metric([reason], cut.get(reason, 0))
+    yield family
+
+
 def lake_metrics(publisher: Publisher) -> Iterable[Metric]:
     """What this accountant published in the lake, and how it compared with the ledger."""
     if publisher.published_ms is not None:

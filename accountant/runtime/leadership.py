@@ -169,6 +169,7 @@ def take_over(settings: Settings, clock: Clock) -> Backup | None:
             archive=archive,
             gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
             quotas=settings.quotas,
+            exported_labels=settings.exported_labels,
         ).close()
     return backup
 

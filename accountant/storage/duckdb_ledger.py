@@ -261,7 +261,7 @@ class Offsite(Transactions):
                     fetched.require(needs, self._state.parts)
                     self._book(group, fetched)
             with self._transaction() as cursor:
-                take_rest(cursor, archive, part)
+                take_rest(cursor, archive, part, self._names.labels)
                 self._enter(cursor, part, last)
             self._names.forget()
             self._reread()
@@ -420,7 +420,9 @@ class DuckLedger(Offsite):
             if act is not None:
                 acts = write_acts(cursor, [act], acts)[-1].number
             requeued = self._names.origins.requeued(cursor, facts.pods)
-            fleet = inventory_and_journal_tables.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
+            fleet = inventory_and_journal_tables.write_facts(
+                cursor, self._state.fleet, facts, now_ms, closed_ms, self._names.labels
+            )
             self._names.origins.learn(cursor, facts.pods)
             booked = BookedChanges({}, frozenset(), pods=facts.pods, requeued=requeued)
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
@@ -719,6 +721,10 @@ class DuckLedger(Offsite):
     def last_act(self) -> int:
         return self._state.acts
 
+    def cut_labels(self) -> Mapping[str, int]:
+        """Return the number of values of exported labels that were not kept, by reason, since the start."""
+        return {str(reason): count for reason, count in self._names.labels.cut.items()}
+
     def extent(self) -> tuple[int, int]:
         return self._state.fleet.extent
 
@@ -769,6 +775,7 @@ def open_ledger(
     acts_at_once: bool = False,
     gpu_move_after_ms: int = MOVE_AFTER_MS,
     quotas: Quotas | None = None,
+    exported_labels: Sequence[str] = (),
 ) -> DuckLedger:
     """Open or create the ledger, and replay the archive parts that it lacks.
 
@@ -784,6 +791,7 @@ def open_ledger(
         acts_at_once=acts_at_once,
         gpu_move_after_ms=gpu_move_after_ms,
         quotas=quotas,
+        exported_labels=exported_labels,
     )
     try:
         ledger.adopt(clock.wall_ms())

@@ -207,6 +207,7 @@ class State:
     archived_registers: by append-only table, the number up to which it is archived.
     version: counts the commits of this process.
     changes: which spans those commits changed.
+    exported_labels: the labels of pods that are dimensions.
     devices, kinds: caches of device names and device kinds, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
@@ -222,6 +223,7 @@ class State:
     archived_registers: Mapping[str, int] = field(default_factory=dict)
     version: int = 0
     changes: Changes = field(default_factory=Changes)
+    exported_labels: tuple[str, ...] = ()
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
     kinds: DeviceKindsCache = field(default_factory=DeviceKindsCache, compare=False, repr=False)
     _device_names: list[Mapping[int, DeviceName]] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -237,7 +239,7 @@ class State:
         return self._device_names[0]
 
 
-def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
+def load(cursor: Cursor, zone: ZoneInfo = UTC, exported_labels: tuple[str, ...] = ()) -> State:
     """Read the state from the tables. `zone` is the time zone of the daily sums."""
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
@@ -276,4 +278,7 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
     kept = rollups.load(cursor).seen_from(zone)
     registers: dict[str, int] = dict(cursor.run("FROM archive_register"))
     acts, decisions = last_act(cursor), last_decision(cursor)
-    return State(marks, fleet, policies, unfolded, kept, frozen, archived, parts, acts, decisions, registers)
+    return State(
+        marks, fleet, policies, unfolded, kept, frozen, archived, parts, acts, decisions, registers,
+        exported_labels=exported_labels,
+    )  # fmt: skip

@@ -40,6 +40,7 @@ from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
+from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import Incoming, Section, Stream
 from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.untrusted_text import UNDECODABLE
@@ -351,7 +352,7 @@ def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
         cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
-def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
+def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, labels: PodLabels) -> None:
     """Replay everything in a part of the archive except its rows and the registers of `take_whole`."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
@@ -370,7 +371,7 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.stream = s.id AND {key})",
             [file],
         )
-    _take_pods(cursor, files["pods"])
+    _take_pods(cursor, files["pods"], labels)
     for table, key in (("policy", "effective_ms"), ("act", "number")):
         cursor.run(
             f"INSERT INTO {table} FROM read_parquet(?) p "  # noqa: S608
@@ -389,12 +390,20 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
     cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
 
 
-def _take_pods(cursor: Cursor, file: str) -> None:
-    rows = cursor.run("SELECT source, cluster, content FROM read_parquet(?) WHERE source != 'label'", [file])
+def _take_pods(cursor: Cursor, file: str, labels: PodLabels) -> None:
+    rows = cursor.run(
+        "SELECT source, cluster, content FROM read_parquet(?) WHERE source IN ('node', 'cluster')", [file]
+    )
     of_nodes = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "node"]
     of_cluster = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "cluster"]
-    write_pods(cursor, of_nodes)
-    write_pods(cursor, of_cluster, "pod_seen")
+    cursor.run(
+        "INSERT INTO exported_label SELECT cluster, uid, observed_ms, "
+        "row_number() OVER (PARTITION BY cluster, uid ORDER BY observed_ms) > 1, content FROM read_parquet(?) "
+        "WHERE source = 'exported' AND (cluster, uid) NOT IN (SELECT (cluster, uid) FROM exported_label)",
+        [file],
+    )
+    write_pods(cursor, of_nodes, labels=labels)
+    write_pods(cursor, of_cluster, "pod_seen", labels=labels)
     cursor.rows("name_pods")
     cursor.run(
         "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "

@@ -30,6 +30,7 @@ from accountant.storage.write.batch_admission import SET_ASIDE, GroupCommit, ove
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
 from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey, new_names
+from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import GpuName, Incoming, Stream, Truth
 from accountant.storage.write.rollups import compact
 from accountant.storage.write.sender_quotas import SenderUse
@@ -53,7 +54,8 @@ class Transactions:
     fence: returns why nothing may be committed; "" if this process is the leader (accountant.runtime.leadership).
     acts_at_once: acknowledge an act only when it is archived.
     gpu_move_after_ms: silence about a GPU after which another node may report it.
-    quotas: what one sender may leave in the ledger; None: the default quotas."""
+    quotas: what one sender may leave in the ledger; None: the default quotas.
+    exported_labels: the labels of pods that are dimensions."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class Transactions:
         acts_at_once: bool = False,
         gpu_move_after_ms: int = MOVE_AFTER_MS,
         quotas: Quotas | None = None,
+        exported_labels: Sequence[str] = (),
     ) -> None:
         self._clock = clock
         self._doubt = doubt
@@ -81,7 +84,8 @@ class Transactions:
         if archive is not None:
             self._database.reach(archive.engine_files())
         self._free_bytes = free_bytes or self._database.free_bytes
-        self._names = Dictionaries()
+        quotas = quotas or Quotas()
+        self._names = Dictionaries(PodLabels(exported_labels, quotas.label_values))
         self._month_zone = ZoneInfo(month_zone)
         self._windows = Windows(self._month_zone)
         self._writing = threading.RLock()
@@ -89,7 +93,7 @@ class Transactions:
         self._owners = GpuOwners(gpu_move_after_ms)
         try:
             with self._database.cursor() as cursor:
-                self._state = load(cursor, self._month_zone)
+                self._state = load(cursor, self._month_zone, self._names.labels.names)
                 self._owners.load(read_owners(cursor, self._state.fleet))
         except BaseException as error:
             self._database.close()
@@ -97,7 +101,7 @@ class Transactions:
                 raise LedgerUnavailable(f"{path}: cannot be read: {error}") from error
             raise
         self._pod_nodes = PodNodes(self._database.cursor)
-        self._use = SenderUse(quotas or Quotas())
+        self._use = SenderUse(quotas)
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
@@ -266,7 +270,9 @@ class Transactions:
         with self._swap, self._database.cursor() as cursor:
             version = self._state.version + 1
             self._state = replace(
-                load(cursor, self._month_zone), version=version, changes=self._state.changes.since(0, version)
+                load(cursor, self._month_zone, self._names.labels.names),
+                version=version,
+                changes=self._state.changes.since(0, version),
             )
             self._owners.load(read_owners(cursor, self._state.fleet))
             self._pod_nodes.forget()

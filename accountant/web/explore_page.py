@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse
 from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.query_parameters import QuerySpan, check_cost, invalid
+from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
 from accountant.core import periods
 from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.protocols import JobKey
@@ -49,7 +49,7 @@ from accountant.web.explore_table import (
     pivot,
     selected,
 )
-from accountant.web.list_bar import DIMENSION_TITLES, Bar, BarParams, Choice, check_names, time_unit
+from accountant.web.list_bar import Bar, BarParams, Choice, check_names, time_unit
 from accountant.web.page_rows import Page, paged
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
@@ -81,7 +81,7 @@ class ExploreParams(BarParams):
     values stand side by side."""
 
     measure: Measure = "allocated"
-    across: Dimension | None = None
+    across: NamedDimension | None = None
 
 
 Params = Annotated[ExploreParams, Query()]
@@ -140,7 +140,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
     from_ms = min(found.start_ms, found.before_ms[0] if found.before_ms is not None else found.start_ms)
     return month_and_decision_pages.page(
         request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,
-        titles=DIMENSION_TITLES, crossed=crossed, others=view.others, total=view.rows.total,
+        titles=bar.titles, crossed=crossed, others=view.others, total=view.rows.total,
         before=view.rows.total_before,
         rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
               for at in rows.rows] if crossed is None else (),
@@ -193,7 +193,18 @@ def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> 
     # A table side by side has no column but its measure: an order by another one is left.
     if own["across"] is not None and params.sort.removeprefix("-") in set(COLUMNS) - {params.measure}:
         params = params.model_copy(update={"sort": ""})
-    bar = Bar(path, params, by, span, {name: FIGURES[name].title for name in COLUMNS}, shown, usual, own, now)
+    bar = Bar(
+        path,
+        params,
+        by,
+        span,
+        {name: FIGURES[name].title for name in COLUMNS},
+        shown,
+        usual,
+        own,
+        now,
+        deps.settings.exported_labels,
+    )
     check_names(bar)
     return bar
 

@@ -12,20 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
-from accountant.api.query_parameters import FilteredParams, QuerySpan, invalid, split_at_commas
+from accountant.api.query_parameters import FilteredParams, NamedDimension, QuerySpan, invalid, split_at_commas
 from accountant.core.periods import Month
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_SECOND
 
-DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {
     "team": "Team", "queue": "Queue", "namespace": "Namespace", "job": "Job", "pod": "Pod", "container": "Container",
     "user": "User", "gpu_model": "GPU model", "gpu": "GPU", "node": "Node", "cluster": "Cluster", "pool": "Pool",
@@ -37,6 +36,11 @@ _LEVELS: Final = 3
 _RECENT: Final = (("24h", "24 h"), ("7d", "7 days"), ("30d", "30 days"))
 
 
+def title(dimension: Dimension) -> str:
+    """The heading of a dimension; of an exported label its name."""
+    return label_of(dimension) if is_label(dimension) else DIMENSION_TITLES[dimension]
+
+
 class BarParams(FilteredParams):
     """The parameters of a page with the bar.
 
@@ -44,11 +48,11 @@ class BarParams(FilteredParams):
     add, value: a filter that the form adds."""
 
     search: str = Field(default="", max_length=253)
-    sort: str = Field(default="", max_length=40)
+    sort: str = Field(default="", max_length=340)
     columns: Annotated[tuple[str, ...], BeforeValidator(split_at_commas)] = Field(default=(), max_length=40)
     compare: bool = False
     page: int = Field(default=1, ge=1, le=100_000)
-    add: Dimension | None = None
+    add: NamedDimension | None = None
     value: str | None = Field(default=None, max_length=1_024)
 
     @model_validator(mode="before")
@@ -97,7 +101,8 @@ class Bar:
     columns: the columns that the page can show, with their titles.
     shown: the columns that it shows.
     usual: its order if the request has none, as in `BarParams.sort`.
-    own: parameters that only this page has, in their order; None is left out."""
+    own: parameters that only this page has, in their order; None is left out.
+    labels: the exported labels, which are dimensions too."""
 
     path: str
     params: BarParams
@@ -108,6 +113,13 @@ class Bar:
     usual: str
     own: Mapping[str, str | None]
     now_ms: int
+    labels: tuple[str, ...] = ()
+
+    @property
+    def titles(self) -> Mapping[Dimension, str]:
+        """The dimensions to choose from, with their headings."""
+        asked = {name: title(name) for name in (*self.by, *self.params.where)}
+        return {**DIMENSION_TITLES, **{label_dimension(name): name for name in self.labels}, **asked}
 
     def url(self, path: str | None = None, **changes: Any) -> str:
         """The address of this view with other parameters. A change takes the view to its first page. None and "" leave
@@ -138,7 +150,7 @@ class Bar:
     def sort(self) -> str:
         """The order in force: none by a dimension by which the list is no longer grouped."""
         name = self.params.sort.removeprefix("-")
-        return "" if name in DIMENSIONS and name not in self.by else self.params.sort
+        return "" if _is_dimension(name) and name not in self.by else self.params.sort
 
     @property
     def page_url(self) -> str:
@@ -195,8 +207,8 @@ class Bar:
     def sorted_by(self, name: str) -> str:
         """The address of the view sorted by a column, the largest first, or by a dimension; the other way round if it
         is so already."""
-        first = name if name in DIMENSIONS else f"-{name}"
-        other = f"-{name}" if name in DIMENSIONS else name
+        first = name if _is_dimension(name) else f"-{name}"
+        other = f"-{name}" if _is_dimension(name) else name
         return self.url(sort=other if (self.sort or self.usual) == first else first)
 
     def order(self, name: str) -> str:
@@ -211,7 +223,7 @@ class Bar:
         """The groupings to choose from, one group of choices for each level."""
         chosen = (*self.by, *("" for _ in range(max(1, _LEVELS - len(self.by)))))[: max(_LEVELS, len(self.by))]
         return tuple(
-            tuple(Choice(name, title, name == level) for name, title in (("", "–"), *DIMENSION_TITLES.items()))
+            tuple(Choice(name, title, name == level) for name, title in (("", "–"), *self.titles.items()))
             for level in chosen
         )
 
@@ -219,6 +231,10 @@ class Bar:
     def hidden(self) -> tuple[tuple[str, str], ...]:
         """The parameters that the form keeps without a field of their own: the filters and the order."""
         return tuple(pair for pair in self._pairs({}) if pair[0].startswith("where.") or pair[0] == "sort")
+
+
+def _is_dimension(name: str) -> bool:
+    return is_label(name) or name in DIMENSION_TITLES
 
 
 def check_names(bar: Bar) -> None:

@@ -6,8 +6,9 @@ book's currency. A cost is None if some of the time has no price, and `unpriced_
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal, NewType, TypeAlias, TypeGuard, get_args
 
 from pydantic import Field
 
@@ -15,10 +16,46 @@ from accountant.wire.option_types import JobState, is_empty
 from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
-Dimension = Literal[
+BuiltInDimension = Literal[
     "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
     "region", "zone", "instance_type", "capacity_type", "mig_profile", "month", "day", "hour",
 ]  # fmt: skip
+BUILT_IN: Final[tuple[BuiltInDimension, ...]] = get_args(BuiltInDimension)
+LabelDimension = NewType("LabelDimension", str)
+"""An exported pod label as a dimension, for example `label:project`."""
+Dimension: TypeAlias = BuiltInDimension | LabelDimension
+LABEL_PREFIX: Final = "label:"
+LABEL_NAME: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+"""A name of a label, as Kubernetes allows it."""
+LABEL_VALUE: Final = re.compile(r"(?!__)\w[-\w.@:/+=]{0,127}")
+"""A value of a label that is kept; Kubernetes allows fewer. The ledger's own names begin with two underscores."""
+OTHER_VALUE: Final = "__other__"
+"""Stands for the values of an exported label that are too many (`quotas.label_values`) or no values of a label."""
+
+
+def label_dimension(name: str) -> LabelDimension:
+    """The dimension of an exported label: `label:project` of `project`."""
+    return LabelDimension(LABEL_PREFIX + name)
+
+
+def is_label(dimension: str) -> TypeGuard[LabelDimension]:
+    return dimension.startswith(LABEL_PREFIX)
+
+
+def label_of(dimension: LabelDimension) -> str:
+    """The name of the label: `project` of `label:project`."""
+    return dimension.removeprefix(LABEL_PREFIX)
+
+
+def known_dimension(name: str) -> Dimension:
+    """The dimension of this name. Raises ValueError for another name, also for one that cannot be a label's."""
+    for built_in in BUILT_IN:
+        if name == built_in:
+            return built_in
+    if is_label(name) and re.fullmatch(LABEL_NAME, label_of(name)):
+        return name
+    known = ", ".join(BUILT_IN)
+    raise ValueError(f"there is no dimension {name[:100]!r}: choose from {known}, or label:NAME of an exported label")
 
 
 class Accounts(Model):

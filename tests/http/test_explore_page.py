@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.ledger.usage import ACCOUNTS, MEASURES
 from accountant.web.explore_table import COLUMNS, Explored, Series, Table, selected
-from accountant.web.list_bar import DIMENSIONS
+from accountant.wire.usage_cost_and_job_models import BUILT_IN as DIMENSIONS
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import NOW_MS, bearer, client_of, encoded, refused, settings_in, token_entry, token_list
 from tests.http.page_parser import EVIL, Reader, read
@@ -54,7 +54,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 namespace=f"ns-{number % 3}",
                 node="node-1",
                 workload=f"Job/{EVIL if number == 1 else pod}",
-                labels={"gputally.dev/user": f"user-{number % 2}"},
+                labels={
+                    "gputally.dev/user": f"user-{number % 2}",
+                    **({} if number == 3 else {"project": f"p{number % 2}"}),
+                },
                 created_ms=begin,
             )
         )
@@ -73,7 +76,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with ExitStack() as running:
         folder = tmp_path_factory.mktemp("explore")
         tokens = token_list(token_entry("lead", "read", ", teams: [vision]"))
-        given = settings_in(folder, prices=price_book_text(H100="'2.40'"), inventory=INVENTORY, tokens=tokens)
+        given = settings_in(folder, prices=price_book_text(H100="'2.40'"), inventory=INVENTORY, tokens=tokens,
+                            exported_labels=("project",))  # fmt: skip
         service = running.enter_context(Service(given, VirtualClock(NOW_MS)))
         client = client_of(service)
         sent = encoded(batch(rows, facts, cluster="prod", node="node-1"))
@@ -109,11 +113,16 @@ def hours(gpu_us: int) -> Decimal:
     return (Decimal(gpu_us) / 3_600_000_000).quantize(Decimal("1e-9"))
 
 
-GROUPINGS = st.lists(st.sampled_from([name for name in DIMENSIONS if name != "hour"]), max_size=3, unique=True)
+GROUPINGS = st.lists(
+    st.sampled_from([*(name for name in DIMENSIONS if name != "hour"), "label:project"]), max_size=3, unique=True
+)
 
 
 @given(
-    by=GROUPINGS, only=st.sampled_from(["", "&where.namespace=ns-1", "&where.gpu_model=" + MODELS[1].replace(" ", "+")])
+    by=GROUPINGS,
+    only=st.sampled_from(
+        ["", "&where.namespace=ns-1", "&where.gpu_model=" + MODELS[1].replace(" ", "+"), "&where.label:project=p1"]
+    ),
 )
 @settings(max_examples=examples(8, 60), deadline=None)
 def test_every_view_has_the_figures_of_the_api(client: TestClient, by: list[str], only: str) -> None:

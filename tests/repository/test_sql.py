@@ -53,6 +53,7 @@ OWN = {
         "' AND '.join((f'list_contains(${name}s, {_QUOTED[name]})' for name in filters)) or 'true'",
         "', '.join((_QUOTED[name] for name in columns))",
         "joins",
+        "'e.history' if exported else 'NULL'",
         "label_values",
         "quoted",
     },

@@ -142,6 +142,12 @@ CREATE TABLE pod_seen (
 CREATE TABLE pod_label (
     cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, observed_ms BIGINT NOT NULL, labels VARCHAR NOT NULL
 );
+-- The exported labels of a pod from an instant on (accountant.storage.write.pod_labels). changed: false for the first ones,
+-- which also count before.
+CREATE TABLE exported_label (
+    cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, since_ms BIGINT NOT NULL, changed BOOLEAN NOT NULL,
+    content VARCHAR NOT NULL
+);
 -- The node that first named a pod, in a row or in a fact. Only the records of this node count for the pod.
 CREATE TABLE pod_node (cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, node VARCHAR NOT NULL, by_row BOOLEAN NOT NULL);
 

@@ -24,16 +24,16 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.core.claim_overlap import cut
-from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.protocols import of_holders, without_holder
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.ledger.usage import OF_TIME, Int64Array, Usage, UsageMeasure
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.span_splitting import local_hours
-from accountant.storage.write.name_ids import DeviceName, HolderName, holders
+from accountant.storage.write.name_ids import DeviceName, HolderName, holders, label_history
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_of
 from gputally.base import called_off
 
 MOST_CANDIDATES: Final = 1_000
@@ -76,18 +76,23 @@ class ResultCache:
     _start_up: StartUp | None = None
 
     def candidates(
-        self, cursor: Cursor, jobs: Collection[str], pods: Collection[str], labels: Collection[str]
+        self,
+        cursor: Cursor,
+        jobs: Collection[str],
+        pods: Collection[str],
+        labels: Collection[str],
+        exported: Sequence[str] = (),
     ) -> Mapping[int, HolderName] | None:
         """Return a superset of the holders that belong to these jobs or are these pods, with their labels and users.
 
         Returns None if there are more than MOST_CANDIDATES."""
-        key = (frozenset(jobs), frozenset(pods), frozenset(labels))
+        key = (frozenset(jobs), frozenset(pods), frozenset(labels), frozenset(exported))
         if key not in self._holders:
             names = {*pods, *(job.partition("/")[2] or job for job in jobs)}
             sql = statement("holders_named")
             ids = {id_ for (id_,) in cursor.run(sql, {"jobs": sorted(jobs), "names": sorted(names)})}
             few = len(ids) <= MOST_CANDIDATES
-            self._holders[key] = holders(cursor, ids, labels, users=True) if few else None
+            self._holders[key] = holders(cursor, ids, labels, exported, users=True) if few else None
         return self._holders[key]
 
     def classes(self, question: Hashable, read: Callable[[], HolderClasses]) -> HolderClasses:
@@ -152,11 +157,7 @@ class HolderClasses:
 
 def asks_for_unheld_time(where: Mapping[Dimension, Collection[str]]) -> bool:
     """Return whether the filter on holder dimensions includes time without a payer."""
-    return all(
-        (IDLE if dimension in ASSIGNED else "") in allowed
-        for dimension, allowed in where.items()
-        if dimension in OF_HOLDERS
-    )
+    return all(without_holder(dimension) in where[dimension] for dimension in of_holders(where))
 
 
 def classes(
@@ -172,18 +173,16 @@ def classes(
 
     `labels` are the pod labels that can name a team. `cache` is that of the snapshot. If it is given, a filter by job
     or pod is answered from it, and the result can contain holders outside the span."""
-    columns = _class_columns(dimensions)
+    columns, exported = _class_columns(dimensions), exported_in(dimensions)
+    read = partial(_read_classes, cursor, start_ms, end_ms, columns, where, labels, exported)
     if cache is None:
-        return _read_classes(cursor, start_ms, end_ms, columns, where, labels)
+        return read()
     if OF_FEW & where.keys():
-        candidates = cache.candidates(cursor, where.get("job", ()), where.get("pod", ()), labels)
+        candidates = cache.candidates(cursor, where.get("job", ()), where.get("pod", ()), labels, exported)
         if candidates is not None:
             return _classes_of(candidates, columns, where)
     filters = frozenset((name, frozenset(values)) for name, values in where.items())
-    return cache.classes(
-        (start_ms, end_ms, columns, filters, frozenset(labels)),
-        partial(_read_classes, cursor, start_ms, end_ms, columns, where, labels),
-    )
+    return cache.classes((start_ms, end_ms, columns, filters, frozenset(labels), exported), read)
 
 
 def _read_classes(
@@ -193,6 +192,7 @@ def _read_classes(
     columns: Sequence[str],
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str],
+    exported: Sequence[str],
 ) -> HolderClasses:
     """Return the classes of the holders in [start_ms, end_ms) by these columns."""
     filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
@@ -200,12 +200,13 @@ def _read_classes(
     by_user = "user" in columns or "user" in filters
     joins = (
         f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
-        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
+        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id " * by_user
+        + f"LEFT JOIN ({statement('holder_exports')}) e(id, history) ON e.id = n.id" * bool(exported)
     )
     label_values = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
     sql = statement(
         "holder_classes",
-        joins=joins, labels=label_values,
+        joins=joins, labels=label_values, exported="e.history" if exported else "NULL",
         user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in columns),
         filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
     )  # fmt: skip
@@ -213,10 +214,12 @@ def _read_classes(
     parameters |= {f"{name}s": values for name, values in filters.items()}
     if by_label:
         parameters["labels"] = sorted(labels)
+    if exported:
+        parameters["exported"] = list(exported)
     of: dict[int, int] = {}
     names: dict[int, HolderName] = {}
     for number, (*values, members) in enumerate(called_off.each(cursor.run(sql, parameters)), 1):
-        names[number] = _holder_name(dict(zip(columns, values, strict=True)), labels)
+        names[number] = _holder_name(dict(zip(columns, values, strict=True)), labels, exported)
         of |= dict.fromkeys(members, number)
     if asks_for_unheld_time(where):
         of[UNHELD] = UNHELD
@@ -251,15 +254,24 @@ def _class_columns(dimensions: Collection[Dimension]) -> tuple[str, ...]:
 
     A dimension may need several columns: a team, for example, depends on the cluster, the namespace and the queue."""
     needed = {name for dimension in dimensions for name in _NEEDED.get(dimension, ())}
+    needed |= {"exported"} if any(map(is_label, dimensions)) else set()
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
 
-def _holder_name(columns: Mapping[str, Any], labels: Collection[str]) -> HolderName:
+def exported_in(dimensions: Iterable[Dimension]) -> tuple[str, ...]:
+    """Return the names of the exported labels among the dimensions, sorted."""
+    return tuple(sorted(label_of(dimension) for dimension in dimensions if is_label(dimension)))
+
+
+def _holder_name(columns: Mapping[str, Any], labels: Collection[str], exported: Sequence[str]) -> HolderName:
     """Return a HolderName with only the given columns set."""
     values = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(columns)
     label_values = values.pop("labels", None) or ()
     pairs = zip(sorted(labels), label_values, strict=False)
-    return HolderName(**values, labels=frozenset((key, value) for key, value in pairs if value is not None))
+    return HolderName(
+        **values | {"exported": label_history(exported, values.get("exported"))},
+        labels=frozenset((key, value) for key, value in pairs if value is not None),
+    )
 
 
 _NAMED: Mapping[Dimension, str] = {
@@ -271,7 +283,7 @@ _NEEDED: Mapping[Dimension, Sequence[str]] = {
     "queue": ("queue_ref",), "team": ("cluster", "namespace", "queue_ref", "labels"),
 }  # fmt: skip
 _QUOTED = {
-    **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels")},
+    **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels", "exported")},
     "user": '"user"',
 }  # fmt: skip
 
@@ -296,15 +308,21 @@ class ConstantSpan:
 
 
 def pieces_of(
-    state: State, start_ms: int, end_ms: int, dimensions: frozenset[Dimension], zone: ZoneInfo
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    dimensions: frozenset[Dimension],
+    zone: ZoneInfo,
+    label_changes: Sequence[int] = (),
 ) -> list[ConstantSpan]:
     """Split [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps. Days and hours are
-    those of `zone`."""
+    those of `zone`. label_changes: the instants at which a queried label of a pod changed."""
     pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
     if dimensions & ASSIGNED:
         pieces = [ConstantSpan(*part) for part in in_force(state.policies, start_ms, end_ms)]
     relabelled = changes_between(state.fleet.charged.values() if "team" in dimensions else (), start_ms, end_ms)
     relabelled += changes_between(state.fleet.placed.values() if dimensions & OF_NODES else (), start_ms, end_ms)
+    relabelled += [at for at in label_changes if start_ms < at < end_ms]
     if relabelled:
         edges = sorted(set(relabelled))
         pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
@@ -345,6 +363,8 @@ def key_of(
 def _value(
     dimension: Dimension, fleet: Fleet, piece: ConstantSpan, gpu: int, device: DeviceName, holder: HolderName | None
 ) -> str:
+    if is_label(dimension):
+        return IDLE if holder is None else holder.exported_at(label_of(dimension), piece.start_ms)
     match dimension:
         case "team" | "queue":
             if holder is None:

@@ -25,7 +25,7 @@ from accountant.billing.time_reallocation import Share, lend
 from accountant.core.claim_overlap import union
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
-from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of
+from accountant.storage.query.group_by_dimensions import ConstantSpan, exported_in, key_of
 from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
@@ -244,7 +244,7 @@ def _lent_in(
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     table = sums(cursor, state, spans, state.device_kinds(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
     labels, held_by = state.fleet.team_labels, set(table[:, GROUPED_BY.index("payer")].tolist()) - {0}
-    names = holders(cursor, held_by, labels, users="user" in by)
+    names = holders(cursor, held_by, labels, exported_in(by), users="user" in by)
     device_names = state.device_names(cursor)
     columns = [(*GROUPED_BY, *ALL_CELLS).index(name) for name in _ShareOfGpu._fields]
     shares: dict[int, list[_ShareOfGpu]] = defaultdict(list)

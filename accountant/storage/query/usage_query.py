@@ -19,8 +19,9 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
+from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, sum_by_key
-from accountant.ledger.protocols import OF_HOLDERS
+from accountant.ledger.protocols import of_holders
 from accountant.ledger.usage import (
     LENT,
     MEASURES,
@@ -44,6 +45,7 @@ from accountant.storage.query.group_by_dimensions import (
     UsageQuestion,
     asks_for_unheld_time,
     classes,
+    exported_in,
     key_of,
     of_all,
     pieces_of,
@@ -53,8 +55,9 @@ from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from gputally.base import called_off
+from gputally.base.near_names import shown
 from gputally.base.units import MS_PER_HOUR
 
 H = TypeVar("H", bound=Hashable)
@@ -88,6 +91,9 @@ def usage(
     """Return the usage of the spans between neighbouring edges, see `Questions.usage`. `cache` is that of the
     snapshot."""
     where, by = where or {}, tuple(dict.fromkeys(by))
+    lacking = set(exported_in((*by, *where))) - set(state.exported_labels)
+    if lacking:
+        raise UnsupportedQuestion(unexported(min(lacking), state.exported_labels))
 
     def compute() -> Usage:
         return _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where, measures, cache).usage()
@@ -96,14 +102,24 @@ def usage(
     return cache.usage(UsageQuestion(tuple(edges), filters, timezone, frozenset(measures)), by, compute)
 
 
+def unexported(label: str, exported: Sequence[str]) -> str:
+    """Why a label is no dimension, and what to do."""
+    known = f"only {', '.join(exported)}" if exported else "none"
+    return f"the label {shown(label)} is not exported ({known}): name it in exported_labels in the settings"
+
+
 def _pieces(
-    state: State, edges: Sequence[int], dimensions: frozenset[Dimension], zone: ZoneInfo
+    cursor: Cursor, state: State, edges: Sequence[int], dimensions: frozenset[Dimension], zone: ZoneInfo
 ) -> tuple[list[int], list[ConstantSpan]]:
     """Return two lists: for each piece of the spans between edges the index of its span, and the pieces."""
+    label_changes: Sequence[int] = ()
+    if any(map(is_label, dimensions)):
+        bounds = {"low": edges[0], "high": edges[-1]}
+        label_changes = [at for (at,) in cursor.rows("label_changes", bounds)]
     span_of: list[int] = []
     pieces: list[ConstantSpan] = []
     for number, (start, end) in enumerate(pairwise(edges)):
-        pieces += pieces_of(state, start, end, dimensions, zone) if start < end else []
+        pieces += pieces_of(state, start, end, dimensions, zone, label_changes) if start < end else []
         span_of += [number] * (len(pieces) - len(span_of))
     return span_of, pieces
 
@@ -146,7 +162,7 @@ class _UsageTable:
         self._classes: HolderClasses | None = None
         """The classes of holders; None if no dimension depends on holders."""
         dimensions = frozenset(self._wanted)
-        span_of, self._pieces = _pieces(state, edges, dimensions, zone)
+        span_of, self._pieces = _pieces(cursor, state, edges, dimensions, zone)
         self._span_of = np.array(span_of, dtype=np.int64)
         eras: dict[tuple[int, int], ConstantSpan] = {}
         for span, piece in zip(span_of, self._pieces, strict=True):
@@ -166,7 +182,7 @@ class _UsageTable:
         """Add the ledger's rows and sums, and the unmetered and down time, for which there are no rows."""
         state, where = self._state, self._where
         devices, gpus = _filtered_devices(cursor, state, where)
-        of_devices = dimensions - OF_HOLDERS - OF_TIME
+        of_devices = dimensions - of_holders(dimensions) - OF_TIME
         kinds = (
             state.device_kinds(cursor, of_devices) if gpus is None else device_kinds(state.fleet, devices, of_devices)
         )
@@ -183,7 +199,7 @@ class _UsageTable:
         without_holder[:, self._names.index("unallocated")] = rest[:, unheld]
         self._add(rest[:, _TAG], rest[:, _DEVICE], np.full(len(rest), UNHELD), without_holder)
         if asks_for_unheld_time(where):
-            if OF_HOLDERS & where.keys():
+            if of_holders(where):
                 # The sums do not contain holders that the filter excludes, but their time was metered.
                 table = sums(cursor, state, _spans(self._pieces), kinds, gpus=gpus, memos=False)
             self._add_unseen(cursor, table, gpus)
@@ -193,17 +209,18 @@ class _UsageTable:
     ) -> Int64Array:
         """Return the sums by class of holders, and store the classes."""
         state, spans, where = self._state, _spans(self._pieces), self._where
-        if not dimensions & OF_HOLDERS:
+        of_holder = of_holders(dimensions)
+        if not of_holder:
             return sums(cursor, state, spans, self._kinds, gpus=gpus, memos=self._measures)
         start_ms, end_ms = self._pieces[0].start_ms, self._pieces[-1].end_ms
         labels = state.fleet.team_labels if "team" in dimensions else ()
-        if (end_ms - start_ms <= MS_PER_HOUR or gpus is not None) and not OF_HOLDERS & where.keys():
+        if (end_ms - start_ms <= MS_PER_HOUR or gpus is not None) and not of_holders(where):
             # For a short span or a few GPUs, the sums themselves show the holders.
             table = sums(cursor, state, spans, self._kinds, by_payer=True, gpus=gpus, memos=self._measures)
             payers = set(table[:, _PAYER].tolist()) - {UNHELD}
-            self._classes = of_all(holders(cursor, payers, labels, users="user" in dimensions))
+            self._classes = of_all(holders(cursor, payers, labels, exported_in(of_holder), users="user" in dimensions))
             return table
-        found = classes(cursor, start_ms, end_ms, dimensions & OF_HOLDERS, where, labels, cache)
+        found = classes(cursor, start_ms, end_ms, of_holder, where, labels, cache)
         if "queue" in where and not asks_for_unheld_time(where):
             rules, queues = {piece.era: piece.rules for piece in self._pieces}.values(), frozenset(where["queue"])
             found = found.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
@@ -287,9 +304,10 @@ class _UsageTable:
             return
         fleet, shown = self._state.fleet, self._kinds.shown
         names = {} if self._classes is None else self._classes.names
-        of_holder = [name for name in self._wanted if name in OF_HOLDERS]
+        held = of_holders(self._wanted)
+        of_holder = [name for name in self._wanted if name in held]
         of_time = [name for name in self._wanted if name in OF_TIME]
-        of_device = [name for name in self._wanted if name not in OF_HOLDERS and name not in OF_TIME]
+        of_device = [name for name in self._wanted if name not in held and name not in OF_TIME]
 
         def holder_values(era: int, payer: int) -> tuple[str, ...]:
             return key_of(of_holder, fleet, self._piece_of_era[era], EVERY_GPU, NO_DEVICE, names.get(payer))

@@ -7,4 +7,7 @@ WHERE $all OR (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)
 UNION ALL
 SELECT 'label', cluster, uid, observed_ms, labels FROM pod_label
 WHERE $all OR (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)
+UNION ALL
+SELECT 'exported', cluster, uid, since_ms, content FROM exported_label
+WHERE $all OR (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)
 ORDER BY ALL

@@ -12,4 +12,5 @@ WHERE cluster = $cluster AND observed_ms > $start AND observed_ms <= $end AND st
   AND starts_with(workload, 'SlurmJob/');
 DELETE FROM pod WHERE cluster = $cluster AND uid IN (FROM undescribed);
 DELETE FROM pod_label WHERE cluster = $cluster AND uid IN (FROM undescribed);
+DELETE FROM exported_label WHERE cluster = $cluster AND uid IN (FROM undescribed);
 DELETE FROM pod_node WHERE cluster = $cluster AND uid IN (FROM undescribed)

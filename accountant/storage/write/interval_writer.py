@@ -35,6 +35,7 @@ from accountant.storage.span_splitting import quarters
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
 from accountant.storage.write.name_ids import Dictionaries, HolderColumns, PodKey
+from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     GpuName,
@@ -226,7 +227,7 @@ def book(
     if pods:
         requeued = names.origins.requeued(cursor, pods)
         numbers = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
-        write_pods(cursor, pods, new_pods=names.origins.new_pods(cursor, pods))
+        write_pods(cursor, pods, new_pods=names.origins.new_pods(cursor, pods), labels=names.labels)
         add(cursor, "pod_fact", record_columns.FACT, numbers)
         names.origins.learn(cursor, pods)
     if group.gpus is not None:
@@ -403,27 +404,31 @@ def write_pods(
     facts: Sequence[tuple[str, PodFacts]],
     table: Literal["pod", "pod_seen"] = "pod",
     new_pods: Collection[PodKey] = (),
+    *,
+    labels: PodLabels,
 ) -> None:
     """Store the newest observation of each pod, given as (cluster, facts).
 
     The earliest labels, and the queue with which the pod was placed, do not change.
 
-    new_pods: pods that certainly have no row, so that they need not be looked up."""
+    new_pods: pods that certainly have no row, so that they need not be looked up.
+    labels: keeps the exported labels."""
     newest: dict[PodKey, ObservedPod] = {}
-    labels = set()
+    early = set()
     for cluster, fact in facts:
         seen = pod_facts.observed(fact, through_owners=table == "pod_seen")
         _merge(newest, (cluster, fact.uid), seen)
         if team_assignment.labels_count(fact):
             chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
-            labels.add((cluster, fact.uid, fact.observed_ms, chosen))
+            early.add((cluster, fact.uid, fact.observed_ms, chosen))
     known_uids = sorted({uid for cluster, uid in newest if (cluster, uid) not in new_pods})
     if known_uids:
         for row in cursor.plainly(statement("take_pods", table=table), [known_uids]):
             stored = _PodRow(*row)
             _merge(newest, (stored.cluster, stored.uid), _observed.decode(stored.content))
     add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
-    add(cursor, "pod_label", record_columns.POD_LABEL, sorted(labels))
+    add(cursor, "pod_label", record_columns.POD_LABEL, sorted(early))
+    labels.write(cursor, facts, new_pods, whole=table == "pod_seen")
 
 
 class _PodRow(NamedTuple):

@@ -22,6 +22,7 @@ from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import Fleet, NodeKey, blank
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import write_pods
+from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import add
 from accountant.wire.policy_models import Decision, PolicyVersion
 
@@ -209,11 +210,11 @@ def has_changes(fleet: Fleet, facts: Facts) -> bool:
     )
 
 
-def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
+def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int, labels: PodLabels) -> Fleet:
     """Store the facts of an inventory reading, and return the new fleet.
 
     A changed fact is valid from the reading on. A fact that was unknown before is valid for all time after `closed_ms`,
-    the end of the last closed month."""
+    the end of the last closed month. labels: keeps the exported labels of pods."""
     changed = _changed_nodes(fleet, facts.nodes)
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
     for key, node in changed.items():
@@ -238,6 +239,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
             cursor,
             [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
             "pod_seen",
+            labels=labels,
         )
     if facts.epochs:
         write_epochs(cursor, facts.epochs, now_ms)

@@ -10,10 +10,12 @@ queue, it reads the pod's queue from the tables again. Only the writer uses thes
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from operator import itemgetter
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ import pyarrow as pa
 
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
+from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     GpuName,
@@ -31,6 +34,7 @@ from accountant.storage.write.record_columns import (
     add,
     distinct,
 )
+from accountant.wire.policy_models import UNASSIGNED
 from agent.wire import Holder, PodFacts, Slice
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
@@ -226,9 +230,11 @@ HolderKey = tuple[str, str, str, str, str, str]
 
 
 class Dictionaries:
-    """The caches of the writer: the ids of outboxes, GPUs, devices and holders, and the queues of pods."""
+    """The caches of the writer: the ids of outboxes, GPUs, devices and holders, the queues of pods, and the values of
+    exported labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: PodLabels | None = None) -> None:
+        self.labels = labels or PodLabels()
         self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
         self.gpu: Dictionary[GpuName] = Dictionary("gpu", ("cluster", "gpu_uuid"))
         self.device: Dictionary[DeviceKey] = Dictionary(
@@ -249,6 +255,7 @@ class Dictionaries:
     def forget(self) -> None:
         for cache in (self.stream, self.gpu, self.device, self.holder, self.origins):
             cache.forget()
+        self.labels.forget()
 
 
 class HolderColumns:
@@ -328,12 +335,18 @@ class DeviceName:
 NO_DEVICE = DeviceName("", "", "")
 
 
+LabelHistory: TypeAlias = tuple[tuple[int, tuple[tuple[str, str | None], ...]], ...]
+"""Steps (instant, pairs of label and value), ascending. The first one also counts before its instant. A value is "" if
+the label is not set, and None if it is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class HolderName:
     """The names of a holder.
 
     job: the workload of the pod, or `Kind/name` of the holder itself if it has none.
     labels: the requested labels of the pod, as they were when the pod was first seen.
+    exported: the requested exported labels of the pod over time, see `label_history`.
     user: the user of the pod; "" if it was not requested or is unknown."""
 
     cluster: str
@@ -344,6 +357,21 @@ class HolderName:
     labels: frozenset[tuple[str, str]] = frozenset()
     container: str = ""
     user: str = ""
+    exported: LabelHistory = ()
+
+    def exported_at(self, label: str, at_ms: int) -> str:
+        """Return the value of an exported label at an instant: UNASSIGNED if it is not set, "" if it is unknown."""
+        place = bisect_right(self.exported, at_ms, key=itemgetter(0))
+        value = dict(self.exported[max(0, place - 1)][1]).get(label) if self.exported else None
+        return "" if value is None else value or UNASSIGNED
+
+
+def label_history(names: Sequence[str], history: Sequence[Mapping[str, Any]] | None) -> LabelHistory:
+    """Return the steps of the result of holder_exports.sql. names: the labels that it asked for."""
+    return tuple(
+        (step["since_ms"], tuple((name, value) for name, value in zip(names, step["texts"], strict=True)))
+        for step in history or ()
+    )
 
 
 class Devices:
@@ -383,10 +411,12 @@ def holders(
     cursor: Cursor,
     ids: Collection[int],
     labels: Collection[str] = (),
+    exported: Sequence[str] = (),
     *,
     users: bool = False,
 ) -> Mapping[int, HolderName]:
-    """Return the names of holders by id, with the values of these pod labels and, if `users` is set, their users."""
+    """Return the names of holders by id, with the values of these pod labels and exported labels and, if `users` is
+    set, their users."""
     if not ids:
         return {}
     incoming = record_columns.column_table(record_columns.ID, [(holder,) for holder in sorted(ids)])
@@ -401,6 +431,9 @@ def holders(
         for number, text in cursor.rows("holder_labels", incoming=incoming):
             chosen = frozenset((key, value) for key, value in _labels.decode(text).items() if key in labels)
             names[number] = replace(names[number], labels=chosen)
+    if exported:
+        for number, history in cursor.rows("holder_exports", {"exported": list(exported)}, incoming=incoming):
+            names[number] = replace(names[number], exported=label_history(exported, history))
     if users:
         for number, user in cursor.rows("holder_users", incoming=incoming):
             names[number] = replace(names[number], user=user)

@@ -351,6 +351,9 @@ POD = pa.schema(
      ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]
 )  # fmt: skip
 POD_LABEL = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("observed_ms", _I64), ("labels", _TEXT)])
+EXPORTED_LABEL = pa.schema(
+    [("cluster", _TEXT), ("uid", _TEXT), ("since_ms", _I64), ("changed", pa.bool_()), ("content", _TEXT)]
+)
 POD_NODE = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("node", _TEXT), ("by_row", pa.bool_())])
 POD_KEY = pa.schema([("cluster", _TEXT), ("uid", _TEXT)])
 SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])

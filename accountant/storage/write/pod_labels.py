@@ -1,0 +1,182 @@
+"""Keeps the exported labels of pods over time. They are dimensions of usage: `label:project` is the label `project`.
+
+Only the labels that the settings name are kept (`exported_labels`). A pod's first observed labels count from its start;
+a change counts from the first quarter-hour after it was observed, so it moves no earlier time. The API server's facts
+contain every label, so one that they lack is unset. A node's agent sends the labels that its own settings name, so one
+that it does not send stays as it was.
+
+Whoever makes a pod chooses its labels, so what a namespace can leave is bounded: `most` values of each label within 31
+days, and MOST_CHANGES changes of one pod. A further value, or a text that is no label's value, is kept as OTHER_VALUE
+and counted."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import structlog
+
+from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.write import record_columns
+from accountant.storage.write.record_columns import add
+from accountant.wire.usage_cost_and_job_models import LABEL_VALUE, OTHER_VALUE
+from agent.wire import PodFacts
+from gputally.base.units import BUCKET_MS, MS_PER_DAY
+
+PodKey: TypeAlias = tuple[str, str]
+"""(cluster, uid)."""
+Cut: TypeAlias = Literal["values", "invalid", "changes"]
+"""Why a value was not kept."""
+MOST_CHANGES: Final = 16
+"""Changes of one pod's labels that are kept; later ones are ignored."""
+_PERIOD_MS: Final = 31 * MS_PER_DAY
+_PERIODS: Final = 16
+"""Periods whose values are in memory."""
+
+
+class Content(msgspec.Struct, frozen=True):
+    """The content of a row of `exported_label`. labels: "" for a label that is not set; one that is missing is
+    unknown."""
+
+    namespace: str
+    labels: dict[str, str]
+
+
+class PodLabels:
+    """The exported labels, and the values of each that are in use. Only the writer uses it.
+
+    names: the exported labels.
+    most: values of one label that the pods of a namespace may have within 31 days.
+    cut: the number of observed values that were not kept, by reason, since the start of the process."""
+
+    def __init__(self, names: Sequence[str] = (), most: int = 1) -> None:
+        self.names = tuple(names)
+        self.cut: Counter[Cut] = Counter()
+        self._most = most
+        self._values: dict[int, defaultdict[tuple[str, str, str], set[str]]] = {}
+        """By period, and by cluster, namespace and label."""
+        self._log = structlog.get_logger("gputally.ledger")
+
+    def forget(self) -> None:
+        """Read the values again after a transaction failed."""
+        self._values.clear()
+
+    def write(
+        self, cursor: Cursor, facts: Sequence[tuple[str, PodFacts]], new_pods: Collection[PodKey], *, whole: bool
+    ) -> None:
+        """Add what these facts, given as (cluster, facts), say about labels.
+
+        whole: they contain every label that is set.
+        new_pods: pods that certainly have no row."""
+        told: dict[PodKey, list[PodFacts]] = {}
+        for cluster, fact in facts:
+            if self.names and (whole or not fact.labels.keys().isdisjoint(self.names)):
+                told.setdefault((cluster, fact.uid), []).append(fact)
+        if not told:
+            return
+        known = self._known(cursor, [key for key in told if key not in new_pods])
+        changed: dict[PodKey, list[tuple[int, Content]]] = {}
+        for key, several in told.items():
+            before = known.get(key, [])
+            after = before
+            for fact in sorted(several, key=lambda fact: fact.observed_ms):
+                after = self._with(cursor, key[0], after, fact, whole=whole)
+            if after != before:
+                changed[key] = after
+        if not changed:
+            return
+        stale = [key for key in changed if key in known]
+        if stale:
+            incoming = record_columns.column_table(record_columns.POD_KEY, stale)
+            cursor.run(
+                "DELETE FROM exported_label WHERE (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)",
+                incoming=incoming,
+            )
+        rows = [
+            (*key, since, place > 0, msgspec.json.encode(content, order="deterministic").decode())
+            for key, steps in changed.items()
+            for place, (since, content) in enumerate(steps)
+        ]
+        add(cursor, "exported_label", record_columns.EXPORTED_LABEL, rows)
+
+    def _known(self, cursor: Cursor, keys: Sequence[PodKey]) -> dict[PodKey, list[tuple[int, Content]]]:
+        found: dict[PodKey, list[tuple[int, Content]]] = {}
+        if keys:
+            rows = cursor.run(
+                "SELECT e.cluster, e.uid, e.since_ms, e.content FROM exported_label e "
+                "JOIN incoming i ON e.cluster = i.cluster AND e.uid = i.uid ORDER BY ALL",
+                incoming=record_columns.column_table(record_columns.POD_KEY, keys),
+            )
+            for cluster, uid, since, content in rows:
+                found.setdefault((cluster, uid), []).append((since, _decoder.decode(content)))
+        return found
+
+    def _with(
+        self, cursor: Cursor, cluster: str, steps: list[tuple[int, Content]], fact: PodFacts, *, whole: bool
+    ) -> list[tuple[int, Content]]:
+        """The steps with one observation. Those of a pod are sorted by the instant from which they count."""
+        bucket = fact.observed_ms - fact.observed_ms % BUCKET_MS
+        since = bucket if bucket == fact.observed_ms or not steps or bucket < steps[0][0] else bucket + BUCKET_MS
+        place = bisect_right([step for step, _ in steps], since)
+        before = steps[max(0, place - 1)][1].labels if steps else {}
+        named = {name: fact.labels.get(name, "") for name in self.names if whole or name in fact.labels}
+        labels = dict(before)
+        for name, value in named.items():
+            labels[name] = self._kept(cursor, (cluster, fact.namespace, name), value, since)
+        if steps and labels == before:
+            return steps
+        if len(steps) > MOST_CHANGES:
+            self._count("changes", fact.namespace, "")
+            return steps
+        step = (since, Content(fact.namespace, labels))
+        same = place > 0 and steps[place - 1][0] == since
+        return [*steps[: place - same], step, *steps[place:]]
+
+    def _kept(self, cursor: Cursor, whose: tuple[str, str, str], value: str, at_ms: int) -> str:
+        """The value under which a label's value is kept. whose: the cluster, the namespace and the label."""
+        if value == "":
+            return ""
+        if LABEL_VALUE.fullmatch(value) is None:
+            self._count("invalid", whose[1], whose[2])
+            return OTHER_VALUE
+        values = self._of_period(cursor, at_ms // _PERIOD_MS)[whose]
+        if value not in values:
+            if len(values) >= self._most:
+                self._count("values", whose[1], whose[2])
+                return OTHER_VALUE
+            values.add(value)
+        return value
+
+    def _of_period(self, cursor: Cursor, period: int) -> defaultdict[tuple[str, str, str], set[str]]:
+        if period not in self._values:
+            if len(self._values) >= _PERIODS:
+                self._values.clear()
+            found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+            rows = cursor.run(
+                "SELECT DISTINCT cluster, content FROM exported_label WHERE since_ms >= ? AND since_ms < ?",
+                [period * _PERIOD_MS, (period + 1) * _PERIOD_MS],
+            )
+            for cluster, text in rows:
+                content = _decoder.decode(text)
+                for name, value in content.labels.items():
+                    if value not in ("", OTHER_VALUE):
+                        found[cluster, content.namespace, name].add(value)
+            self._values[period] = found
+        return self._values[period]
+
+    def _count(self, why: Cut, namespace: str, label: str) -> None:
+        if not self.cut[why]:
+            self._log.warning("label_value_not_kept", why=why, namespace=namespace, label=label)
+        self.cut[why] += 1
+
+
+def labels_at(history: Sequence[tuple[int, Mapping[str, str]]], at_ms: int) -> Mapping[str, str]:
+    """The labels in force at an instant. history: ascending; the first ones also count before their instant."""
+    place = bisect_right(history, at_ms, key=lambda step: step[0])
+    return history[max(0, place - 1)][1] if history else {}
+
+
+_decoder = msgspec.json.Decoder(Content)
