@@ -5,14 +5,15 @@ pages. jinja2 escapes all values, because users choose the names in them. The mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
 from xml.etree import ElementTree as ET
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, pass_environment
 from jinja2.filters import make_attrgetter
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from gputally.base.untrusted_text import for_page
 
@@ -59,7 +60,70 @@ def environment(*packages: str) -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     made.filters["sum"] = _sum_of_numbers
+    made.globals["table"] = table
     return made
+
+
+def table(caption: str, caller: Callable[[], str], *, css: str = "", visible: bool = False, note: str = "") -> Markup:
+    """Return a table of a page; every table is made by this. In a template:
+
+        {% call table("Nodes") %}
+        <thead><tr><th class="t">Node</th><th>Held<small>GPU-h</small></th></tr></thead>
+        <tbody><tr><th>node-1</th><td>4.0</td></tr></tbody>
+        {% endcall %}
+
+    A head of the class `t` is of a column of text, all others are of figures. Every cell is aligned as its column, and
+    has its name as `data-label`: on a narrow screen a row is a card of names and values, below its first cell.
+
+    caption: what the table shows, also for screen readers. visible: show it above the table, with the note.
+    css: classes of the table."""
+    heads, mark, body = str(caller()).partition("</thead>")
+    columns = [
+        (_TAG.sub("", name.replace("<small>", ", ")).strip(" ,↑↓").replace('"', "&quot;"), _has_class(attributes, "t"))
+        for attributes, name in _HEAD.findall(heads)
+    ]
+    at = 0
+
+    def cell(found: re.Match[str]) -> str:
+        nonlocal at
+        tag, attributes = found.groups()
+        if tag == "tr":
+            at = 0
+            return found[0]
+        name, of_text = columns[at] if at < len(columns) else ("", False)
+        wide = _WIDE.search(attributes)
+        at += int(wide[1]) if wide else 1
+        if of_text and not _has_class(attributes, "t"):
+            attributes = (
+                attributes.replace('class="', 'class="t ', 1) if 'class="' in attributes else f'{attributes} class="t"'
+            )
+        if tag == "th":
+            return f'<th{attributes} scope="row">'
+        return f'<td{attributes} data-label="{name}">' if name and not wide else f"<td{attributes}>"
+
+    title = escape(finalize(caption))
+    shown = f"<caption><b>{title}</b>{escape(note)}" if visible else f'<caption class="quiet">{title}'
+    opened = f'<table class="{css}">' if css else "<table>"
+    return Markup(  # noqa: S704  the parts are escaped
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{title}, scrolls sideways">'
+        f"{opened}{shown}</caption>"
+        + _COLUMN.sub('<th scope="col"', heads) + mark + _CELL.sub(cell, body) + "</table></div>"
+    )  # fmt: skip
+
+
+_COLUMN = re.compile(r"<th\b")
+_HEAD = re.compile(r"<th\b([^>]*)>(.*?)</th>", re.DOTALL)
+_CELL = re.compile(r"<(tr|td|th)\b([^>]*)>")
+_TAG = re.compile(r"<[^>]*>")
+_WIDE = re.compile(r'colspan="(\d+)"')
+
+
+def _has_class(attributes: str, name: str) -> bool:
+    found = _CLASS.search(attributes)
+    return found is not None and name in found[1].split()
+
+
+_CLASS = re.compile(r'class="([^"]*)"')
 
 
 @pass_environment

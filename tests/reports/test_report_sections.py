@@ -400,4 +400,4 @@ def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None
     table = page[page.index("By GPU and kind of capacity") :].partition("</table>")[0]
     assert "Unallocated<small>GPU-h</small>" in table
     for row in priced:
-        assert f"<td>{figure_formatting.hours(row.figures.accounts.unallocated)}</td>" in table
+        assert f">{figure_formatting.hours(row.figures.accounts.unallocated)}</td>" in table
