@@ -69,7 +69,13 @@ from accountant.runtime.job_and_task_metrics import (
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.storage.ended_session_files import SessionFiles
 from accountant.storage.folder_or_object_store import in_folder, open_store
-from accountant.web import explore_page, job_and_node_pages, month_and_decision_pages, statement_detail_pages
+from accountant.web import (
+    books_pages,
+    explore_page,
+    job_and_node_pages,
+    month_and_decision_pages,
+    statement_detail_pages,
+)
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
@@ -107,6 +113,7 @@ ROUTES = (
             statement_detail_pages.router,
             job_and_node_pages.router,
             explore_page.router,
+            books_pages.router,
         )
         for route in router.routes
     ]

@@ -160,6 +160,11 @@ class Statement:
         return self.gpu_us > 0 and self.coverage > 0
 
 
+def invoice_number(month: Month, team: str) -> str:
+    """The number of the invoice of a team for a month, the same on pages and in files."""
+    return f"INV-{month}-{team}"
+
+
 def build(
     items: Collection[Charge],
     book: PriceBook | None,

@@ -78,10 +78,7 @@ def table(caption: str, caller: Callable[[], str], *, css: str = "", visible: bo
     caption: what the table shows, also for screen readers. visible: show it above the table, with the note.
     css: classes of the table."""
     heads, mark, body = str(caller()).partition("</thead>")
-    columns = [
-        (_TAG.sub("", name.replace("<small>", ", ")).strip(" ,↑↓").replace('"', "&quot;"), _has_class(attributes, "t"))
-        for attributes, name in _HEAD.findall(heads)
-    ]
+    columns = [(_plain(name), _has_class(attributes, "t")) for attributes, name in _HEAD.findall(heads)]
     at = 0
 
     def cell(found: re.Match[str]) -> str:
@@ -116,6 +113,12 @@ _HEAD = re.compile(r"<th\b([^>]*)>(.*?)</th>", re.DOTALL)
 _CELL = re.compile(r"<(tr|td|th)\b([^>]*)>")
 _TAG = re.compile(r"<[^>]*>")
 _WIDE = re.compile(r'colspan="(\d+)"')
+
+
+def _plain(head: str) -> str:
+    """The name of a column, without the arrow of its order: for an attribute in double quotes."""
+    words = " ".join(_TAG.sub("", head.replace("<small>", ", ")).split())
+    return words.replace(" , ", ", ").strip(" ,↑↓").replace('"', "&quot;")
 
 
 def _has_class(attributes: str, name: str) -> bool:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 PAGES = (
     "overview", "explore", "explore-pivot",
     "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
-    "prices", "invoice", "act", "proposals", "coverage", "report",
+    "prices", "invoices", "invoice-steps", "audit", "invoice", "act", "proposals", "coverage", "report",
     "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",
 )  # fmt: skip
 WIDTHS = {"phone": 390, "desk": 1440}

@@ -11,14 +11,14 @@ FIGURES = {
     "/month/{month}/lines.csv": "", "/team/{team:path}": "month=MONTH", "/coverage": "", "/decisions": "",
     "/invoice": "", "/invoice/{month}": "", "/jobs": "", "/nodes": "", "/node/{cluster}/{node}": "", "/prices": "",
     "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
-    "/invoice/{month}/lines.csv": "", "/explore": "", "/explore.csv": "", "/explore.parquet": "",
+    "/invoice/{month}/lines.csv": "", "/invoices": "", "/invoices.csv": "", "/invoices/{month}": "", "/explore": "", "/explore.csv": "", "/explore.parquet": "",
 }  # fmt: skip
 """Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {
     "/v1/adjustments", "/v1/audit", "/v1/backups", "/v1/backups/{name}", "/v1/clock", "/v1/corrections",
     "/v1/decisions", "/v1/deliveries", "/v1/imports", "/v1/policy", "/v1/policy/versions", "/v1/prices",
     "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/v1/sessions/ended",
-    "/act/{number}",
+    "/act/{number}", "/audit", "/audit.csv",
     "/decisions/{at_ms}/{id:path}", "/leading", "/livez", "/readyz", "/openapi.json",
     "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
 }  # fmt: skip

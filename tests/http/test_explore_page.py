@@ -239,6 +239,106 @@ def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None
     assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
 
 
+def test_the_heads_of_a_file_are_text_with_a_name_each(client: TestClient) -> None:
+    view = f"{SPAN}&by=team,pod&across=pod"
+    text = client.get(f"/explore.csv?{view}").text
+    heads = next(csv.reader(io.StringIO(text)))
+    assert "'=HYPERLINK(1)" in heads
+    assert not any(head.startswith("=") or not head for head in heads)
+    stored = pq.read_table(io.BytesIO(client.get(f"/explore.parquet?{view}").content))
+    assert len(set(stored.column_names)) == len(stored.column_names) == len(heads)
+    assert all(stored.column_names)
+
+
+def test_a_table_side_by_side_is_sorted_by_a_group_or_its_measure_alone(client: TestClient) -> None:
+    view = f"{SPAN}&by=pod,team&across=team&measure=busy"
+    largest, smallest = ([row["total"] for row in table(client, f"/explore.csv?{view}&sort={sort}")[:-1]]
+                         for sort in ("-busy", "busy"))  # fmt: skip
+    assert largest == smallest[::-1] == sorted(largest, key=Decimal, reverse=True)
+    named = [row["pod"] for row in table(client, f"/explore.csv?{view}&sort=-pod")[:-1]]
+    assert named == sorted(named, key=lambda pod: pod.removeprefix("'"), reverse=True)
+    page = client.get(f"/explore?{view}&sort=-down", follow_redirects=False)
+    assert page.status_code == 303
+    assert "sort" not in dict(parse_qsl(urlsplit(page.headers["location"]).query))
+
+
+def test_a_file_side_by_side_is_bounded_in_cells(tmp_path: Path) -> None:
+    heads, groups = 999, 1_002
+    begin = NOW_MS - 2 * QUARTER_MS
+    with Service(settings_in(tmp_path), VirtualClock(NOW_MS)) as service:
+        client = client_of(service)
+        for first in range(0, groups, 334):
+            rows = [
+                interval(begin + number // heads * QUARTER_MS, f"GPU-{number % heads}", pod_holder(f"pod-{number}"))
+                for number in range(first, first + 334)
+            ]
+            assert client.post("/v1/usage", content=encoded(batch(rows))).status_code == 200
+        view = "start=1h&by=pod,gpu&across=gpu"
+        for ending in ("csv", "parquet"):
+            refused(client.get(f"/explore.{ending}?{view}"), "invalid-parameter")
+        assert client.get(f"/explore?{view}", headers=PAGE).status_code == 200
+        assert len(table(client, f"/explore.csv?{view}&search=pod-99")) == 12
+
+
+def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=pod&search=POD-1").text
+    assert len(shown(page)) == 2
+    chart = page[page.index('class="legend"') : page.index("<tbody>")]
+    assert "“POD-1”" in chart
+    whole = client.get(f"/explore?{SPAN}&by=pod").text
+    assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
+
+
+def test_the_heads_of_a_file_are_text_with_a_name_each(client: TestClient) -> None:
+    view = f"{SPAN}&by=team,pod&across=pod"
+    text = client.get(f"/explore.csv?{view}").text
+    heads = next(csv.reader(io.StringIO(text)))
+    assert "'=HYPERLINK(1)" in heads
+    assert not any(head.startswith("=") or not head for head in heads)
+    stored = pq.read_table(io.BytesIO(client.get(f"/explore.parquet?{view}").content))
+    assert len(set(stored.column_names)) == len(stored.column_names) == len(heads)
+    assert all(stored.column_names)
+
+
+def test_a_table_side_by_side_is_sorted_by_a_group_or_its_measure_alone(client: TestClient) -> None:
+    view = f"{SPAN}&by=pod,team&across=team&measure=busy"
+    largest, smallest = ([row["total"] for row in table(client, f"/explore.csv?{view}&sort={sort}")[:-1]]
+                         for sort in ("-busy", "busy"))  # fmt: skip
+    assert largest == smallest[::-1] == sorted(largest, key=Decimal, reverse=True)
+    named = [row["pod"] for row in table(client, f"/explore.csv?{view}&sort=-pod")[:-1]]
+    assert named == sorted(named, key=lambda pod: pod.removeprefix("'"), reverse=True)
+    page = client.get(f"/explore?{view}&sort=-down", follow_redirects=False)
+    assert page.status_code == 303
+    assert "sort" not in dict(parse_qsl(urlsplit(page.headers["location"]).query))
+
+
+def test_a_file_side_by_side_is_bounded_in_cells(tmp_path: Path) -> None:
+    heads, groups = 999, 1_002
+    begin = NOW_MS - 2 * QUARTER_MS
+    with Service(settings_in(tmp_path), VirtualClock(NOW_MS)) as service:
+        client = client_of(service)
+        for first in range(0, groups, 334):
+            rows = [
+                interval(begin + number // heads * QUARTER_MS, f"GPU-{number % heads}", pod_holder(f"pod-{number}"))
+                for number in range(first, first + 334)
+            ]
+            assert client.post("/v1/usage", content=encoded(batch(rows))).status_code == 200
+        view = "start=1h&by=pod,gpu&across=gpu"
+        for ending in ("csv", "parquet"):
+            refused(client.get(f"/explore.{ending}?{view}"), "invalid-parameter")
+        assert client.get(f"/explore?{view}", headers=PAGE).status_code == 200
+        assert len(table(client, f"/explore.csv?{view}&search=pod-99")) == 12
+
+
+def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=pod&search=POD-1").text
+    assert len(shown(page)) == 2
+    chart = page[page.index('class="legend"') : page.index("<tbody>")]
+    assert "“POD-1”" in chart
+    whole = client.get(f"/explore?{SPAN}&by=pod").text
+    assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
+
+
 def test_a_cost_that_lacks_a_price_is_unknown_and_says_how_much_it_lacks(client: TestClient) -> None:
     page = client.get(f"/explore?{SPAN}&by=gpu_model&sort=gpu_model").text
     priced, unpriced, total = shown(page)

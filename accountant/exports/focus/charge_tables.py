@@ -29,7 +29,7 @@ from typing import Final
 
 from accountant.billing import budget_forecast
 from accountant.billing.charge import ALLOCATED, BILLED
-from accountant.billing.statements import StatementLine
+from accountant.billing.statements import StatementLine, invoice_number
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
@@ -169,10 +169,6 @@ def number(value: Decimal) -> str:
     return text if "." in text else f"{text}.0"
 
 
-def invoice_id(month: Month, team: str) -> str:
-    return f"INV-{month}-{team}"
-
-
 def _invoice_line(charge: FocusCharge) -> str:
     """The invoice line of a charge. Unused commitments are GPU time; an additional payment (a positive credit) is a
     charge."""
@@ -187,7 +183,7 @@ def category(charge: FocusCharge) -> str:
 
 def invoice_line(month: Month, charge: FocusCharge) -> str:
     """The InvoiceDetailId of a charge."""
-    return f"{invoice_id(month, charge.team)}-{_invoice_line(charge)}"
+    return f"{invoice_number(month, charge.team)}-{_invoice_line(charge)}"
 
 
 def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
@@ -224,7 +220,7 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
             "ChargePeriodStart": instant(charge.start_ms),
             "ChargePeriodEnd": instant(charge.end_ms),
             "InvoiceDetailId": invoice_line(month, charge),
-            "InvoiceId": invoice_id(month, charge.team),
+            "InvoiceId": invoice_number(month, charge.team),
             "SubAccountId": charge.team,
             "SubAccountName": charge.team,
             "Tags": _json(_tags(charge)),
@@ -424,12 +420,12 @@ def _invoice_details(report: Report, month_charges: Iterable[FocusCharge]) -> It
             "InvoiceDetailGrain": json.dumps({"SubAccountId": team}, ensure_ascii=False),
             "InvoiceDetailId": line,
             "InvoiceDetailLastUpdated": utc(_updated_ms(report)),
-            "InvoiceId": invoice_id(month, team),
+            "InvoiceId": invoice_number(month, team),
             "InvoiceIssueDate": utc(_updated_ms(report)) if _closed(report) else "",
             "InvoiceIssueStatus": "Issued" if _closed(report) else "Open",
             "InvoiceIssuerName": issuer_of(report).name,
             "PaymentTerms": "Internal transfer",
-            "ReferenceInvoiceId": invoice_id(month, team),
+            "ReferenceInvoiceId": invoice_number(month, team),
         }
 
 

@@ -1,0 +1,322 @@
+"""Serves the pages of the books: invoices of every month and team, the steps of a month, and the audit trail.
+
+The forms close, publish and reopen a month and book credits, with the rights and refusals of the same requests of the
+API; each leads to the act that it left."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Final, get_args
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from pydantic import BeforeValidator, Field, ValidationError
+
+from accountant.api.access_control import Admin, Reader, admit, check_form, check_teams, require_all_teams, team_filter
+from accountant.api.bookkeeping_routes import list_periods
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.query_parameters import Params, edge, invalid
+from accountant.billing.statements import Statement, invoice_number
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.bookkeeping.month_closing import Objecting, Status
+from accountant.core import periods
+from accountant.core.periods import Month, utc
+from accountant.exports.protocol import CSV, exports, file_name
+from accountant.ledger.journal import Act, ActKind
+from accountant.web import month_and_decision_pages, page_queries, page_rows
+from accountant.web.page_rows import Page, paged
+from accountant.web.statement_detail_pages import WHAT
+from gputally.base.money import exact_sum, plain
+from gputally.base.untrusted_text import for_cell
+from gputally.server.config_loading import fault_text
+from gputally.server.request_handling import tagged
+from gputally.server.tokens_and_grants import Principal
+
+router = APIRouter(include_in_schema=False)
+MONTHS_A_PAGE: Final = 13
+ACTS_A_PAGE: Final = 100
+_READ_AT_ONCE: Final = 10_000
+"""Acts that one reading of the journal returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class MonthsDue:
+    """What a month's statement charges.
+
+    due: by team. total: their sum, None without a price book.
+    unpriced_gpu_us: billed time without a price, which is in no amount.
+    recorded: whether any of its time is metered."""
+
+    currency: str | None
+    due: tuple[tuple[str, Decimal], ...]
+    total: Decimal | None
+    unpriced_gpu_us: int
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceRow:
+    """The invoice of a team for a month. number: as in the FOCUS files."""
+
+    month: str
+    status: Status
+    team: str
+    number: str
+    amount: Decimal
+    currency: str
+
+
+def due_of(deps: Deps, month: Month) -> MonthsDue:
+    """What a month charges, from its stored statement or, if it is open, from the present records."""
+
+    def compute() -> MonthsDue:
+        stated = deps.books.month(month)
+        due = tuple(sorted(stated.due.items(), key=lambda each: (-each[1], each[0])))
+        return MonthsDue(stated.currency, due, stated.due_total, stated.unpriced_gpu_us, stated.metered)
+
+    closed = deps.books.books().of(str(month)) is not None
+    key = ("due", month, page_queries.books(deps))
+    found: MonthsDue = deps.answers.ask(key, compute, (lambda: None) if closed else None).value
+    return found
+
+
+def _empty_as_none(value: object) -> object:
+    """A form sends an empty text for a field that is not filled in."""
+    return None if value == "" else value
+
+
+class InvoicesParams(Params):
+    team: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=253)
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
+@router.get("/invoices")
+def invoices(
+    request: Request, params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
+    """The invoices, newest month first. A reader of some teams sees those of these teams."""
+    months, of_month = _months(deps, principal, params)
+    shown = paged(months, params.page, MONTHS_A_PAGE, "/invoices?" + _query(team=params.team) + "page=")
+    rows = [(period, *of_month(Month.parse(period.month))) for period in shown.rows]
+    return month_and_decision_pages.page(
+        request, "/invoices", "invoices.html", deps, rows=rows, shown=shown, params=params,
+        everyone=principal.teams is None, files=[one for one in exports().values() if not one.inline],
+        csv="/invoices.csv?" + _query(team=params.team),
+    )  # fmt: skip
+
+
+@router.get("/invoices.csv")
+def invoices_file(params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+    """The same invoices of all months."""
+    months, of_month = _months(deps, principal, params)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["month", "status", "team", "number", "amount", "currency"])
+    for period in months:
+        for row in of_month(Month.parse(period.month))[1]:
+            writer.writerow(
+                [row.month, row.status, for_cell(row.team), for_cell(row.number), plain(row.amount), row.currency]
+            )
+    return Response(text.getvalue(), media_type=CSV, headers=_named("invoices"))
+
+
+def _months(deps: Deps, principal: Principal, params: InvoicesParams) -> tuple[Sequence[Any], Callable[[Month], Any]]:
+    """The months, newest first, and what returns the amounts and invoices of one."""
+    wanted = () if params.team is None else (params.team,)
+    teams = team_filter(principal, wanted).get("team")
+    check_teams(deps, principal, wanted)
+    newest_first = list_periods(deps, principal)[::-1]
+
+    def of_month(month: Month) -> tuple[MonthsDue, list[InvoiceRow]]:
+        found, status = due_of(deps, month), deps.books.status(month)
+        return found, [
+            InvoiceRow(str(month), status, team, invoice_number(month, team), amount, found.currency or "")
+            for team, amount in found.due
+            if teams is None or team in teams
+        ]
+
+    return newest_first, of_month
+
+
+def _query(**values: object) -> str:
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return urlencode(given) + "&" if given else ""
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{file_name("csv", name)}"'}
+
+
+class StepsParams(Params):
+    """since: the earlier state to which an open month is compared; None: not compared."""
+
+    since: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=64)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What changed a month's amount of a team. act: the number of the act that did it."""
+
+    team: str
+    cause: str
+    amount: Decimal
+    at_ms: int
+    act: int
+
+
+@router.get("/invoices/{month}")
+def steps(
+    request: Request, month: str, params: Annotated[StepsParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
+    """The state of a month's invoices: what objects to closing it, what changed, and the forms of the next steps."""
+    require_all_teams(principal)
+    calendar_month = _month(deps, month)
+    objections = deps.books.standing(calendar_month, deps.proposals())
+    since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
+    book = deps.book()
+    return month_and_decision_pages.page(
+        request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
+        status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
+        may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
+        or deps.settings.auth == "off", params=params, since_ms=since_ms,
+        changes=None if since_ms is None else changes_since(deps, calendar_month, since_ms),
+        acts=[(act, WHAT[act.kind]) for act in reversed(deps.ledger.acts(subject=str(calendar_month)))],
+        over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
+        is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),
+    )  # fmt: skip
+
+
+def _month(deps: Deps, text: str) -> Month:
+    return month_and_decision_pages.parse_month(text, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+
+
+def changes_since(deps: Deps, month: Month, since_ms: int) -> list[Change]:
+    """What acts changed in the amounts of a month since an instant, newest first: credits and charges, corrections
+    booked in it, and price books, whose effect is the difference of the month's present records at both prices."""
+    found = list[Change]()
+    for act in deps.ledger.acts("corrected", "adjusted"):
+        corrections, adjustments = page_rows.booked(act) if act.at_ms >= since_ms else ((), ())
+        causes = [(one.line.team, f"late records of {one.month}", one.amount, one.booked_in) for one in corrections]
+        causes += [(one.team, f"{'credit' if one.amount < 0 else 'charge'}: {one.reason}", one.amount, one.booked_in)
+                   for one in adjustments]  # fmt: skip
+        found += [Change(team, cause, amount, act.at_ms, act.number)
+                  for team, cause, amount, booked_in in causes if booked_in == str(month)]  # fmt: skip
+    versions = deps.books.prices.versions
+    then = [one for one in versions if one.at_ms < since_ms]
+    if then and then[-1].version != versions[-1].version and deps.books.kept(month) is None:
+        present, before = deps.books.preview(month, then[-1].base)
+        newest = deps.ledger.acts("prices")[-1]
+        found += [
+            Change(team, "prices", amount, newest.at_ms, newest.number)
+            for team, amount in _differences(before, present)
+        ]
+    return sorted(found, key=lambda one: (-one.at_ms, -one.act, one.team))
+
+
+def _differences(before: Statement, after: Statement) -> Iterable[tuple[str, Decimal]]:
+    for team in sorted({*before.due, *after.due}):
+        if amount := exact_sum([after.due.get(team, Decimal(0)), -before.due.get(team, Decimal(0))]):
+            yield team, amount
+
+
+_OBJECTIONS: Final = frozenset(get_args(Objecting))
+
+
+@router.post("/invoices/{month}")
+async def step(request: Request, month: str, deps: AppDeps) -> Response:
+    """Closes, publishes or reopens the month, or books a credit or charge, as the form says; leads to the act."""
+    principal = await admit(request, deps, "admin", form=True)
+    fields = await month_and_decision_pages.read_form(request)
+    check_form(request, fields.pop("form_token", ""))
+    calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.name
+    last = deps.ledger.last_act()
+
+    def done() -> None:
+        match fields.get("step"):
+            case "close":
+                deps.books.close(calendar_month, who, reason, [kind for kind in fields if kind in _OBJECTIONS])
+            case "publish":
+                deps.books.publish(calendar_month, who, reason)
+            case "reopen":
+                deps.books.reopen(calendar_month, who, reason)
+            case "adjust":
+                deps.books.credits.adjust(_adjustment(deps, principal, calendar_month, fields), who)
+            case _:
+                raise invalid("step", "a form closes, publishes or reopens a month, or books a credit")
+
+    async with deps.turns.turn("acts", request, who):
+        await asyncio.to_thread(done)
+    left = [act for act in deps.ledger.trail(last, 100) if act.who == who]
+    return RedirectResponse(f"/act/{left[-1].number}" if left else f"/invoices/{calendar_month}", 303)
+
+
+def _adjustment(deps: Deps, principal: Principal, month: Month, fields: dict[str, str]) -> NewAdjustment:
+    try:
+        new = NewAdjustment.model_validate(
+            {"month": str(month)} | {name: fields.get(name, "") for name in ("team", "amount", "reason", "approved_by")}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(".".join(map(str, first["loc"])) or "form", fault_text(first)) from error
+    check_teams(deps, principal, (new.team,), "books-refuse")
+    return new
+
+
+class AuditPageParams(Params):
+    """The parameters of the page. kind: of the acts; who: the caller; subject: what they concern; search: part of
+    subject, reason or caller; start, end: when."""
+
+    kind: Annotated[ActKind | None, BeforeValidator(_empty_as_none)] = None
+    who: str = Field(default="", max_length=253)
+    subject: str = Field(default="", max_length=1_000)
+    search: str = Field(default="", max_length=253)
+    start: str = Field(default="", max_length=64)
+    end: str = Field(default="", max_length=64)
+    page: int = Field(default=1, ge=1, le=100_000)
+
+
+@router.get("/audit")
+def audit(request: Request, params: Annotated[AuditPageParams, Query()], deps: AppDeps, _: Admin) -> Response:
+    """The acts, newest first."""
+    acts = _acts(deps, params)
+    query = _query(**params.model_dump(exclude_defaults=True, exclude={"page"}))
+    shown: Page[Act] = paged(acts, params.page, ACTS_A_PAGE, f"/audit?{query}page=")
+    return month_and_decision_pages.page(
+        request, "/audit", "audit.html", deps, shown=shown, params=params, kinds=get_args(ActKind), what=WHAT,
+        csv=f"/audit.csv?{query}", filtered=bool(query),
+    )  # fmt: skip
+
+
+@router.get("/audit.csv")
+def audit_file(request: Request, params: Annotated[AuditPageParams, Query()], deps: AppDeps, _: Admin) -> Response:
+    """The same acts on all pages, with their digests."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["number", "at", "kind", "who", "subject", "reason", "digest"])
+    for act in _acts(deps, params):
+        writer.writerow(
+            [act.number, utc(act.at_ms), act.kind, *map(for_cell, (act.who, act.subject, act.reason)), act.digest]
+        )
+    return tagged(request, text.getvalue().encode(), CSV, file_name("csv", "audit"))
+
+
+def _acts(deps: Deps, params: AuditPageParams) -> list[Act]:
+    now, zone = deps.clock.wall_ms(), deps.settings.zone
+    start = edge("start", params.start, zone, now) if params.start else None
+    end = edge("end", params.end, zone, now) if params.end else None
+    wanted = params.search.casefold()
+    acts = deps.ledger.acts(*([params.kind] if params.kind else []), subject=params.subject or None)
+    return [
+        act
+        for act in reversed(acts)
+        if params.who in ("", act.who)
+        and (start is None or act.at_ms >= start)
+        and (end is None or act.at_ms < end)
+        and any(wanted in text.casefold() for text in (act.subject, act.reason, act.who))
+    ]

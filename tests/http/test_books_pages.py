@@ -1,0 +1,165 @@
+"""Pages close, publish and reopen a month, book credits and list every act, as the API would, for who may."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.composition import Service
+from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import new_token
+from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, encoded, settings_in
+from tests.http.page_parser import read
+from tests.price_books import price_book_text
+from tests.usage_records import batch, interval, pod_facts, pod_holder
+
+PAGE = {"Accept": "text/html"}
+DAY_MS = 86_400_000
+TEAMS = ("vision", "language")
+pytestmark = pytest.mark.usefixtures("logs")
+
+
+@pytest.fixture
+def site(tmp_path, logs) -> Iterator[tuple[TestClient, dict[str, dict[str, str]]]]:
+    """Two teams' hour of November, in mid-December, and a header for an admin, a reader and a lead."""
+    clock = VirtualClock(NOW_MS)
+    made = {
+        "admin": new_token("ada", ("admin",)),
+        "reader": new_token("rob", ("read",)),
+        "lead": new_token("lea", ("read",), teams=("vision",)),
+        "agent": new_token("agent", ("ingest",), cluster="prod", node="node-1"),
+    }
+    settings = settings_in(
+        tmp_path, prices=price_book_text(H100="2.00"),
+        tokens="tokens:\n" + "".join(entry for _, entry in made.values()),
+        inventory="schema: 1\ncluster: prod\nnamespaces:\n"
+        + "".join(f"  - {{name: ns-{team}, team: {team}}}\n" for team in TEAMS),
+    )  # fmt: skip
+    with Service(settings, clock) as service:
+        client = client_of(service, headers=PAGE, follow_redirects=False)
+        begin = NOW_MS - 60 * MINUTE_MS
+        rows, facts = [], []
+        for team in TEAMS:
+            told = {"namespace": f"ns-{team}", "node": "node-1", "uid": team, "workload": f"Job/{team}"}
+            facts.append(pod_facts(team, begin, **told, created_ms=begin, scheduled_ms=begin, started_ms=begin))
+            holder = pod_holder(team, f"ns-{team}", team, "main")
+            rows += [
+                interval(at, f"GPU-{team}", holder, span_ms=MINUTE_MS, busy_us=MINUTE_MS * 500)
+                for at in range(begin, NOW_MS, MINUTE_MS)
+            ]
+        headers = {role: bearer(token) for role, (token, _) in made.items()}
+        sent = client.post(
+            "/v1/usage", content=encoded(batch(rows, facts, cluster="prod", node="node-1")), headers=headers["agent"]
+        )
+        assert sent.status_code == 200, sent.text
+        clock.advance(45 * DAY_MS)
+        yield client, headers
+
+
+def objected(client: TestClient, who: dict[str, str]) -> dict[str, str]:
+    """The fields of the form that acknowledge every objection."""
+    found = client.get("/v1/periods/2026-11", headers=who).json()["objections"]
+    return {one["kind"]: "true" for one in found}
+
+
+def table(client: TestClient, path: str, who: dict[str, str]) -> list[dict[str, str]]:
+    answer = client.get(path, headers=who)
+    assert answer.status_code == 200, answer.text
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def test_a_month_is_closed_and_published_from_its_page_and_each_step_leads_to_its_act(site) -> None:
+    client, who = site
+    objections = objected(client, who["admin"])
+    assert objections
+    read(client.get("/invoices/2026-11", headers=who["admin"]).text)
+    refused = client.post("/invoices/2026-11", data={"step": "close"}, headers=who["admin"])
+    assert refused.status_code == 409
+    for form, status in (
+        ({"step": "close", "reason": "over", **objections}, "closed"),
+        ({"step": "reopen", "reason": "too early"}, "due"),
+        ({"step": "close", "reason": "over", **objections}, "closed"),
+        ({"step": "publish"}, "published"),
+    ):
+        done = client.post("/invoices/2026-11", data=form, headers=who["admin"])
+        assert done.status_code == 303, done.text
+        act = client.get(done.headers["location"], headers=who["admin"])
+        assert act.status_code == 200
+        assert "ada" in read(act.text).texts
+        assert client.get("/v1/periods/2026-11", headers=who["reader"]).json()["status"] == status
+        read(client.get("/invoices/2026-11", headers=who["admin"]).text)
+    assert client.post("/invoices/2026-11", data={"step": "shred"}, headers=who["admin"]).status_code == 422
+
+
+def test_only_an_admin_acts_and_a_lead_sees_the_invoices_of_own_teams_alone(site) -> None:
+    client, who = site
+    for role in ("reader", "lead"):
+        assert client.post("/invoices/2026-11", data={"step": "close"}, headers=who[role]).status_code == 403
+        assert client.get("/audit", headers=who[role]).status_code == 403
+        assert client.get("/audit.csv", headers=who[role]).status_code == 403
+    assert client.get("/invoices/2026-11", headers=who["lead"]).status_code == 403
+    assert 'method="post"' not in client.get("/invoices/2026-11", headers=who["reader"]).text
+    every = table(client, "/invoices.csv", who["reader"])
+    own = table(client, "/invoices.csv", who["lead"])
+    assert {row["team"] for row in every} >= set(TEAMS)
+    assert own == [row for row in every if row["team"] == "vision"]
+    assert own == table(client, "/invoices.csv?team=vision", who["reader"])
+    assert client.get("/invoices?team=language", headers=who["lead"]).status_code == 403
+    assert "INV-2026-11-language" not in client.get("/invoices", headers=who["lead"]).text
+
+
+def test_invoices_have_the_amounts_of_the_statements(site) -> None:
+    client, who = site
+    rows = [row for row in table(client, "/invoices.csv", who["admin"]) if row["month"] == "2026-11"]
+    due = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
+    assert {row["team"]: Decimal(row["amount"]) for row in rows} == {team: Decimal(one) for team, one in due.items()}
+    page = client.get("/invoices", headers=who["admin"]).text
+    read(page)
+    for row in rows:
+        assert row["number"] in page
+
+
+def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> None:
+    client, who = site
+    before = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
+    drafted = client.get("/invoices/2026-11?since=1h", headers=who["admin"])
+    assert "/act/" not in drafted.text.partition("What changed since")[2].partition("</section>")[0]
+    entered = client.post(
+        "/v1/prices?month=2026-11&reason=new", content=price_book_text(H100="3.00"), headers=who["admin"]
+    )
+    assert entered.status_code == 200, entered.text
+    form = {"step": "adjust", "team": "vision", "amount": "-1.50", "approved_by": "cfo", "reason": "node lost"}
+    assert client.post("/invoices/2026-11", data=form, headers=who["admin"]).status_code == 303
+    after = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
+    page = client.get("/invoices/2026-11?since=1h", headers=who["admin"]).text
+    told = page.partition("What changed since")[2].partition("</section>")[0]
+    sums: dict[str, Decimal] = {}
+    for team, amount in re.findall(r'data-label="Team">([^<]*)</td>.*?data-label="Amount[^"]*">([^<]*)</td>', told):
+        sums[team] = sums.get(team, Decimal(0)) + Decimal(amount.replace("+", "").replace("−", "-").replace(",", ""))
+    expected = {team: Decimal(after[team]) - Decimal(before[team]) for team in TEAMS}
+    assert {team: sums.get(team, 0) for team in TEAMS} == expected
+    assert expected["language"] > 0
+
+
+def test_acts_are_found_by_kind_person_subject_text_and_time(site) -> None:
+    client, who = site
+    form = {"step": "close", "reason": "the year ends", **objected(client, who["admin"])}
+    assert client.post("/invoices/2026-11", data=form, headers=who["admin"]).status_code == 303
+    every = table(client, "/audit.csv", who["admin"])
+    assert [int(row["number"]) for row in every] == list(range(len(every), 0, -1))
+    closing = [row for row in every if row["kind"] == "closed"]
+    assert len(closing) == 1
+    for query in ("kind=closed", "who=ada", "subject=2026-11", "search=YEAR+ends", "start=1h&kind=closed&end="):
+        assert table(client, f"/audit.csv?{query}", who["admin"]) == closing, query
+    assert table(client, "/audit.csv?end=1h&kind=closed", who["admin"]) == []
+    shown = client.get("/audit?kind=closed", headers=who["admin"])
+    read(shown.text)
+    assert f"/act/{closing[0]['number']}" in shown.text
+    read(client.get("/audit?search=nothing+like+this", headers=who["admin"]).text)
+    assert client.get("/audit?start=never", headers=who["admin"]).status_code == 422
