@@ -49,7 +49,8 @@ _READ_AT_ONCE: Final = 10_000
 class MonthsDue:
     """What a month's statement charges.
 
-    due: by team. total: their sum, None without a price book.
+    due: by team; an amount of 0 only where all is metered and has a price.
+    total: their sum, None if it is not known.
     unpriced_gpu_us: billed time without a price, which is in no amount.
     recorded: whether any of its time is metered."""
 
@@ -77,8 +78,11 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
 
     def compute() -> MonthsDue:
         stated = deps.books.month(month)
-        due = tuple(sorted(stated.due.items(), key=lambda each: (-each[1], each[0])))
-        return MonthsDue(stated.currency, due, stated.due_total, stated.unpriced_gpu_us, stated.metered)
+        known = stated.metered and not stated.unpriced_gpu_us
+        due = [(team, amount) for team, amount in stated.due.items() if amount or known]
+        due.sort(key=lambda each: (-each[1], each[0]))
+        total = stated.due_total if stated.due_total or known else None
+        return MonthsDue(stated.currency, tuple(due), total, stated.unpriced_gpu_us, stated.metered)
 
     closed = deps.books.books().of(str(month)) is not None
     key = ("due", month, page_queries.books(deps))
