@@ -11,7 +11,8 @@ FIGURES = {
     "/month/{month}/lines.csv": "", "/team/{team:path}": "month=MONTH", "/coverage": "", "/decisions": "",
     "/invoice": "", "/invoice/{month}": "", "/jobs": "", "/nodes": "", "/node/{cluster}/{node}": "", "/prices": "",
     "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
-    "/invoice/{month}/lines.csv": "", "/invoices": "", "/invoices.csv": "", "/invoices/{month}": "", "/explore": "", "/explore.csv": "", "/explore.parquet": "",
+    "/invoice/{month}/lines.csv": "", "/invoices": "", "/invoices.csv": "",
+    "/invoices/{month}": "", "/explore": "", "/explore.csv": "", "/explore.parquet": "",
 }  # fmt: skip
 """Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {
