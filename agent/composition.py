@@ -136,9 +136,10 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
     from agent.gpu_readers.chosen import open_readers
     from agent.gpu_readers.protocol import Surroundings
     from agent.gpu_readers.release_by_signal import ReleasableSource
+    from agent.holders.chosen import open_holders
     from agent.holders.node_reader import NodeSource
-    from agent.holders.pod_and_job_files import HpcJobs, PodsFile
     from agent.holders.process_cgroups import PodLogs, ProcessTable
+    from agent.holders.protocol import NodeSurroundings
 
     surroundings = Surroundings(
         clock,
@@ -149,22 +150,13 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
         restarted,
     )
     gpus = open_readers(chosen.gpu_readers, surroundings)
-    source: Source
+    logs = PodLogs(Path(chosen.pod_logs))
+    name, holders = open_holders(chosen.holders, NodeSurroundings(node, clock, tasks, chosen, os.environ, gpus, logs))
     if chosen.on_kubernetes:
-        from agent.holders.kubernetes_source import kubernetes_source
-        from agent.holders.lean_list_watch import BOUND_PODS_FILE, BoundPods
-
-        spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
-        bound = BoundPods(spool.with_name(BOUND_PODS_FILE))
-        source = kubernetes_source(chosen, node, gpus, clock, os.environ, bound, tasks)
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": settings.privilege_text(level)})
-    else:
-        pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
-        if chosen.hpc_jobs:
-            pods = HpcJobs(Path(chosen.hpc_jobs))
-        logs_of_pods = PodLogs(Path(chosen.pod_logs))
-        source = NodeSource(gpus, ProcessTable(Path(chosen.proc)), pods, logs_of_pods, node, clock)
+    processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
+    source = NodeSource(gpus, processes, holders, logs, node, clock, chosen.sharing_systems, name)
     releasable = ReleasableSource(source, gpus, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.close_driver())
     return releasable

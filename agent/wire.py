@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -28,6 +28,8 @@ SCHEMA = 1
 """Version of this format; the accountant refuses a Batch with a schema it does not know."""
 
 HolderKind = Literal["pod", "slurm", "container", "process", "unattributed"]
+JOB: Final = "slurm"
+"""The kind of a job of a batch system, whichever it is."""
 SharingMode = Literal["time-slicing", "mps", "fraction", "dra", "processes"]
 Health = Literal["ok", "lost"]
 Method = Literal["device", "process", "accounting", "gpm", "dcgm", "allocation", "carried", "imported", "simulated"]

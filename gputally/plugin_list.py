@@ -23,6 +23,7 @@ _SEAMS = {
     "accountant.history_import.protocol": "HistoryPlugin",
     "accountant.lake.engines.protocol": "EnginePlugin",
     "agent.gpu_readers.protocol": "GpuReaderPlugin",
+    "agent.holders.protocol": "HolderPlugin",
     "gputally.kubernetes.scheduler_plugins": "SchedulerPlugin",
 }
 """The module of each seam, with the type of its manifests."""

@@ -35,7 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PRODUCTION = ("agent", "accountant", "fairshare", "gputally", "dashboards")
 WORDS = ("kueue", "volcano", "kai", "hami", "run:ai", "slurm", "dcgm", "slack", "xlsx", "spark")
-_RUN_AI = r"run[:_]?ai"
+_PATTERNS = {"run:ai": r"run[:_]?ai", "hami": r"(?<![a-z])hami(?!lton)"}
 READERS = ("Questions", "Moment", "Ledger", "Snapshot", "DuckLedger", "DuckMoment", "LakeLedger", "LakeMoment", "Fleet")
 READERS_IN = (
     "accountant/ledger/",
@@ -86,7 +86,7 @@ def code_lines(source: str) -> int:
 
 def naming(word: str, sources: Mapping[str, str]) -> list[str]:
     """Return the modules that name the word although no folder or file on their path does."""
-    pattern = re.compile(_RUN_AI if word == "run:ai" else rf"(?<![a-z]){word}", re.IGNORECASE)
+    pattern = re.compile(_PATTERNS.get(word, rf"(?<![a-z]){word}"), re.IGNORECASE)
     return [path for path, source in sources.items() if pattern.search(source) and not pattern.search(path)]
 
 

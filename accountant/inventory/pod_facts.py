@@ -40,7 +40,7 @@ from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, Reflector, _Object
 from gputally.kubernetes.objects import Api
-from gputally.kubernetes.pod_queue_labels import queue_annotation_keys, queue_keys, queue_ref
+from gputally.kubernetes.pod_queue_labels import queue_annotation_keys, queue_keys, queue_ref, sharing_keys
 
 
 class Condition(_Object, frozen=True):
@@ -256,8 +256,6 @@ _LIMITS = (
     "gpu.intel.com/tiles", "gpu.intel.com/i915_monitoring", "gpu.intel.com/xe_monitoring",
 )  # fmt: skip
 """Prefixes of the names of resources that limit the use of a GPU, or let a monitor read it, and are none themselves."""
-GPU_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"})
-"""Annotations by which KAI's pods request a part of a GPU; they may also be labels."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
@@ -306,7 +304,8 @@ def pod_sighting(
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
     requests = _requests(spec)
-    shared = bool(GPU_ANNOTATIONS & (labels.keys() | annotations.keys())) or container_memory_mib(annotations) > 0
+    # The annotations may also be labels.
+    shared = bool(sharing_keys() & (labels.keys() | annotations.keys())) or container_memory_mib(annotations) > 0
     claimed = bool(spec.resource_claims) or shared
     if not requests and not claimed:
         return None

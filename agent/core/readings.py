@@ -90,7 +90,7 @@ class Allocation:
     sharing: how several holders share the device; None if the holder has it alone.
     replicas: how many of the device's `sharing_replicas` equal parts the holder has (time-slicing, MPS).
     fraction_ppm: declared fraction in millionths in the modes `fraction` and `dra`; None if it declares none.
-    virtual: True if the kubelet allocated one of HAMi's virtual devices."""
+    virtual: the separator in the name of a virtual device that the kubelet allocated; "" for other devices."""
 
     gpu_uuid: str
     holder: Holder
@@ -99,7 +99,7 @@ class Allocation:
     sharing_replicas: int = 0
     replicas: int = 1
     fraction_ppm: int | None = None
-    virtual: bool = False
+    virtual: str = ""
 
 
 class HolderReading(msgspec.Struct, frozen=True, gc=False):
@@ -283,10 +283,6 @@ class Source(Protocol):
 
 
 PrivilegeLevel = Literal["allocation", "process", "profiling"]
-
-KAI, HAMI = "kai", "hami"
-SYSTEMS = frozenset({KAI, HAMI})
-"""The supported sharing systems; KAI's reservation pods are the same as Run:ai's."""
 
 SOLE = Unavailable("sole holder")
 """Busy time of a holder that has a device alone. It is not read, because it follows from the device's busy time."""

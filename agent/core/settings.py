@@ -21,12 +21,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec import Meta
 
-from agent.core.readings import KAI, SOLE, SYSTEMS, DeviceReading, PrivilegeLevel, Unavailable
+from agent.core.readings import SOLE, DeviceReading, PrivilegeLevel, Unavailable
 from gputally.base import yaml_file
 from gputally.base.errors import AgentError
 from gputally.base.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
+KUBELET = "kubelet"
 API_OFF = "off"
 """The value of `api_url` that disables the use of the API server."""
 _BUCKET_S = BUCKET_MS // 1000
@@ -119,13 +120,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "earlier ones lack."
         ),
     ] = "nvml"
+    holders: Annotated[
+        str,
+        Meta(
+            description="Source of the holders of GPUs, as NAME or NAME=PLACE: kubelet, processes (without Kubernetes: "
+            "jobs of batch systems, containers and processes), pods=FILE, jobs=FOLDER (HPC job files, one per GPU), or "
+            "one of another package (gputally plugins)."
+        ),
+    ] = "kubelet"
     gpu_sharing: Annotated[
         str,
         Meta(
-            description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation "
-            "pods), hami (HAMi's virtual devices); empty: none."
+            description="Sharing systems of this node, separated by commas, by their names in gputally plugins: "
+            "schedulers whose pods hold GPUs for others (kai), systems of virtual devices (hami); empty: none."
         ),
-    ] = KAI
+    ] = "kai"
     kubelet_socket: Annotated[
         str,
         Meta(
@@ -145,11 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release_s: Annotated[
         float, Meta(gt=0, le=86_400, description="How long the driver stays closed after SIGUSR1, seconds.")
     ] = 60.0
-    standalone: Annotated[
-        bool, Meta(description="Without Kubernetes: holders are Slurm steps, containers and processes.")
-    ] = False
     simulated: Annotated[str, Meta(description="Scenario file of a simulated node, instead of NVML.")] = ""
-    pods: Annotated[str, Meta(description="YAML file of the pods that hold GPUs of this node.")] = ""
     proc: Annotated[str, Meta(description="Where the host's process table is mounted.")] = "/proc"
     pod_logs: Annotated[
         str, Meta(description="Where the kubelet's log folders are mounted, whose names contain the names of pods.")
@@ -157,9 +162,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release_file: Annotated[
         str,
         Meta(description="While this file exists the agent keeps the driver closed, so that MIG can be reconfigured."),
-    ] = ""
-    hpc_jobs: Annotated[
-        str, Meta(description="Folder of HPC job files, one per GPU, in dcgm-exporter's format; empty: none.")
     ] = ""
     dcgm_names: Annotated[
         bool,
@@ -193,7 +195,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def on_kubernetes(self) -> bool:
         """True if the kubelet is the source of the holders, which is the default."""
-        return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
+        return self.holders == KUBELET and not self.simulated
 
     def node_name(self, environ: Mapping[str, str]) -> str:
         """Return `node`, or the name that Kubernetes or the host gives this machine."""
@@ -322,19 +324,17 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
-    sharing = values.get("gpu_sharing")
-    if isinstance(sharing, str) and (unknown := sorted(set(comma_separated(sharing)) - SYSTEMS)):
-        faults.append(
-            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known: "
-            + ", ".join(sorted(SYSTEMS))
-        )
-    sources = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
-    if len(sources) > 1:
-        faults.append(f"{places[sources[1]]}: {sources[1]}: cannot be combined with {sources[0]}; choose one")
+    elsewhere = values.get("holders", KUBELET) != KUBELET
+    if elsewhere and values.get("simulated"):
+        faults.append(f"{places['holders']}: holders: cannot be combined with simulated; choose one")
     if bool(values.get("client_cert")) != bool(values.get("client_key")):
         present = "client_cert" if values.get("client_cert") else "client_key"
         faults.append(f"{places[present]}: {present}: client_cert and client_key need each other; set both")
-    if values.get("accounting") and not sources and values.get("privilege", "allocation") == "allocation":
+    if (
+        values.get("accounting")
+        and not (elsewhere or values.get("simulated"))
+        and values.get("privilege", "allocation") == "allocation"
+    ):
         faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
     return faults
 

@@ -1,4 +1,3 @@
-"""Finds the holder of each device, and reads the facts of the pods among the holders.
+"""Finds the holder of each device, and the facts of the pods among the holders.
 
-On Kubernetes the sources are the kubelet and the API server. The package lists and watches only this node's objects,
-over plain HTTPS without a client library."""
+A module or folder stands for each source and each way to share GPUs; `protocol` says what it brings."""

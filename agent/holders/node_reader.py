@@ -1,6 +1,6 @@
 """Reads one node: joins GPU readings with holders, and counts busy time per holder from per-process readings.
 
-The GPUs come from `agent.gpu_readers`, the holders from an `AllocationSource`. Without one, every running process is a
+The GPUs come from `agent.gpu_readers`, the holders from a `HolderSource`. Without one, every running process is a
 holder, and the pods among them get their names from the kubelet's log folders. If one source fails, the snapshot's
 `sources` names it, and the others continue. Busy time per holder is read only on shared devices. A sole holder gets all
 of the device's busy time.
@@ -20,18 +20,15 @@ The result is deterministic. Each node has one `NodeSource`."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from agent.core.readings import (
-    KAI,
     SOLE,
     Allocation,
     DeviceReading,
-    Gpu,
     HolderReading,
     ProcessReading,
     Reading,
@@ -40,14 +37,14 @@ from agent.core.readings import (
     sum_readings,
 )
 from agent.gpu_readers.chosen import GpuReaders
-from agent.holders.device_allocations import RunningHolder, replace_reservations
-from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, PodName, ProcessTable
+from agent.holders.protocol import HolderSource, Holdings
+from agent.holders.reserved_gpus import RunningHolder, replace_reservations
 from agent.metering.reading_deltas import NO_HOLDER_READING
 from agent.wire import Holder, Method, PodFacts
 from gputally.base.apportionment import apportion
 from gputally.base.clock import Clock
-from gputally.kubernetes.pod_queue_labels import reservation_namespaces
+from gputally.kubernetes.pod_queue_labels import reserved_by
 
 UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 
@@ -233,14 +230,6 @@ CHECK_EVERY = 10
 reading has kept its number, so its holder is known."""
 
 
-class AllocationSource(Protocol):
-    """A source of device allocations."""
-
-    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        """Return the holders at `at_ms`. gpus: the GPUs of the node."""
-        ...
-
-
 class NodeSource:
     """An `agent.core.readings.Source` that reads the real machine.
 
@@ -251,20 +240,20 @@ class NodeSource:
     node: the node's name, for the facts of pods that are known only from their log folders.
     clock: measures how long the readings take; None measures nothing.
     systems: the sharing systems of this node.
-    on_close: is called before the driver is closed."""
+    name: the name of the source of the allocations."""
 
     def __init__(
         self,
         gpus: GpuReaders,
         processes: ProcessTable | None,
-        pods: AllocationSource | None = None,
+        pods: HolderSource | None = None,
         logs: PodLogs | None = None,
         node: str = "",
         clock: Clock | None = None,
-        systems: frozenset[str] = frozenset({KAI}),
-        on_close: Callable[[], None] = lambda: None,
+        systems: frozenset[str] = frozenset(),
+        name: str = "pods",
     ) -> None:
-        self._on_close = on_close
+        self._name = name
         self._systems = systems
         self._gpus = gpus
         self._processes = processes
@@ -283,7 +272,7 @@ class NodeSource:
         """Read the node. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
         scan = self._gpus.read(at_ms)
         took_ms = list(scan.took_ms)
-        pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
+        pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Holdings((), ())
         if pods.unresolved:
             self._gpus.look_again()
         names = self._logs.names(at_ms) if self._logs is not None else {}
@@ -321,7 +310,7 @@ class NodeSource:
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
         facts = pods.facts if self._pods is not None else self._named_facts(running, at_ms)
-        of_pods = (pods.sources or (("pods", pods.fault),)) if self._pods is not None else ()
+        of_pods = (pods.sources or ((self._name, pods.fault),)) if self._pods is not None else ()
         sources = (*scan.sources, *of_pods)
         return Snapshot(
             at_ms, devices, allocations, facts, sources, (*took_ms, *pods.took_ms), tuple(sorted(unknown.items()))
@@ -349,7 +338,7 @@ class NodeSource:
         return self._processes is not None and self._pods is None and self._processes.is_mps_server(process.pid)
 
     def _unknown_holders(
-        self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
+        self, devices: Sequence[DeviceReading], pods: Holdings, allocations: Sequence[Allocation]
     ) -> dict[str, str]:
         """Return the reason for each GPU whose holders or their parts are unknown, by the GPU's uuid.
 
@@ -359,8 +348,8 @@ class NodeSource:
         fractional: set[str] = set()
         if self._pods is not None:
             fractional = {a.gpu_uuid for a in allocations if a.sharing == "fraction" and a.fraction_ppm is None}
-            listed = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
-            reserved = {a.gpu_uuid for a in listed if a.holder.namespace in reservation_namespaces()}
+            listed = () if isinstance(pods.allocations, Unavailable) else pods.allocations
+            reserved = {a.gpu_uuid for a in listed if reserved_by(a.holder.namespace) in self._systems}
         unlisted = {
             d.gpu.uuid: d.unlisted[0][1]
             for d in devices
@@ -379,7 +368,8 @@ class NodeSource:
 
     def close(self) -> None:
         """Close the source of allocations, then the readers of the GPUs."""
-        self._on_close()
+        if self._pods is not None:
+            self._pods.close()
         self._gpus.close()
 
     def _named_facts(self, running: Sequence[RunningHolder], at_ms: int) -> tuple[PodFacts, ...]:
@@ -391,7 +381,7 @@ class NodeSource:
         )
 
     def _owned(
-        self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]
+        self, devices: Sequence[DeviceReading], pods: Holdings, names: Mapping[str, PodName]
     ) -> dict[str, list[OwnedProcess]]:
         """Return the processes of each GPU with their holders, by the GPU's uuid. If the holder has an allocation of
         the device, it is the allocation's holder."""

@@ -1,9 +1,9 @@
-"""Maps a process id to a pod, Slurm step or container through its control group, and a pod's uid to its name.
+"""Maps a process id to a pod, a job's step or a container through its control group, and a pod's uid to its name.
 
-The path of a control group determines its holder: the Slurm job and step that it names, otherwise the pod, otherwise
-the container. Of nested pods, the holder is the first one that this node's kubelet knows, or else the outermost one. A
-process without any of them is its own holder. Slurm jobs and processes also have a user. The root of the process table
-is an argument (`/host/proc` in a container).
+The path of a control group determines its holder: the job and step of a batch system that it names, otherwise the pod,
+otherwise the container. Of nested pods, the holder is the first one that this node's kubelet knows, or else the
+outermost one. A process without any of them is its own holder. Jobs and processes also have a user. The root of the
+process table is an argument (`/host/proc` in a container).
 
 The start time of a process distinguishes it from a later one with the same number. `ProcessTable` remembers holders,
 because a process that just ended has no control group any more.
@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.wire import Holder
+from agent.holders.installed import job_paths
+from agent.wire import JOB, Holder
 from gputally.base.units import MS_PER_SECOND
 
 MAX_FILE_BYTES = 64 * 1024
@@ -37,12 +38,6 @@ _POD = re.compile(
 )
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _RUNTIME = re.compile(r"(docker|libpod|cri-containerd|crio|containerd)[-/:](?:conmon-)?(?=[0-9a-f]{64})")
-# Source: Slurm cgroup/v1 and cgroup/v2 plugins: .../job_123/step_0/...; batch, extern and interactive are steps too.
-# Anchored at the folders that Slurm itself makes, because users may choose any name below a folder of their own.
-_SLURM = re.compile(
-    r"^(?:\d+:[^:]*:)?(?:/slurm[^/]*/uid_\d+|(?:/[^/:]+\.slice)*/[^/:]*slurmstepd\.scope)/job_(\d+)(?:/step_(\w+))?",
-    re.MULTILINE,
-)
 _RUNTIME_NAMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
 _SHORT_ID = 12
 
@@ -81,14 +76,14 @@ def container_in(cgroup: str) -> tuple[str, str] | None:
 
 
 def holder_in(cgroup: str, known_pods: Collection[str] = ()) -> Holder | None:
-    """Return the holder of a control group; None for a process outside pods, Slurm steps and containers.
+    """Return the holder of a control group; None for a process outside pods, jobs and containers.
 
     cgroup: the text of /proc/PID/cgroup.
     known_pods: uids of the pods that this node's kubelet knows. Of nested pods, the first known one is the holder, or
         else the outermost one."""
-    job = _SLURM.search(cgroup)
-    if job:
-        return Holder(kind="slurm", uid=job.group(1), name=f"job {job.group(1)}", container=job.group(2) or "")
+    if found := job_paths().search(cgroup):
+        job, step = (*(part for part in found.groups() if part is not None), "")[:2]
+        return Holder(kind=JOB, uid=job, name=f"job {job}", container=step)
     pods = pods_in(cgroup)
     if pods:
         pod = next((p for p in pods if p.uid in known_pods), pods[0])
@@ -127,7 +122,7 @@ class ProcessTable:
         if not start:
             return None
         holder = holder_in(self._read(pid, "cgroup"), known_pods) or self._process(pid, start)
-        if holder.kind == "slurm":
+        if holder.kind == JOB:
             holder = msgspec.structs.replace(holder, namespace=self._job_user(holder.uid, pid))
         while len(self._remembered) >= MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
@@ -143,7 +138,7 @@ class ProcessTable:
         return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
 
     def _job_user(self, job: str, pid: int) -> str:
-        """Return the user of a Slurm job: the user of its first process, so that all its processes have one holder."""
+        """Return the user of a job: the user of its first process, so that all its processes have one holder."""
         while len(self._users) >= MAX_REMEMBERED:
             del self._users[next(iter(self._users))]
         return self._users.setdefault(job, self._user(pid))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver, Fault
-from agent.holders.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
+from agent.holders.kubelet.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from gputally.base.clock import Clock

@@ -45,9 +45,24 @@ def placed_by(scheduler: str) -> str:
 
 
 @cache
-def reservation_namespaces() -> frozenset[str]:
-    """Return the namespaces whose pods hold GPUs for those that share them."""
-    return frozenset(name for one in schedulers().values() if one.shares for name in one.shares.reservations)
+def _reservations() -> Mapping[str, str]:
+    return {
+        namespace: name
+        for name, one in schedulers().items()
+        if one.shares is not None
+        for namespace in one.shares.reservations
+    }
+
+
+def reserved_by(namespace: str) -> str:
+    """Return the scheduler for which the pods of a namespace hold GPUs that others share; "" for a usual namespace."""
+    return _reservations().get(namespace, "")
+
+
+@cache
+def reserving_schedulers() -> frozenset[str]:
+    """Return the schedulers whose pods hold GPUs for others."""
+    return frozenset(_reservations().values())
 
 
 @cache
@@ -71,10 +86,36 @@ def gang_kinds() -> frozenset[str]:
 
 
 @cache
+def all_shared_gpu_keys() -> tuple[SharedGpuKeys, ...]:
+    """Return how pods request parts of GPUs, whichever scheduler places them."""
+    return tuple(one.shares for one in schedulers().values() if one.shares is not None)
+
+
+@cache
+def sharing_keys() -> frozenset[str]:
+    """Return the keys of all annotations with which pods request parts of GPUs."""
+    return frozenset(key for one in all_shared_gpu_keys() for key in (one.fraction, one.memory, one.devices))
+
+
+@cache
 def shared_gpu_keys(placer: str) -> SharedGpuKeys | None:
     """Return how pods that this scheduler places request parts of GPUs; None if they cannot."""
     plugin = schedulers().get(placer)
     return plugin.shares if plugin is not None else None
+
+
+@cache
+def declaring_keys(placer: str) -> SharedGpuKeys:
+    """Return the keys under which the part of a pod is told that this scheduler places: its own, or else those of the
+    first scheduler that has any; "": none has any."""
+    return shared_gpu_keys(placer) or next(iter(all_shared_gpu_keys()), SharedGpuKeys("", "", ""))
+
+
+def declared_part(requests: Mapping[str, str]) -> tuple[str, str]:
+    """Return (fraction, memory in MiB) that a pod's requests declare; "" for what they do not."""
+    every = all_shared_gpu_keys()
+    fraction = next((requests[keys.fraction] for keys in every if requests.get(keys.fraction)), "")
+    return fraction, next((requests[keys.memory] for keys in every if requests.get(keys.memory)), "")
 
 
 def queue_ref(

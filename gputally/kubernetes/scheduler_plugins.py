@@ -82,17 +82,22 @@ class PodGangKeys:
 
 @dataclass(frozen=True, slots=True)
 class SharedGpuKeys:
-    """The annotations with which pods that the scheduler places request parts of GPUs.
+    """The annotations with which pods that the scheduler places request parts of GPUs, and with which it says which
+    GPUs they got.
 
     fraction: the part of each GPU, a number above 0 and at most 1.
     memory: the memory on each GPU, in whole MiB.
     devices: the number of GPUs; one without it.
-    reservations: namespaces whose pods hold the GPUs for those that share them."""
+    reservations: namespaces whose pods hold the GPUs for those that share them. The name of the scheduler is then a
+        word of the agent's setting `gpu_sharing`.
+    group: the label with which the scheduler joins a reservation with the pods that share its GPU; a pod on several
+        GPUs has one for each, `group/NAME`. "": the running processes show who shares it."""
 
     fraction: str
     memory: str
     devices: str
     reservations: frozenset[str] = frozenset()
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
-from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import ProcessTable
+from agent.holders.protocol import Holdings
 from agent.metering.meter import ClosedSet, Meter
 from agent.wire import Holder, UsageInterval
 from tests.agent.readers import nvml_alone
@@ -28,8 +28,11 @@ class Assignments:
     def __init__(self) -> None:
         self.claims: dict[str, Allocation] = {}
 
-    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        return Pods(allocations=tuple(self.claims.values()), facts=())
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Holdings:
+        return Holdings(allocations=tuple(self.claims.values()), facts=())
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 class Rig:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agent.holders.kubernetes_api_objects import PodView, read
-from agent.holders.lean_list_watch import PodStore, Reflector
+from agent.holders.kubelet.kubernetes_api_objects import PodView, read
+from agent.holders.kubelet.lean_list_watch import PodStore, Reflector
 from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock

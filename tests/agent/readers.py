@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
 
 from agent.core.readings import DeviceReading
+from agent.core.settings import Settings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.protocol import GpuReader, GpuReadings
-from gputally.base.clock import Clock
+from agent.holders.chosen import open_holders
+from agent.holders.node_reader import NodeSource
+from agent.holders.process_cgroups import PodLogs, ProcessTable
+from agent.holders.protocol import NodeSurroundings
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import Clock, SystemClock
 
 
 def nvml_alone(gpus: GpuReader, clock: Clock | None = None) -> GpuReaders:
@@ -26,3 +35,19 @@ class Read:
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+def node_source(
+    chosen: Settings, readers: GpuReaders, spool: Path, clock: Clock | None = None, tasks: BackgroundTasks | None = None
+) -> NodeSource:
+    """The source of a Kubernetes node, as the agent opens it. spool: where it keeps what it must not forget."""
+    clock = clock or SystemClock()
+    chosen = msgspec.structs.replace(chosen, spool=str(spool))
+    node = NodeSurroundings(
+        "node-1", clock, tasks or BackgroundTasks(clock), chosen, {}, readers, PodLogs(Path(chosen.pod_logs))
+    )
+    name, holders = open_holders(chosen.holders, node)
+    processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
+    return NodeSource(
+        readers, processes, holders, node="node-1", clock=clock, systems=chosen.sharing_systems, name=name
+    )

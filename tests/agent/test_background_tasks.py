@@ -19,10 +19,10 @@ from agent.gpu_readers.dcgm import DcgmReader, Exporter
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.device_allocations import ResourceClaims, SliceStore
-from agent.holders.kubelet_grpc_client import Kubelet
-from agent.holders.kubernetes_source import NodePods, NodeStore, kubernetes_source
-from agent.holders.lean_list_watch import PATH, ApiServer, PodStore, Reflector
+from agent.holders.kubelet.device_allocations import ResourceClaims, SliceStore
+from agent.holders.kubelet.kubelet_grpc_client import Kubelet
+from agent.holders.kubelet.kubernetes_source import NodePods, NodeStore
+from agent.holders.kubelet.lean_list_watch import PATH, ApiServer, PodStore, Reflector
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
@@ -31,6 +31,7 @@ from agent.upload.uploader import ShipResult, Uploader
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import AgentError
+from tests.agent.readers import node_source
 from tests.agent.sample_values import T0
 from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
@@ -85,7 +86,7 @@ def whole(
     exporter = Exporter(lambda: "", clock)
     exporter.start(tasks)
     readers = GpuReaders((ChosenReader("nvml", gpus), ChosenReader("dcgm", DcgmReader(exporter), fills=True)), clock)
-    source = kubernetes_source(chosen, "node-1", readers, clock, {}, tasks=tasks)
+    source = node_source(chosen, readers, tmp_path, clock, tasks)
     outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
     uploader = Uploader(outbox, "", "c", "node-1", "boot", None, clock)
     metrics = AgentMetrics("node-1", "0", tasks=tasks)

@@ -8,8 +8,8 @@ import pytest
 
 from agent.core import lean_http_client
 from agent.core.lean_http_client import HttpSender, Unreachable, page_reader
-from agent.holders import lean_list_watch
-from agent.holders.lean_list_watch import ApiServer, ApiUnavailable
+from agent.holders.kubelet import lean_list_watch
+from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable
 from gputally.testing.http_server import Handler, listening
 
 

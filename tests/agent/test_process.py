@@ -148,7 +148,7 @@ def test_a_signal_ends_it_cleanly_with_everything_spooled(
 
 
 def test_without_a_driver_it_says_so_once_and_keeps_serving(start: Callable[..., Process], no_driver: str) -> None:
-    process = start("--standalone", "--sample", "0.02", LD_LIBRARY_PATH=no_driver)
+    process = start("--holders=processes", "--sample", "0.02", LD_LIBRARY_PATH=no_driver)
     warning = process.wait_for("no NVIDIA driver answers: trying again later")
     assert warning["reason"] == "libnvidia-ml.so.1 not found (nvmlInit, 12)"
     assert "agent.runtimeClassName" in warning["remedy"]
@@ -186,8 +186,44 @@ def test_a_reader_of_another_package_that_hangs_stops_neither_the_metering_nor_t
     site.mkdir()
     install(site, "hanging-package", {"gputally.gpu_readers": {"hangs": "hanging_reader:READER"}}, hanging_reader=HANGS)
     process = start(
-        "--standalone", "--sample", "0.05", "--gpu-readers", "nvml,hangs", **gpu_environment(), PYTHONPATH=str(site)
+        "--holders=processes",
+        "--sample",
+        "0.05",
+        "--gpu-readers",
+        "nvml,hangs",
+        **gpu_environment(),
+        PYTHONPATH=str(site),
     )
+    process.wait_for("agent started")
+    until(lambda: "gputally_gpu_info{" in process.get("/metrics")[1], "no GPU is metered")
+    text = process.get("/metrics")[1]
+    assert 'gputally_collector_success{collector="nvml"} 1.0' in text
+    assert 'gputally_collector_success{collector="hangs"} 0.0' in text
+    assert process.end(signal.SIGTERM) == 0
+
+
+HOLDS = """
+import threading
+from agent.holders.protocol import HolderPlugin
+
+class Hangs:
+    def read(self, at_ms, gpus):
+        threading.Event().wait()
+
+    def close(self):
+        threading.Event().wait()
+
+HOLDERS = HolderPlugin("hangs", "nothing", "none", open=lambda place, node: Hangs())
+"""
+
+
+def test_a_source_of_holders_of_another_package_that_hangs_stops_neither_the_metering_nor_the_end(
+    start: Callable[..., Process], gpu_environment: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site, "hanging-package", {"gputally.holders": {"hangs": "hanging_holders:HOLDERS"}}, hanging_holders=HOLDS)
+    process = start("--holders=hangs", "--sample", "0.05", **gpu_environment(), PYTHONPATH=str(site))
     process.wait_for("agent started")
     until(lambda: "gputally_gpu_info{" in process.get("/metrics")[1], "no GPU is metered")
     text = process.get("/metrics")[1]
@@ -198,7 +234,7 @@ def test_a_reader_of_another_package_that_hangs_stops_neither_the_metering_nor_t
 
 def once(**env: str) -> tuple[int, str, str]:
     """Run an agent that reads its GPUs once; return status, output and errors."""
-    command = [sys.executable, "-m", "agent", "run", "--standalone", "--once"]
+    command = [sys.executable, "-m", "agent", "run", "--holders=processes", "--once"]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -227,7 +263,7 @@ def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 @pytest.mark.parametrize(
     ("code", "arguments", "text"),
     [
-        (2, "--spool {folder}", "--standalone"),
+        (2, "--spool {folder}", "--holders processes"),
         (2, "--interval 7", "--interval: interval_s: 7 does not divide 900"),
         (2, "--simulated {scenario} --spool {folder} --url nowhere", "url 'nowhere': expected http(s)://"),
         (2, "--simulated {broken} --spool {folder}", "{broken}:2: "),
@@ -303,7 +339,7 @@ def test_it_replaces_itself_once_and_leaves_the_rest_to_its_supervisor(
     start: Callable[..., Process], gpu_environment: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     replaced = gpu_environment("fail * 18 200")  # of every function, after some readings
-    process = start("--standalone", "--sample", "0.02", "--interval", "1", **replaced)
+    process = start("--holders=processes", "--sample", "0.02", "--interval", "1", **replaced)
     assert process.end() == 0
     assert [line["event"] for line in process.lines].count("agent started") == 2
     assert process.said == ["gputally agent: the NVIDIA driver was replaced; the agent must be started again"] * 2

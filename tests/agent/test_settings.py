@@ -28,9 +28,12 @@ def test_later_layers_win(tmp_path: Path) -> None:
 
 
 def test_text_from_the_environment_and_flags_is_converted() -> None:
-    environ = {"GPUTALLY_AGENT_STANDALONE": "true", "GPUTALLY_AGENT_INTERVAL_S": "300"}
+    environ = {
+        "GPUTALLY_AGENT_DCGM_NAMES": "true",
+        "GPUTALLY_AGENT_INTERVAL_S": "300",
+    }
     chosen = settings.load(None, environ, {"sample_s": "0.5"})
-    assert (chosen.standalone, chosen.interval_s, chosen.sample_s) == (True, 300, 0.5)
+    assert (chosen.dcgm_names, chosen.interval_s, chosen.sample_s) == (True, 300, 0.5)
 
 
 def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
@@ -68,8 +71,9 @@ def test_a_missing_file_is_a_fault_and_an_empty_one_is_not(tmp_path: Path) -> No
 
 def test_ways_of_running_exclude_each_other(tmp_path: Path) -> None:
     config = tmp_path / "agent.yaml"
-    config.write_text("standalone: true\n")
-    assert faults(config, {}, {"pods": "p.yaml"}) == ["--pods: pods: cannot be combined with standalone; choose one"]
+    config.write_text("holders: processes\n")
+    wrong = f"{config}:1: holders: cannot be combined with simulated; choose one"
+    assert faults(config, {}, {"simulated": "p.yaml"}) == [wrong]
 
 
 @pytest.mark.parametrize("interval_s", [1, 15, 60, 300, 900])
@@ -109,7 +113,7 @@ def test_the_node_is_called_what_kubernetes_calls_it() -> None:
     ({"accounting": True}, True),
     ({"accounting": True, "privilege": "allocation"}, True),
     ({"accounting": True, "privilege": "process"}, False),
-    ({"accounting": True, "standalone": True}, False),
+    ({"accounting": True, "holders": "processes"}, False),
 ])  # fmt: skip
 def test_accounting_mode_needs_a_view_of_the_processes(flags: dict[str, object], refused: bool) -> None:
     if refused:
@@ -122,5 +126,5 @@ def test_accounting_mode_needs_a_view_of_the_processes(flags: dict[str, object],
 def test_kubernetes_is_what_is_met_where_nothing_else_was_chosen() -> None:
     assert settings.load(None, {}, {}).on_kubernetes
     assert not settings.load(None, {}, {}).sees_processes
-    for other in ({"standalone": True}, {"pods": "f"}, {"simulated": "f"}, {"hpc_jobs": "d"}):
+    for other in ({"holders": "processes"}, {"holders": "pods=f"}, {"simulated": "f"}, {"holders": "jobs=d"}):
         assert not settings.load(None, {}, other).on_kubernetes

@@ -12,7 +12,7 @@ from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.storage.crash_recovery import block_copy_path, restore_blocks
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.storage.record_archive import MANIFEST, Archive
-from agent.holders.lean_list_watch import BoundPods
+from agent.holders.kubelet.lean_list_watch import BoundPods
 from agent.metering.meter import GpuState, decode, encode
 from agent.simulation.simulated_node import H100, make_gpu
 from gputally.base.clock import VirtualClock

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.settings import Settings
-from agent.holders.pod_and_job_files import Pods
+from agent.holders.protocol import Holdings
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.upload.spool import Outbox
@@ -73,7 +73,17 @@ def start(library: Path, root: Path, environ: dict[str, str]) -> float:
     state = root / "gpus"
     state.write_text(GPU)
     environ = {**environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML_STATE": str(state)}
-    command = [sys.executable, "-m", "agent", "run", "--standalone", "--port", "0", "--spool", str(root / "spool")]
+    command = [
+        sys.executable,
+        "-m",
+        "agent",
+        "run",
+        "--holders=processes",
+        "--port",
+        "0",
+        "--spool",
+        str(root / "spool"),
+    ]
     spent = 0.0
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -97,7 +107,7 @@ class Node:
             for pod in range(pods)
         )
         claims = tuple(rig.pods.claims.values())
-        rig.pods.read = lambda at_ms, gpus: Pods(facts=facts, allocations=claims)  # type: ignore[method-assign]
+        rig.pods.read = lambda at_ms, gpus: Holdings(facts=facts, allocations=claims)  # type: ignore[method-assign]
         self.clock = VirtualClock(T0)
         outbox = Outbox(folder / "outbox.sqlite", self.clock)
         uploader = Uploader(outbox, "", "bench", "n", "boot", None, self.clock)

@@ -33,7 +33,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("relative log folders", {"agent": {"podLogsHostPath": "pods"}}, "podLogsHostPath"),
     ("a relative folder of the kubelet", {"agent": {"podResourcesHostPath": "kubelet"}}, "podResourcesHostPath"),
     ("labels as one text", {"agent": {"exportPodLabels": "team,project"}}, "exportPodLabels"),
-    ("a sharing system that is not known", {"agent": {"gpuSharing": ["mine"]}}, "gpuSharing"),
+    ("a sharing system that is no name", {"agent": {"gpuSharing": ["My Own"]}}, "gpuSharing"),
     ("a label with a comma", {"agent": {"exportPodLabels": ["team,project"]}}, "exportPodLabels"),
     ("an audience with a space", {"agent": {"token": {"audience": "a b"}}}, "audience"),
     ("a release file elsewhere", {"agent": {"releaseFile": "../run/release"}}, "releaseFile"),

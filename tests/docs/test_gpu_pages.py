@@ -57,7 +57,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def metrics(environ: dict[str, str], tmp_path: Path) -> Iterator[str]:
     """The metrics page of another agent."""
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "gputally", "agent", "run", "--standalone", f"--port={port}"]
+    command = [sys.executable, "-m", "gputally", "agent", "run", "--holders=processes", f"--port={port}"]
     own = {**environ, "GPUTALLY_AGENT_SPOOL": str(tmp_path / "theirs")}
     with subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         url = f"http://127.0.0.1:{port}/metrics"

@@ -12,7 +12,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.typed_accountant_client import AccountantClient
 from agent.core.readings import Snapshot
-from agent.holders.kubelet_grpc_client import KubeletAnswer
+from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
 from fairshare.core.scheduler_queue_objects import instant
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import Unavailable

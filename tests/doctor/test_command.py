@@ -15,7 +15,7 @@ import pytest
 from accountant.composition import Service
 from accountant.wire.policy_models import Policy
 from accountant.wire.typed_accountant_client import AccountantClient
-from agent.holders.kubelet_grpc_client import KubeletAnswer
+from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
 from agent.wire import Batch, Holder
 from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.accountant_connection import Unanswered

@@ -29,6 +29,20 @@ print([one.channel.name for one in load_yaml(Path("deliveries.yaml"), Deliveries
 """
 
 
+HOLDERS = """
+from agent.core.readings import Gpu
+from agent.core.settings import Settings
+from agent.holders.chosen import open_holders
+from agent.holders.protocol import NodeSurroundings
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import SystemClock
+clock = SystemClock()
+node = NodeSurroundings("n", clock, BackgroundTasks(clock), Settings(gpu_sharing="kai,vgpu"))
+_, source = open_holders("vms=vms.json", node)
+print([one.holder.name for one in source.read(0, [Gpu("GPU-2f6c", 0, "H100", 81_920)]).allocations])
+"""
+
+
 class Built(NamedTuple):
     """What a tutorial builds.
 
@@ -50,9 +64,10 @@ BUILT = {
     "docs/plugins/gpu-reader.md": Built(
         "gputally.gpu_readers",
         "jsonl",
-        ("-m", "agent", "run", "--standalone", "--once", "--gpu-readers", "jsonl=gpus.jsonl"),
+        ("-m", "agent", "run", "--holders=processes", "--once", "--gpu-readers", "jsonl=gpus.jsonl"),
         "Tensor One",
     ),
+    "docs/plugins/holder.md": Built("gputally.holders", "vms", ("-c", HOLDERS), "vm-7"),
     "docs/plugins/scheduler.md": Built(
         "gputally.schedulers", "lanes", ("-m", "gputally", "fairshare", "check", "policy.yaml"), "2 queues"
     ),

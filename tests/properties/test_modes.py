@@ -30,8 +30,8 @@ from agent.core.readings import (
     Snapshot,
     Unavailable,
 )
-from agent.holders.device_allocations import replace_reservations
 from agent.holders.node_reader import HolderCounters, OwnedProcess
+from agent.holders.reserved_gpus import replace_reservations
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder
@@ -185,7 +185,9 @@ class Node:
             )  # fmt: skip
         owned = self.owned(second)
         seen = [(self.gpu.uuid, o.process.mig_uuid, o.holder) for o in owned if o.holder is not None]
-        claims = replace_reservations(self.claims(second.present), seen, {}, {self.gpu.uuid: self.gpu})
+        claims = replace_reservations(
+            self.claims(second.present), seen, {}, {self.gpu.uuid: self.gpu}, frozenset({"kai"})
+        )
         return Snapshot(at_ms, (self.counters.read(device, owned, claims),), claims)
 
 

@@ -179,7 +179,7 @@ def complete(
         ("gputally jobs --st", ["--start", "--state"], ["--end"]),
         ("gputally jobs --state ", ["waiting", "running", "ended"], []),
         ("gputally agent ", ["run", "top", "smoke"], []),
-        ("gputally agent run --pri", ["--privilege", "--print-config"], ["--pods"]),
+        ("gputally agent run --pri", ["--privilege", "--print-config"], ["--holders"]),
         ("gputally doctor --output ", ["table", "json", "csv"], []),
         ("gputally advise autoscaler --format ", ["tfvars", "ansible", "karpenter"], []),
         ("gputally dashboards push --to", ["--token-file"], []),

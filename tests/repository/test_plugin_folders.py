@@ -22,6 +22,7 @@ SEAMS = {
     "gputally.engines": "accountant.lake.engines",
     "gputally.exports": "accountant.exports",
     "gputally.gpu_readers": "agent.gpu_readers",
+    "gputally.holders": "agent.holders",
     "gputally.histories": "accountant.histories",
     "gputally.schedulers": "fairshare.schedulers",
 }
@@ -68,6 +69,7 @@ KNOWN = {
     ("fairshare.composition", "fairshare.schedulers.runai"): _CREDENTIALS,
     ("gputally.demo.pipeline", "fairshare.schedulers.kai"): "the demo plays this scheduler",
     ("gputally.doctor.check_inputs", "agent.gpu_readers.nvml"): "counts the GPUs that the driver knows",
+    ("gputally.doctor.check_inputs", "agent.holders.kubelet"): "asks the kubelet itself",
     ("gputally.doctor.node_checks", "agent.gpu_readers.nvml"): "says what to do if the driver does not start",
     ("gputally.doctor.scheduler_checks", "fairshare.schedulers.kube_scheduler"): "checks the extender",
 }
@@ -92,6 +94,10 @@ DELETED = {
     "gputally.engines spark": "accountant/lake/engines/spark",
     "gputally.exports xlsx": "accountant/exports/xlsx",
     "gputally.histories slurm": "accountant/histories/slurm",
+    "gputally.holders hami": "agent/holders/hami.py",
+    "gputally.holders jobs": "agent/holders/job_files.py",
+    "gputally.holders kubelet": "agent/holders/kubelet",
+    "gputally.holders slurm": "agent/holders/slurm.py",
     "gputally.schedulers volcano": "fairshare/schedulers/volcano",
 }
 

@@ -17,7 +17,6 @@ _SECTION = "the scheduler's section of a policy, which the accountant stores"
 _QUEUES = "the queue of a pod that its PodGroup, Workload or owner names"
 _REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
-_SHARED = "its way to share GPUs: the seam of holders"
 _CREDENTIALS = "the options that name its credentials"
 SCHEDULERS = {
     "kueue": {
@@ -41,10 +40,6 @@ SCHEDULERS = {
         "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
         "accountant/wire/policy_models.py": _SECTION,
-        "agent/core/readings.py": _SHARED,
-        "agent/core/settings.py": _SHARED,
-        "agent/holders/device_allocations.py": _SHARED,
-        "agent/holders/kubernetes_api_objects.py": _SHARED,
         "fairshare/cli/command_options.py": _CREDENTIALS,
         "fairshare/composition.py": _CREDENTIALS,
         "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
@@ -70,7 +65,7 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "agent/composition.py": "dcgm_names",
         "agent/metrics/exporter.py": "metrics under the exporter's names",
         "agent/metrics/dcgm_compat.py": "metrics under the exporter's names",
-        "agent/holders/pod_and_job_files.py": "the format of HPC job files",
+        "agent/holders/job_files.py": "the format of HPC job files",
         "agent/metering/reading_deltas.py": "a method of the wire format",
         "agent/wire.py": "a method of the wire format",
     },
@@ -80,6 +75,11 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/reports/savings_hints.py": _OWNERS,
         "gputally/doctor/rbac_checks.py": _OWNERS,
         "gputally/testing/engines.py": "a hostile text with a variable that it would replace",
+    },
+    "hami(?!lton)": {
+        "accountant/histories/prometheus/exporter_series.py": "history of pods that shared GPUs by it",
+        "accountant/histories/prometheus/pod_history.py": "history of pods that shared GPUs by it",
+        "agent/core/settings.py": "an example of gpu_sharing",
     },
     "xlsx": {},
     "pdf": {
@@ -103,6 +103,7 @@ EXPORTS = ("accountant/exports/",)
 FOLDERS = dict.fromkeys(SCHEDULERS, ("fairshare/schedulers/",)) | {
     "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
     "trino": ENGINES, "spark(?!line)": ENGINES, "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
+    "hami(?!lton)": ("agent/holders/",),
 }  # fmt: skip
 
 

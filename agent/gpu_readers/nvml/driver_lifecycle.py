@@ -8,8 +8,8 @@ that were seen once stay listed without readings until they answer again, so the
 `Gpus` closes the driver on request, because neither MIG nor the driver itself can be changed while it is open.
 
 The driver is released while node labels of NVIDIA's operator or MIG manager ask for it
-(`agent.holders.kubernetes_source`), while the release file exists (the chart puts it in the spool folder), or after
-SIGUSR1 (`agent.gpu_readers.release_by_signal`)."""
+(`agent.holders.kubelet.kubernetes_source`), while the release file exists (the chart puts it in the spool folder), or
+after SIGUSR1 (`agent.gpu_readers.release_by_signal`)."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ SCHEDULER = SchedulerPlugin(
         "gpu-memory",
         "gpu-fraction-num-devices",
         frozenset({"kai-resource-reservation", "runai-reservation"}),
+        "runai-gpu-group",
     ),
     own_queue=_own_queue,
     rights=(

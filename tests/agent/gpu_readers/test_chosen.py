@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.__main__ import main
+from agent.core.guarded_calls import RETRY_MS
 from agent.core.readings import (
     Condition,
     DeviceReading,
@@ -30,7 +31,7 @@ from agent.core.readings import (
 )
 from agent.core.settings import SettingsError
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders, open_readers
-from agent.gpu_readers.guard import MOST_DEVICES, RETRY_MS, Guard, WrongReading, checked
+from agent.gpu_readers.guard import MOST_DEVICES, Guard, WrongReading, checked
 from agent.gpu_readers.protocol import GpuReader, GpuReadings, Surroundings
 from agent.wire import Holder
 from gputally.base import plugins as registry
@@ -267,7 +268,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused(text: str, tells: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--standalone", "--once", "--gpu-readers", text]) == 2
+    assert main(["run", "--holders=processes", "--once", "--gpu-readers", text]) == 2
     said = capsys.readouterr().err
     assert said.startswith("gputally agent: gpu_readers: ")
     assert tells in said

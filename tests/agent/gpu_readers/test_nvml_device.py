@@ -14,7 +14,7 @@ from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MAX_MS, RETRY_MIN_MS, 
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.gpu_readers.protocol import GpuReadings
-from agent.holders.device_allocations import DeviceNames, DeviceRef
+from agent.holders.kubelet.device_allocations import DeviceNames, DeviceRef
 from tests.agent.sample_values import GIB, T0
 from tests.fakes.nvml.library import FakeNvml
 

@@ -14,9 +14,9 @@ import helm_python
 import pytest
 import yaml
 
-from agent.holders.device_allocations import SLICES_PATHS, SliceStore
-from agent.holders.kubernetes_source import NodeStore
-from agent.holders.lean_list_watch import ApiServer, ApiUnavailable, Reflector
+from agent.holders.kubelet.device_allocations import SLICES_PATHS, SliceStore
+from agent.holders.kubelet.kubernetes_source import NodeStore
+from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable, Reflector
 from agent.wire import Owner
 from gputally.base.clock import SystemClock
 from tests.agent.pods import Following, Seen, pod_object

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.readings import Allocation
-from agent.holders.device_allocations import (
+from agent.holders.installed import virtual_devices
+from agent.holders.kubelet.device_allocations import (
     CLAIMS_PATH,
     HOLDS_MS,
     SLICES_PATHS,
@@ -23,15 +24,14 @@ from agent.holders.device_allocations import (
     PublishedDevice,
     ResourceClaims,
     SliceStore,
-    declared_ppm,
     find_holders,
     like_a_gpu,
-    limited_ppm,
-    replace_reservations,
 )
-from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
-from agent.holders.kubernetes_api_objects import ClaimResult, PodView
-from agent.holders.lean_list_watch import ApiServer, Reflector
+from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubelet.kubernetes_api_objects import ClaimResult, PodView
+from agent.holders.kubelet.lean_list_watch import ApiServer, Reflector
+from agent.holders.reserved_gpus import declared_ppm, replace_reservations
+from agent.holders.virtual_parts import limited_ppm
 from agent.wire import Holder
 from gputally.base.clock import SystemClock, VirtualClock
 from tests.agent.pods import Following, view
@@ -61,7 +61,7 @@ CONTAINER = "nvidia.com/container.main.gpu-memory"
     ("nvidia0/vgpu2", DeviceRef(A, replica="2")),
     ("nvidia1/gi3", DeviceRef(B, B3)),
     ("nvidia1/gi3/vgpu1", DeviceRef(B, B3, "1")),
-    (f"{A}-7", DeviceRef(A, replica="7", virtual=True)),
+    (f"{A}-7", DeviceRef(A, replica="7", virtual="-")),
 ])  # fmt: skip
 def test_a_device_plugins_id_points_to_its_device(name: str, place: DeviceRef) -> None:
     assert NAMES.find(name) == place
@@ -147,8 +147,12 @@ def offered(*ids: str) -> tuple[Devices, ...]:
     return (Devices("nvidia.com/gpu", ids),)
 
 
+KAI = frozenset({"kai"})
+HAMI = virtual_devices()["hami"]
+
+
 def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
-    return find_holders(pods, {v.key: v for v in views}, Node(GPUS, **node))  # type: ignore[arg-type]
+    return find_holders(pods, {v.key: v for v in views}, Node(GPUS, **{"systems": KAI, **node}))  # type: ignore[arg-type]
 
 
 def held(holding: NodeAllocations) -> list[tuple[str, str, str, str]]:
@@ -298,7 +302,7 @@ def test_a_pod_on_several_shared_gpus() -> None:
 ], ids=["listed by the kubelet too", "two reservations of one GPU"])  # fmt: skip
 def test_a_pod_behind_reservations_counts_once(namespaces: tuple[str, ...], listed: list[Allocation]) -> None:
     stand_ins = [Allocation(A, Holder("pod", uid=name, namespace=name, name="x")) for name in namespaces]
-    found = replace_reservations([*stand_ins, *listed], [(A, "", pod("a"))], {}, {A: GPUS[0]})
+    found = replace_reservations([*stand_ins, *listed], [(A, "", pod("a"))], {}, {A: GPUS[0]}, KAI)
     assert shares(found) == [("a", "fraction", 500_000 if listed else None)]
 
 
@@ -347,11 +351,11 @@ def test_a_virtual_device_of_hami_is_the_part_that_its_limits_leave(limits: dict
 
 
 def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
-    assert limited_ppm({"nvidia.com/gpumem": "20390"}, None) is None, "not all of the GPU"
-    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, None) == 250_000
+    assert limited_ppm({"nvidia.com/gpumem": "20390"}, HAMI, None) is None, "not all of the GPU"
+    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, HAMI, None) == 250_000
     requests = {"a": {"gpu-memory": "20390"}}
     unsized = {A: replace(GPUS[0], memory_mib=None)}
-    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized)
+    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized, KAI)
     assert shares(found) == [("a", "fraction", None)]
 
 
@@ -398,8 +402,8 @@ def test_a_long_text_is_read_to_its_end(text: str, ppm: int | None) -> None:
 @given(st.dictionaries(request_keys, st.text(max_size=12)))
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     for known in ({A: GPUS[0]}, {}):
-        replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known)
-    part = limited_ppm(requests, MEMORY_MIB)
+        replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known, KAI)
+    part = limited_ppm(requests, HAMI, MEMORY_MIB)
     assert part is not None
     assert 0 < part <= 1_000_000
 

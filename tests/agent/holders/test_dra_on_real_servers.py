@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.core.readings import Gpu
-from agent.holders.device_allocations import (
+from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
     Node,
     NodeAllocations,
@@ -20,8 +20,8 @@ from agent.holders.device_allocations import (
     SliceStore,
     find_holders,
 )
-from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
-from agent.holders.lean_list_watch import ApiServer, Reflector
+from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
+from agent.holders.kubelet.lean_list_watch import ApiServer, Reflector
 from gputally.base.clock import SystemClock
 from tests.agent.pods import Following
 from tests.agent.sample_values import gpu

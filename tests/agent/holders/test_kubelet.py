@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.holders import kubelet_pod_resources
-from agent.holders.kubelet_grpc_client import (
+from agent.holders.kubelet import kubelet_pod_resources
+from agent.holders.kubelet.kubelet_grpc_client import (
     OFFER_MS,
     RESOURCE_EXHAUSTED,
     UNIMPLEMENTED,
@@ -33,7 +33,13 @@ from agent.holders.kubelet_grpc_client import (
     RpcUnavailable,
     UnaryChannel,
 )
-from agent.holders.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
+from agent.holders.kubelet.kubelet_pod_resources import (
+    ClaimedDevice,
+    ContainerResources,
+    Devices,
+    Malformed,
+    PodResources,
+)
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
 from tests.fakes.kubelet.server import FakeKubelet, compile_messages

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.holders import kubernetes_api_objects
-from agent.holders.kubernetes_api_objects import Unreadable
+from agent.holders.kubelet import kubernetes_api_objects
+from agent.holders.kubelet.kubernetes_api_objects import Unreadable
 from agent.wire import Owner
 from tests.agent.pods import UID, facts, pod_object, view
 from tests.hypothesis_examples import examples

@@ -19,21 +19,21 @@ from agent.gpu_readers.nvml.mig_layout import LOOK_MS
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.gpu_readers.release_by_signal import ReleasableSource
-from agent.holders.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
-from agent.holders.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore, kubernetes_source
-from agent.holders.lean_list_watch import PodStore, Reflector
+from agent.holders.kubelet.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
+from agent.holders.kubelet.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore
+from agent.holders.kubelet.lean_list_watch import PodStore, Reflector
 from agent.holders.node_reader import NodeSource
-from agent.holders.pod_and_job_files import Pods
 from agent.holders.process_cgroups import PodLogs, ProcessTable
+from agent.holders.protocol import Holdings
 from agent.main_loop import Agent
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.background_tasks import BackgroundTask
-from gputally.base.clock import SystemClock, VirtualClock
+from gputally.base.clock import VirtualClock
 from tests import deadlines
 from tests.agent.pods import UID, pod_object
-from tests.agent.readers import nvml_alone
+from tests.agent.readers import node_source, nvml_alone
 from tests.agent.sample_values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
@@ -57,7 +57,7 @@ class Cluster:
             for path, store in (("/pods", self.store), ("/nodes", self.node))
         )
         followed = (self.store, self.pods), (self.node, nodes)
-        self.whole = NodePods(self.kubelet, clock, *followed, logs=PodLogs(logs))
+        self.whole = NodePods(self.kubelet, clock, *followed, logs=PodLogs(logs), systems=frozenset({"kai"}))
         self.clock = clock
 
     def tell(self, change: str, pod: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Cluster:
         self.store.replace([json.dumps(pod).encode() for pod in pods])
         self.pods.synced, self.pods.failure = True, ""
 
-    def read(self) -> Pods:
+    def read(self) -> Holdings:
         self.kubelet.poll()
         return self.whole.read(self.clock.wall_ms(), GPUS)
 
@@ -85,12 +85,12 @@ def give(kubelet: FakeKubelet, *devices: str, name: str = "train-0", resource: s
     kubelet.give("vision", name, {"main": {resource: devices}})
 
 
-def sharing(pods: Pods) -> list[tuple[str | None, int]]:
+def sharing(pods: Holdings) -> list[tuple[str | None, int]]:
     assert not isinstance(pods.allocations, Unavailable), pods.allocations
     return [(a.sharing, a.sharing_replicas) for a in pods.allocations]
 
 
-def held(pods: Pods) -> list[tuple[str, str]]:
+def held(pods: Holdings) -> list[tuple[str, str]]:
     assert not isinstance(pods.allocations, Unavailable), pods.allocations
     return [(a.gpu_uuid, a.holder.uid) for a in pods.allocations]
 
@@ -244,7 +244,7 @@ class Node:
         cluster.list()
         gpus = Gpus(Driver(), access=Access(processes=processes is not None))
         uploader = Uploader(outbox, "", "c1", "node-1", "boot", None, self.clock)
-        source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1")
+        source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1", systems=frozenset({"kai"}))
         self.agent = Agent(Settings(node="node-1"), source, outbox, uploader, self.clock)
 
     def pass_(self, seconds: int) -> None:
@@ -395,7 +395,9 @@ class Running:
 
 
 @pytest.fixture
-def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path) -> Iterator[Running]:
+def running(
+    nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path, tmp_path: Path
+) -> Iterator[Running]:
     chosen = Settings(
         node="node-1",
         kubelet_socket=str(kubelet.path),
@@ -404,7 +406,7 @@ def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tok
         pod_labels=" team ,",
     )
     gpus = Gpus(Driver(), access=Access(processes=False))
-    made = Running(kubernetes_source(chosen, "node-1", nvml_alone(gpus), SystemClock(), {}), gpus)
+    made = Running(node_source(chosen, nvml_alone(gpus), tmp_path), gpus)
     yield made
     made.source.close()
 
@@ -454,15 +456,15 @@ def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> N
 
 def test_neither_a_pod_nor_a_node_is_said_with_the_ways_out(nvml: FakeNvml, tmp_path: Path) -> None:
     chosen = Settings(kubelet_socket=str(tmp_path / "none"))
-    with pytest.raises(SettingsError, match="--standalone"):
-        kubernetes_source(chosen, "n", nvml_alone(Gpus(Driver())), SystemClock(), {})
+    with pytest.raises(SettingsError, match="--holders processes"):
+        node_source(chosen, nvml_alone(Gpus(Driver())), tmp_path)
 
 
-def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet) -> None:
+def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet, tmp_path: Path) -> None:
     give(kubelet, "GPU-a")
     chosen = Settings(kubelet_socket=str(kubelet.path), api_url="off")
     gpus = Gpus(Driver(), access=Access(processes=False))
-    made = Running(kubernetes_source(chosen, "n", nvml_alone(gpus), SystemClock(), {}), gpus)
+    made = Running(node_source(chosen, nvml_alone(gpus), tmp_path), gpus)
     until(lambda: made.holders() == ["vision/train-0"])
     assert set(dict(made.look().sources)) == {"nvml", "kubelet", "allocations"}
     made.source.close()

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.settings import SettingsError
-from agent.holders.device_allocations import SliceStore
-from agent.holders.kubernetes_api_objects import PodView
-from agent.holders.kubernetes_source import NodeStore, release_reason, replica_mode
-from agent.holders.lean_list_watch import (
+from agent.holders.kubelet.device_allocations import SliceStore
+from agent.holders.kubelet.kubernetes_api_objects import PodView
+from agent.holders.kubelet.kubernetes_source import NodeStore, release_reason, replica_mode
+from agent.holders.kubelet.lean_list_watch import (
     ABSENT_MS,
     BACKOFF_CAP_MS,
     BOUND_PODS_FILE,

@@ -15,8 +15,9 @@ from agent.core.settings import Settings
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import UNKNOWN_PROCESS, HolderCounters, NodeSource, OwnedProcess
-from agent.holders.pod_and_job_files import Pods, PodsFile
+from agent.holders.pods_file import PodsFile
 from agent.holders.process_cgroups import RESCAN_MS, PodLogs, ProcessTable
+from agent.holders.protocol import Holdings
 from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.upload.spool import Outbox
@@ -72,8 +73,11 @@ class Fraction:
         holder = Holder(kind="pod", uid=UID, namespace="n", name="p", container="main")
         self.given = Allocation("GPU-a", holder, sharing="fraction", fraction_ppm=ppm)
 
-    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
-        return Pods((), (self.given,))
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Holdings:
+        return Holdings((), (self.given,))
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 @pytest.mark.parametrize(("ppm", "unknown"), [(250_000, []), (None, ["GPU-a"])])

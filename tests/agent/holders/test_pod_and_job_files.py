@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from agent.core.readings import DeviceReading, Gpu, Snapshot, Unavailable
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
+from agent.holders.job_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
 from agent.holders.node_reader import NodeSource
-from agent.holders.pod_and_job_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, PodsFile, parse_jobs
+from agent.holders.pods_file import PodsFile
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu

@@ -20,16 +20,16 @@ GPU Operator 26.7 for `gpu.deploy.client`; NVIDIA/gpu-feature-discovery and GKE 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from agent.core.readings import KAI, Gpu, Unavailable
+from agent.core.readings import Gpu, Unavailable
 from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
-from agent.gpu_readers.chosen import GpuReaders
-from agent.holders import kubernetes_api_objects
-from agent.holders.device_allocations import (
+from agent.holders.kubelet import kubernetes_api_objects
+from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
     Key,
     Node,
@@ -39,20 +39,18 @@ from agent.holders.device_allocations import (
     find_holders,
     merge_offered,
 )
-from agent.holders.kubelet_grpc_client import Kubelet
-from agent.holders.kubelet_pod_resources import Devices, PodResources
-from agent.holders.kubernetes_api_objects import PodView
-from agent.holders.lean_list_watch import PATH as PODS
-from agent.holders.lean_list_watch import ApiServer, BoundPods, PodStore, Reflector, in_cluster
-from agent.holders.node_reader import NodeSource
-from agent.holders.pod_and_job_files import KnownPod, Pods
-from agent.holders.process_cgroups import PodLogs, ProcessTable
+from agent.holders.kubelet.kubelet_grpc_client import Kubelet
+from agent.holders.kubelet.kubelet_pod_resources import Devices, PodResources
+from agent.holders.kubelet.kubernetes_api_objects import PodView
+from agent.holders.kubelet.lean_list_watch import BOUND_PODS_FILE, ApiServer, BoundPods, PodStore, Reflector, in_cluster
+from agent.holders.kubelet.lean_list_watch import PATH as PODS
+from agent.holders.protocol import Holdings, KnownPod, NodeSurroundings, PodNames
 from agent.wire import PodFacts, SharingMode
 from gputally.base.background_tasks import BackgroundTasks, Work
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
-log = logging.getLogger("agent.holders.kubernetes_source")
+log = logging.getLogger("agent.holders.kubelet.kubernetes_source")
 
 PATH = "/api/v1/nodes"
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
@@ -84,7 +82,7 @@ def replica_mode(labels: Mapping[str, str]) -> SharingMode:
 
 
 class NodeStore:
-    """The `agent.holders.lean_list_watch.Store` of one node's labels. A deleted node has no labels.
+    """The `agent.holders.kubelet.lean_list_watch.Store` of one node's labels. A deleted node has no labels.
 
     on_change: is called with the previous and the new reason to close the driver when they differ; "" is no reason."""
 
@@ -143,13 +141,14 @@ def _log_failure(name: str, error: Exception) -> None:
 
 
 class NodePods:
-    """The `agent.holders.node_reader.AllocationSource` of a Kubernetes node.
+    """The `agent.holders.protocol.HolderSource` of a Kubernetes node.
 
     pods, node, slices: each store with the reflector that fills it. These and `claims` are None if the API server is
         not used.
     logs: finds the uids of pods that only the kubelet lists.
     systems: the sharing systems of this node.
-    tasks: the list in which the threads are entered."""
+    tasks: the list in which the threads are entered.
+    api: the API server, which `close` closes."""
 
     def __init__(
         self,
@@ -158,11 +157,13 @@ class NodePods:
         pods: tuple[PodStore, Reflector] | None = None,
         node: tuple[NodeStore, Reflector] | None = None,
         slices: tuple[SliceStore, Reflector] | None = None,
-        logs: PodLogs | None = None,
+        logs: PodNames | None = None,
         claims: ResourceClaims | None = None,
-        systems: frozenset[str] = frozenset({KAI}),
+        systems: frozenset[str] = frozenset(),
         tasks: BackgroundTasks | None = None,
+        api: ApiServer | None = None,
     ) -> None:
+        self._api = api
         self._systems = systems
         self._tasks = tasks or BackgroundTasks(clock)
         self._claims = claims
@@ -194,6 +195,8 @@ class NodePods:
 
     def close(self, wait_s: float = 2.0) -> None:
         """Stop the threads and wait `wait_s` seconds for each. A thread in the middle of a request ends later."""
+        if self._api is not None:
+            self._api.close()
         self._stop.set()
         self._kubelet.close()
         if self._claims is not None:
@@ -201,7 +204,7 @@ class NodePods:
         for thread in self._threads:
             thread.join(timeout=wait_s)
 
-    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Holdings:
         """Return the holders at `at_ms` without waiting."""
         now_ms = self._clock.monotonic_ms()
         unknown = self._kubelet.unknown_reason()
@@ -209,7 +212,9 @@ class NodePods:
             unknown = unknown or f"pods: {self._pods[1].failure}"
         if unknown:
             facts = self._facts(at_ms, ())
-            return Pods(facts, Unavailable(unknown), sources=self._sources(NodeAllocations(())), took_ms=self._took())
+            return Holdings(
+                facts, Unavailable(unknown), sources=self._sources(NodeAllocations(())), took_ms=self._took()
+            )
         views: Mapping[Key, PodView] = self._pods[0].views() if self._pods is not None else {}
         deleted = self._pods[0].deleted() if self._pods is not None else ()
         answer = self._kubelet.answer()
@@ -220,13 +225,13 @@ class NodePods:
             gpus,
             self._offered,
             replica_mode(self._node[0].labels if self._node is not None else {}),
-            {(name.namespace, name.name): uid for uid, name in names.items()},
+            {(namespace, name): uid for uid, (namespace, name) in names.items()},
             self._slices[0].devices() if self._slices is not None else {},
             self._claims.read(listed) if self._claims is not None else None,
             self._systems,
         )
         holders = find_holders(listed, views, node)
-        return Pods(
+        return Holdings(
             self._facts(at_ms, {allocation.holder.uid for allocation in holders.allocations}),
             holders.allocations,
             sources=self._sources(holders),
@@ -284,60 +289,46 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
     return known
 
 
-def kubernetes_source(
-    chosen: Settings,
-    node: str,
-    gpus: GpuReaders,
-    clock: Clock,
-    environ: Mapping[str, str],
-    bound: BoundPods | None = None,
-    tasks: BackgroundTasks | None = None,
-) -> NodeSource:
+def open_node(_place: str, node: NodeSurroundings) -> NodePods:
     """Create the source of a Kubernetes node and start its threads.
 
-    bound: the parts that pods declared when they were bound; None stores them in this process only.
-    tasks: the list in which the threads are entered.
-
     Raises SettingsError if this is not a Kubernetes node, or if the API server's address or CA file cannot be used."""
+    chosen, clock = node.settings, node.clock
     socket = Path(chosen.kubelet_socket)
-    api = _api(chosen, socket, environ)
+    api = _api(chosen, socket, node.environ)
     kubelet = Kubelet(socket, clock)
-    labels = comma_separated(chosen.pod_labels)
-    systems = chosen.sharing_systems
-    logs = PodLogs(Path(chosen.pod_logs))
-    processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
+    logs, systems = node.pod_names, chosen.sharing_systems
     if api is None:
-        pods = NodePods(kubelet, clock, logs=logs, systems=systems, tasks=tasks)
+        pods = NodePods(kubelet, clock, logs=logs, systems=systems, tasks=node.tasks)
     else:
-        store = PodStore(node, labels, clock, kubelet.poll_soon, bound)
+        spool = chosen.spool_path(node.environ, root=os.geteuid() == 0)
+        bound = BoundPods(spool.with_name(BOUND_PODS_FILE))
+        store = PodStore(node.node, comma_separated(chosen.pod_labels), clock, kubelet.poll_soon, bound)
         slices = SliceStore()
 
         def close_or_open(before: str, reason: str) -> None:
+            if node.drivers is None:
+                return
             if reason:
-                gpus.release(reason)
+                node.drivers.release(reason)
             if before:
-                gpus.reacquire(before)
+                node.drivers.reacquire(before)
 
-        node_labels = NodeStore(node, close_or_open)
+        labels = NodeStore(node.node, close_or_open)
         pods = NodePods(
             kubelet,
             clock,
-            (store, Reflector(api, PODS, f"spec.nodeName={node}", store, clock)),
-            (node_labels, Reflector(api, PATH, f"metadata.name={node}", node_labels, clock)),
-            (slices, Reflector(api, SLICES_PATHS, f"spec.nodeName={node}", slices, clock, optional=True)),
+            (store, Reflector(api, PODS, f"spec.nodeName={node.node}", store, clock)),
+            (labels, Reflector(api, PATH, f"metadata.name={node.node}", labels, clock)),
+            (slices, Reflector(api, SLICES_PATHS, f"spec.nodeName={node.node}", slices, clock, optional=True)),
             logs,
             ResourceClaims(api, clock),
             systems,
-            tasks,
+            node.tasks,
+            api,
         )
-
-    def close() -> None:
-        if api is not None:
-            api.close()
-        pods.close()
-
     pods.start()
-    return NodeSource(gpus, processes, pods, logs, node, clock, systems, on_close=close)
+    return pods
 
 
 def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:
@@ -349,7 +340,7 @@ def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServe
         return ApiServer(chosen.api_url, ca_file, Path(chosen.api_token_file) if chosen.api_token_file else None)
     if "KUBERNETES_SERVICE_HOST" not in environ and not socket.exists():
         raise SettingsError(
-            f"this machine has no kubelet ({socket}): choose the source of the holders with --standalone (running "
-            "processes), --hpc-jobs FOLDER, --pods FILE or --simulated FILE"
+            f"this machine has no kubelet ({socket}): choose the source of the holders with --holders processes, "
+            "--holders jobs=FOLDER, --holders pods=FILE or --simulated FILE"
         )
     return in_cluster(environ)

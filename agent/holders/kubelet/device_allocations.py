@@ -3,13 +3,13 @@
 Only the kubelet decides which devices a pod has. A device counts once per pod, however many of its containers name it.
 A pod that ended holds nothing. A device name that matches nothing on this node is reported, never guessed.
 
-With fraction schedulers (KAI, Run:ai) a reservation pod holds the GPU, and the workloads beside it have no device of
-their own. The workloads hold the GPU, not the reservation pod; KAI's GPU groups or the running processes identify them.
-HAMi gives every pod a virtual device, and the limits of its containers state the part.
+With schedulers of fractions a reservation pod holds the GPU, and the workloads beside it have no device of their own.
+The workloads hold the GPU, not the reservation pod; the scheduler's groups of GPUs or the running processes identify
+them. Systems of virtual devices give every pod one, and the limits of its containers state the part.
 
 The part of a shared device is read from the pod only for the sharing systems in the node's settings. It comes from data
-that the owner of the pod cannot change any more: the limits of its containers (HAMi), or the part that it declared when
-it was bound (KAI, `BoundPods`). Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
+that the owner of the pod cannot change any more: the limits of its containers, or the part that it declared when it was
+bound (`BoundPods`).
 
 | Form of a device's name | Written by |
 |---|---|
@@ -17,14 +17,13 @@ it was bound (KAI, `BoundPods`). Sources: kai-scheduler docs/gpu-sharing; Projec
 | `<either>::<k>` | the same, time-slicing or MPS: replica k |
 | `MIG-GPU-<uuid>/<gi>/<ci>` | drivers before 470 |
 | `nvidia<N>`, `nvidia<N>/gi<M>`, `<either>/vgpu<K>` | GKE's device plugin; N is the device's minor number |
-| `<either>-<k>` | HAMi's device plugin: virtual device k |
+| `<either>-<k>` | systems of virtual devices, with the separator of their manifest: virtual device k |
 | `gpu-<N>`, `gpu-<N>-mig-<profile>-<id>-<start>` | NVIDIA's DRA driver; N is the minor number, id the profile's |
 | `gpu-<N>-mig-<id>-<start>-<size>` | its earlier releases |
 
 `DeviceNames` looks a name up among the existing devices. A name that matches none may mean some of the GPUs, whose
 holders are then unknown. Sources: NVIDIA/k8s-device-plugin internal/rm,
-GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin,
-kubernetes-sigs/dra-driver-nvidia-gpu.
+GoogleCloudPlatform/container-engine-accelerators pkg/gpu/nvidia, kubernetes-sigs/dra-driver-nvidia-gpu.
 
 DRA (dynamic resource allocation): the kubelet lists the devices of a claim with admin access like any other, so a
 monitoring pod would count as a second holder of every GPU that it monitors. Only the ResourceClaim states admin access,
@@ -45,24 +44,26 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import NamedTuple
 
-from agent.core.readings import HAMI, KAI, Allocation, Gpu
-from agent.holders import kubernetes_api_objects
-from agent.holders.kubelet_pod_resources import ClaimedDevice, Devices, PodResources
-from agent.holders.kubernetes_api_objects import PodView
-from agent.holders.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
+from agent.core.readings import Allocation, Gpu
+from agent.holders.installed import device_resources, virtual_devices
+from agent.holders.kubelet import kubernetes_api_objects
+from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, Devices, PodResources
+from agent.holders.kubelet.kubernetes_api_objects import PodView
+from agent.holders.kubelet.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
+from agent.holders.reserved_gpus import declared_ppm
+from agent.holders.virtual_parts import limited_ppm, virtual_device
 from agent.wire import Holder, SharingMode
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
-from gputally.base.quantities import MIB, parse_number, parse_quantity
+from gputally.base.quantities import MIB, parse_quantity
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
-from gputally.kubernetes.pod_queue_labels import reservation_namespaces
+from gputally.kubernetes.pod_queue_labels import reserved_by
 
 NVIDIA_DRA = "gpu.nvidia.com"
 """Name of NVIDIA's DRA driver for GPUs."""
 _REPLICA = re.compile(r"(.+)::(\d{1,6})")
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d{1,4})/(\d{1,4})")
 _GKE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu(\d{1,6}))?")
-_HAMI = re.compile(r"(.+)-(\d{1,6})")
 _DRA_GPU = re.compile(r"gpu-(\d{1,4})")
 _DRA_MIG = re.compile(r"gpu-(\d{1,4})-mig-(?:((?=[0-9.+-]*[a-z])[0-9a-z.+-]+)-)?(\d{1,4})-(\d{1,4})")
 _EARLIER_DRA_MIG = re.compile(r"(gpu-\d{1,4}-mig-\d{1,4}-\d{1,4})-\d{1,4}")
@@ -92,12 +93,13 @@ class DeviceRef:
 
     mig_uuid: "" for the GPU.
     replica: the name of the part; "" for the whole device.
-    virtual: True if the part is one of HAMi's virtual devices, which have different sizes; other parts are equal."""
+    virtual: the separator in the name of a virtual device, which have different sizes; "" for other parts, which are
+        equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
     replica: str = ""
-    virtual: bool = False
+    virtual: str = ""
 
 
 def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
@@ -140,9 +142,9 @@ class DeviceNames:
             return self._numbered(int(gke.group(1)), gke.group(2), gke.group(3) or "")
         if old := _OLD_MIG.fullmatch(name):
             return self._instance(self._gpus.get(old.group(1)), int(old.group(2)), int(old.group(3)))
-        if hami := _HAMI.fullmatch(name):
-            whole = self._devices.get(hami.group(1))
-            return None if whole is None else DeviceRef(whole.gpu_uuid, whole.mig_uuid, hami.group(2), virtual=True)
+        if virtual := virtual_device(name, self._devices):
+            whole = self._devices[virtual.uuid]
+            return DeviceRef(whole.gpu_uuid, whole.mig_uuid, virtual.number, virtual.separator)
         return None
 
     def find_claimed(self, pool: str, device: str) -> DeviceRef | None:
@@ -217,7 +219,7 @@ def _plain(profile: str) -> str:
     return re.sub(r"[.+-]", "", profile)
 
 
-log = logging.getLogger("agent.holders.device_allocations")
+log = logging.getLogger("agent.holders.kubelet.device_allocations")
 
 API_VERSIONS = "v1", "v1beta2", "v1beta1"
 """The versions of resource.k8s.io that are read, the preferred one first."""
@@ -351,7 +353,7 @@ MAX_SLICES = 256
 
 
 class SliceStore:
-    """The `agent.holders.lean_list_watch.Store` of one node's ResourceSlices."""
+    """The `agent.holders.kubelet.lean_list_watch.Store` of one node's ResourceSlices."""
 
     def __init__(self) -> None:
         self._slices: dict[str, dict[PooledDevice, PublishedDevice]] = {}
@@ -397,88 +399,6 @@ def _published(device: kubernetes_api_objects.SliceDevice) -> PublishedDevice:
 
 
 _PPM = 1_000_000
-_PERCENT = 100
-# Sources: Project-HAMi, resource names; KAI Scheduler, pod annotations.
-_CORES, _MEMORY, _MEMORY_PERCENT = "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
-_FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"
-
-RunningHolder = tuple[str, str, Holder]
-"""(gpu uuid, MIG uuid or "", holder) of a running process."""
-
-
-def replace_reservations(
-    allocations: Iterable[Allocation],
-    running: Iterable[RunningHolder],
-    requests: Mapping[str, Mapping[str, str]],
-    gpus: Mapping[str, Gpu],
-    systems: frozenset[str] = frozenset({KAI}),
-) -> tuple[Allocation, ...]:
-    """Replace each reservation pod in the allocations by the pods whose processes run on its GPU.
-
-    running: the holders of running processes.
-    requests: the resource requests of each pod by uid, with KAI's annotations.
-    gpus: the GPUs by uuid.
-    systems: the sharing systems of this node.
-
-    A reservation pod on whose GPU no pod runs a process stays, and so do all reservation pods if `systems` does not
-    contain KAI."""
-    ordered = list(allocations)
-    if KAI not in systems:
-        return tuple(ordered)
-    tenants: dict[tuple[str, str], dict[Holder, None]] = {}
-    for gpu_uuid, mig_uuid, holder in running:
-        if holder.kind == "pod" and holder.namespace not in reservation_namespaces():
-            tenants.setdefault((gpu_uuid, mig_uuid), {})[holder] = None
-    replaced: list[Allocation] = []
-    shared: set[tuple[str, str]] = set()
-    allocated = {(a.gpu_uuid, a.mig_uuid, a.holder.uid) for a in ordered}
-    for allocation in ordered:
-        device = allocation.gpu_uuid, allocation.mig_uuid
-        if allocation.holder.namespace not in reservation_namespaces() or device not in tenants:
-            replaced.append(allocation)
-        elif device not in shared:
-            shared.add(device)
-            gpu = gpus.get(allocation.gpu_uuid)
-            memory_mib = gpu.memory_mib if gpu is not None else None
-            for holder in tenants[device]:
-                if (*device, holder.uid) not in allocated:
-                    own = requests.get(holder.uid, {})
-                    part = declared_ppm(own.get(_FRACTION, ""), own.get(_FRACTION_MEMORY, ""), memory_mib)
-                    replaced.append(Allocation(device[0], holder, device[1], "fraction", fraction_ppm=part))
-    return tuple(replaced)
-
-
-def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that a KAI pod declares, in millionths; None if it declares no valid part.
-
-    fraction: the annotation `gpu-fraction`, from 0 to 1.
-    memory: the GPU memory that its annotations request, in MiB.
-    memory_mib: the GPU's memory; None if unknown.
-
-    Of two declarations the larger counts, because it depends on KAI's version which of them KAI reads."""
-    part, size = parse_number(fraction), parse_number(memory)
-    parts = [part] if part is not None and 0 < part <= 1 else []
-    if size is not None and size > 0 and memory_mib:
-        parts.append(min(size / memory_mib, Decimal(1)))
-    return int(max(parts) * _PPM) or None if parts else None
-
-
-def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
-    """Return the part of one GPU that the limits of a HAMi container allow, in millionths; None if a limit is a size
-    and the GPU's memory is unknown.
-
-    The part is the larger of the parts of cores and memory, because no other pod can use it. A container without a
-    memory limit has all memory, which is HAMi's default. Limits are quantities: an API server writes 8000 as `8k`."""
-    cores, size, percent = (parse_quantity(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
-    memory = Decimal(1)
-    if size is not None and size > 0:
-        if not memory_mib:
-            return None
-        memory = size / memory_mib
-    elif percent is not None and percent > 0:
-        memory = percent / _PERCENT
-    part = max(memory, cores / _PERCENT if cores is not None else Decimal(0))
-    return max(1, int(min(part, Decimal(1)) * _PPM))
 
 
 Key = tuple[str, str]
@@ -516,7 +436,7 @@ class Node:
     uids: Mapping[Key, str] | None = None
     claimable: Mapping[PooledDevice, PublishedDevice] | None = None
     claims: Claims | None = None
-    systems: frozenset[str] = frozenset({KAI})
+    systems: frozenset[str] = frozenset()
 
 
 def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
@@ -539,17 +459,17 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
         view = views.get(key)
         devices = _container_devices(pod, names, node, consumers, unresolved, unknown)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
-        if pod.namespace in reservation_namespaces() and devices:
-            systems.add(KAI)
-        if any(device.ref.virtual for device in devices):
-            systems.add(HAMI)
+        reserving = reserved_by(pod.namespace)
+        if reserving and devices:
+            systems.add(reserving)
+        systems |= _systems_in_use(devices, node.systems)
         own = _pod_allocations(pod, uid, devices, replicas, node.replica_mode)
-        if view is not None and view.reserves and view.groups and KAI in node.systems:
+        if view is not None and view.groups and reserving in node.systems:
             reserved.setdefault(view.groups[0], []).extend(device.ref for device in devices)
             reservations += own
         else:
-            allocations += _with_hami_parts(own, view, node.gpus) if view is not None and HAMI in node.systems else own
-    tenants = _reservation_tenants(views.values(), reserved, node.gpus)
+            allocations += own if view is None else _with_limited_parts(own, view, node)
+    tenants = _reservation_tenants(views.values(), reserved, node)
     allocations += tenants
     shared = {(a.gpu_uuid, a.mig_uuid) for a in tenants}
     # While the pods of a reservation are unknown, no other pod can use the GPU.
@@ -637,7 +557,7 @@ def _container_devices(
             listed.add(name)
             if (ref := names.find(name)) is not None:
                 devices.append(_ContainerDevice(container.name, ref))
-            elif like_a_gpu(name) or _GPU_RESOURCE.fullmatch(resource):
+            elif like_a_gpu(name) or _GPU_RESOURCE.fullmatch(resource) or resource in device_resources():
                 lost(name)
         for claimed in container.claimed:
             results = claim_results(node.claims or {}, claimed)
@@ -718,14 +638,27 @@ def _pod_allocations(
     return [*allocations.values(), *parts]
 
 
-def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """Return the allocations of a pod. An allocation of a virtual device of HAMi has the part that the limits of its
-    container allow."""
-    memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
-    memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
+def _systems_in_use(devices: Sequence[_ContainerDevice], chosen: frozenset[str]) -> frozenset[str]:
+    """Return the systems to which the virtual devices of a pod can belong: the chosen ones, or else all."""
+    separators = {device.ref.virtual for device in devices if device.ref.virtual}
+    named = [frozenset(n for n, parts in virtual_devices().items() if parts.separator == one) for one in separators]
+    return frozenset().union(*(one & chosen or one for one in named))
+
+
+def _with_limited_parts(allocations: Sequence[Allocation], view: PodView, node: Node) -> list[Allocation]:
+    """Return the allocations of a pod. An allocation of a virtual device has the part that the limits of its container
+    allow, if the node's settings name its system."""
+    chosen = [parts for name, parts in virtual_devices().items() if name in node.systems]
+    memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in node.gpus}
+    memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in node.gpus for instance in gpu.mig}
 
     def limited(a: Allocation) -> Allocation:
-        part = limited_ppm(view.limits.get(a.holder.container, {}), memory[a.gpu_uuid, a.mig_uuid])
+        limits = view.limits.get(a.holder.container, {})
+        systems = [parts for parts in chosen if parts.separator == a.virtual]
+        if not systems:
+            return a
+        named = next((parts for parts in systems if any(name in limits for name in parts.resources)), systems[0])
+        part = limited_ppm(limits, named, memory[a.gpu_uuid, a.mig_uuid])
         part = None if part is None else min(part * a.replicas, _PPM)
         return replace(a, sharing="fraction", sharing_replicas=0, replicas=1, fraction_ppm=part)
 
@@ -733,16 +666,18 @@ def _with_hami_parts(allocations: Sequence[Allocation], view: PodView, gpus: Seq
 
 
 def _reservation_tenants(
-    views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], gpus: Sequence[Gpu]
+    views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], node: Node
 ) -> list[Allocation]:
     """Return the allocations of the pods that share reserved GPUs, each with the part that the pod declares.
 
-    reserved: the GPUs of each of KAI's GPU groups."""
-    memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
+    reserved: the GPUs of each of the scheduler's groups."""
+    memory = {gpu.uuid: gpu.memory_mib for gpu in node.gpus}
     tenants = []
     for view in views:
         facts = view.facts
-        if view.over or view.reserves or not view.by_kai or (not facts.scheduled_ms and not view.running):
+        if view.over or reserved_by(facts.namespace) or view.shares_by not in node.systems:
+            continue
+        if not facts.scheduled_ms and not view.running:
             continue
         container = view.containers[0] if view.containers else ""
         holder = Holder(kind="pod", uid=facts.uid, namespace=facts.namespace, name=facts.name, container=container)

@@ -27,8 +27,8 @@ import h2.errors
 import h2.events
 import h2.exceptions
 
-from agent.holders import kubelet_pod_resources
-from agent.holders.kubelet_pod_resources import Devices, Malformed, PodResources
+from agent.holders.kubelet import kubelet_pod_resources
+from agent.holders.kubelet.kubelet_pod_resources import Devices, Malformed, PodResources
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
@@ -225,7 +225,7 @@ class UnaryChannel:
         return data[_PREFIX_BYTES:]
 
 
-log = logging.getLogger("agent.holders.kubelet_grpc_client")
+log = logging.getLogger("agent.holders.kubelet.kubelet_grpc_client")
 
 POLL_MS = 5 * MS_PER_SECOND
 """Time between two polls. Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""

@@ -35,8 +35,8 @@ import msgspec
 
 from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to, failure_reason, read_answer
 from agent.core.settings import SettingsError
-from agent.holders import kubernetes_api_objects
-from agent.holders.kubernetes_api_objects import GPU_FRACTION, GPU_MEMORY, PodView, Unreadable
+from agent.holders.kubelet import kubernetes_api_objects
+from agent.holders.kubelet.kubernetes_api_objects import PodView, Unreadable
 from agent.wire import PodFacts
 from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
@@ -44,8 +44,9 @@ from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
+from gputally.kubernetes.pod_queue_labels import all_shared_gpu_keys, declaring_keys
 
-log = logging.getLogger("agent.holders.lean_list_watch")
+log = logging.getLogger("agent.holders.kubelet.lean_list_watch")
 
 BOUND_PODS_FILE = "bound-pods.json"
 MAX_PODS = 5_000
@@ -87,7 +88,7 @@ class BoundPods:
 
     def as_bound(self, view: PodView) -> PodView:
         """Return the pod with the queue and the part that it declared when it was bound."""
-        if not view.bound or not (view.by_kai or view.wants_gpu or view.facts.uid in self._declared):
+        if not view.bound or not (view.shares_by or view.wants_gpu or view.facts.uid in self._declared):
             return view
         uid = view.facts.uid
         now = _DeclaredSharing(view.fraction, view.memory_mib, view.groups, view.facts.queue_ref)
@@ -110,9 +111,13 @@ class BoundPods:
                 "a pod's queue or declared part was changed after the pod was bound: the change does not count",
                 extra={"namespace": view.facts.namespace, "pod": view.facts.name},
             )
-        requests = {key: text for key, text in view.facts.requests.items() if key not in (GPU_FRACTION, GPU_MEMORY)}
+        keys = declaring_keys(view.shares_by)
+        declared = {key for each in all_shared_gpu_keys() for key in (each.fraction, each.memory)}
+        requests = {key: text for key, text in view.facts.requests.items() if key not in declared}
         requests |= {
-            key: text for key, text in ((GPU_FRACTION, known.fraction), (GPU_MEMORY, known.memory_mib)) if text
+            key: text
+            for key, text in ((keys.fraction, known.fraction), (keys.memory, known.memory_mib))
+            if key and text
         }
         facts = msgspec.structs.replace(view.facts, requests=dict(sorted(requests.items())), queue_ref=known.queue_ref)
         wants = bool(facts.requests or known.groups or view.wants_gpu)
@@ -294,7 +299,7 @@ _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """The requests that this module and `agent.holders.device_allocations` send, as in `ApiServer`."""
+    """The requests that this module and `agent.holders.kubelet.device_allocations` send, as in `ApiServer`."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...

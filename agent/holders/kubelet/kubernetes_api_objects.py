@@ -9,14 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
+from agent.holders.installed import virtual_devices
 from agent.wire import Owner, PodFacts
 from gputally.base.quantities import container_memory_mib, parse_number
 from gputally.base.untrusted_text import UNDECODABLE
-from gputally.kubernetes.pod_queue_labels import placed_by, queue_ref, reservation_namespaces
+from gputally.kubernetes.pod_queue_labels import (
+    all_shared_gpu_keys,
+    declared_part,
+    declaring_keys,
+    placed_by,
+    queue_ref,
+    shared_gpu_keys,
+)
 
 
 class Unreadable(ValueError):
@@ -233,9 +242,17 @@ def resource_version(data: bytes | msgspec.Raw) -> str:
 
 MAX_LABELS = 64
 MAX_LABEL_CHARS = 256
-GPU_FRACTION, GPU_MEMORY, GPU_GROUP = "gpu-fraction", "gpu-memory", "runai-gpu-group"
 CONFIG_HASH = "kubernetes.io/config.hash"
 _GPU_RESOURCES = ("nvidia.com/", "gpu.nvidia.com/")
+
+
+@cache
+def _resources() -> tuple[str, ...]:
+    """Return the beginnings of the names of GPU resources."""
+    named = {name for parts in virtual_devices().values() for name in parts.resources}
+    return (*_GPU_RESOURCES, *sorted(name for name in named if not name.startswith(_GPU_RESOURCES)))
+
+
 _TEMPLATE_HASH = "pod-template-hash"
 _OVER = frozenset({"Succeeded", "Failed"})
 
@@ -249,11 +266,11 @@ class PodView:
     containers: names of the containers, in the order of the spec.
     container_ids: names of the containers that ran, by the container runtime's ids.
     config_hash: the id in a static pod's control group; "" for other pods.
-    fraction, memory_mib: the part of a GPU that the pod declares to KAI, as a fraction or in MiB, for itself or for a
-        container; "" if it declares none.
-    groups: KAI's groups of the shared GPUs that the pod uses.
+    fraction, memory_mib: the part of a GPU that the pod declares to its scheduler, as a fraction or in MiB, for itself
+        or for a container; "" if it declares none.
+    groups: the scheduler's groups of the shared GPUs that the pod uses.
     limits: the limits of GPU resources, by container and resource.
-    by_kai: True if KAI or Run:ai places the pod.
+    shares_by: the scheduler that places the pod, if its pods can share GPUs; otherwise "".
     bound: True if the pod is bound to a node.
     wants_gpu: True if the pod requests a GPU, so that its facts are sent."""
 
@@ -267,7 +284,7 @@ class PodView:
     memory_mib: str = ""
     groups: tuple[str, ...] = ()
     limits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    by_kai: bool = False
+    shares_by: str = ""
     bound: bool = False
     wants_gpu: bool = False
 
@@ -275,11 +292,6 @@ class PodView:
     def key(self) -> tuple[str, str]:
         """(namespace, name)."""
         return self.facts.namespace, self.facts.name
-
-    @property
-    def reserves(self) -> bool:
-        """True for a reservation pod, which only keeps a GPU for the pods that share it."""
-        return self.facts.namespace in reservation_namespaces()
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
@@ -294,6 +306,8 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
     requests = _requests(spec, annotations)
     containers = tuple(container.name for container in spec.containers or ())
     groups = _groups(labels)
+    fraction, memory_mib = declared_part(requests)
+    placer = placed_by(spec.scheduler_name)
     over = phase in _OVER
     facts = PodFacts(
         seq=0,
@@ -320,11 +334,11 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         containers=containers,
         container_ids=_container_ids(status),
         config_hash=annotations.get(CONFIG_HASH, ""),
-        fraction=requests.get(GPU_FRACTION, ""),
-        memory_mib=requests.get(GPU_MEMORY, ""),
+        fraction=fraction,
+        memory_mib=memory_mib,
         groups=groups,
         limits=_limits(spec),
-        by_kai=placed_by(spec.scheduler_name) == "kai",
+        shares_by=placer if shared_gpu_keys(placer) is not None else "",
         bound=bool(spec.node_name),
         wants_gpu=bool(requests or groups or spec.resource_claims),
     )
@@ -355,7 +369,7 @@ def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -
 
 
 def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return the pod's GPU resources as the scheduler counts them, and what it declares to KAI.
+    """Return the pod's GPU resources as the scheduler counts them, and the part of a GPU that it declares.
 
     The scheduler counts the larger of two numbers: the sum over the containers that run together, and the largest init
     container. A quantity that is no small whole number is returned as it is.
@@ -370,7 +384,7 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
         resources = container.resources or Resources()
         for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
             text = str(quantity)
-            if not name.startswith(_GPU_RESOURCES):
+            if not name.startswith(_resources()):
                 continue
             if not (text.isascii() and text.isdigit() and len(text) < 10):
                 uncountable[name] = text[:64]
@@ -379,10 +393,16 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
             else:
                 running[name] = running.get(name, 0) + int(text)
     counts = {name: str(max(running.get(name, 0), initial.get(name, 0))) for name in running.keys() | initial.keys()}
-    declared = {key: annotations[key][:64] for key in (GPU_FRACTION, GPU_MEMORY) if annotations.get(key)}
+    declared = {
+        key: annotations[key][:64]
+        for keys in all_shared_gpu_keys()
+        for key in (keys.fraction, keys.memory)
+        if annotations.get(key)
+    }
     memory_mib = container_memory_mib(annotations)
-    if memory_mib > (parse_number(declared.get(GPU_MEMORY, "")) or 0):
-        declared[GPU_MEMORY] = str(memory_mib)
+    key = declaring_keys(placed_by(spec.scheduler_name)).memory
+    if key and memory_mib > (parse_number(declared.get(key, "")) or 0):
+        declared[key] = str(memory_mib)
     return dict(sorted({**{k: v for k, v in counts.items() if v != "0"}, **uncountable, **declared}.items()))
 
 
@@ -394,14 +414,17 @@ def _limits(spec: Spec) -> dict[str, dict[str, str]]:
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
         resources = container.resources or Resources()
         own = {**(resources.requests or {}), **(resources.limits or {})}
-        limits[container.name] = {key: str(value)[:64] for key, value in own.items() if key.startswith(_GPU_RESOURCES)}
+        limits[container.name] = {key: str(value)[:64] for key, value in own.items() if key.startswith(_resources())}
     return limits
 
 
 def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
-    """Return KAI's groups of a pod's shared GPUs. A pod on several GPUs has one label for each."""
-    several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
-    return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
+    """Return the groups of a pod's shared GPUs. A pod on several GPUs has one label for each."""
+    for group in (keys.group for keys in all_shared_gpu_keys() if keys.group):
+        several = sorted(value for key, value in labels.items() if key.startswith(f"{group}/"))
+        if found := tuple(several) or ((labels[group],) if labels.get(group) else ()):
+            return found
+    return ()
 
 
 def _container_ids(status: PodStatus) -> dict[str, str]:

@@ -1,0 +1,145 @@
+"""Lets a source of holders of another package stop nothing: its calls are guarded, and what it returns is checked.
+
+A source speaks of the GPUs of this node and of pods on it, of nothing else. If it raises, hangs or returns something
+else, its failure is named, and all holders are unknown: nobody's time is booked as unheld."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.core.guarded_calls import MOST_READING_S, MOST_TEXT, GuardedCalls
+from agent.core.readings import Allocation, Gpu, Unavailable
+from agent.holders.protocol import HolderSource, Holdings
+from agent.wire import PodFacts
+from gputally.base.errors import AgentError
+from gputally.base.untrusted_text import UNDECODABLE, escaped
+
+log = logging.getLogger("agent.holders.guard")
+
+MOST_ALLOCATIONS, MOST_PODS, MOST_LABELS = 4_096, 1_024, 64
+MOST_REPLICAS = 1_024
+_PPM = 1_000_000
+_MOST_MS = 2**53
+
+
+class WrongHoldings(AgentError):
+    """A source returned what are no holders of this node."""
+
+
+class Guard:
+    """A `HolderSource` around one of another package. open_source: opens it; it is tried again if it fails."""
+
+    def __init__(
+        self, name: str, node: str, open_source: Callable[[], HolderSource], *, most_s: float = MOST_READING_S
+    ) -> None:
+        self._calls = GuardedCalls(name, open_source, log, most_s)
+        self._node = node
+
+    def open(self) -> None:
+        """Open the source. Raises SettingsError alone; another failure is told by the next readings."""
+        self._calls.open()
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Holdings:
+        """Return what the source returns, or why nothing is known."""
+        found = self._calls.ask(at_ms, lambda source: checked(source.read(at_ms, gpus), gpus, self._node))
+        if found is None:
+            return Holdings((), Unavailable(self._calls.failure), self._calls.failure)
+        fault = found.fault or (found.allocations.reason if isinstance(found.allocations, Unavailable) else "")
+        self._calls.tell(fault)
+        return found
+
+    def close(self) -> None:
+        """Close the source, if it answers."""
+        self._calls.close()
+
+
+def checked(found: Any, gpus: Sequence[Gpu], node: str) -> Holdings:
+    """Return the holders of a node, as far as a source may speak of them. Raises WrongHoldings for whatever else."""
+    if not isinstance(found, Holdings):
+        raise WrongHoldings(f"read returned a {type(found).__name__}, not Holdings")
+    devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, part.uuid) for gpu in gpus for part in gpu.mig}
+    uuids = {gpu.uuid for gpu in gpus}
+    unknown = {
+        uuid: _line(why) or "the source is not sure" for uuid, why in dict(found.unknown).items() if uuid in uuids
+    }
+    unresolved = [_line(name) for name in found.unresolved[:MOST_PODS]]
+    allocations: tuple[Allocation, ...] | Unavailable
+    if isinstance(found.allocations, Unavailable):
+        allocations = Unavailable(_line(found.allocations.reason) or "the source does not say why")
+    else:
+        every = [_allocation(one) for one in _at_most(found.allocations, MOST_ALLOCATIONS, "allocations")]
+        allocations = tuple(one for one in every if (one.gpu_uuid, one.mig_uuid) in devices)
+        if len({(one.gpu_uuid, one.mig_uuid, one.holder) for one in allocations}) < len(allocations):
+            raise WrongHoldings("a holder has a device twice; several parts are `replicas`")
+        free = uuids - {one.gpu_uuid for one in allocations}
+        for one in every:
+            if (one.gpu_uuid, one.mig_uuid) not in devices:
+                name = one.mig_uuid or one.gpu_uuid
+                unresolved.append(name)
+                elsewhere = one.gpu_uuid.startswith("GPU-")  # a GPU that the driver does not list
+                for uuid in {one.gpu_uuid} if one.gpu_uuid in uuids else () if elsewhere else free:
+                    unknown.setdefault(uuid, f"{name} is held and is no known device: it may be this GPU or part of it")
+    facts = tuple(_facts(one, node) for one in _at_most(found.facts, MOST_PODS, "pods"))
+    fault = _line(found.fault)
+    if unresolved and not fault:
+        fault = f"no GPU here is called {', '.join(unresolved[:3])}"
+    return Holdings(facts, allocations, fault, unresolved=tuple(dict.fromkeys(unresolved)), unknown=unknown)
+
+
+def _line(text: object) -> str:
+    return escaped(str(text))[:MOST_TEXT]
+
+
+def _at_most(items: Any, most: int, what: str) -> Sequence[Any]:
+    if not isinstance(items, tuple | list) or len(items) > most:
+        raise WrongHoldings(f"{what} are no tuple of at most {most}")
+    return items
+
+
+def _allocation(found: object) -> Allocation:
+    try:
+        allocation = msgspec.convert(msgspec.to_builtins(found), Allocation)
+    except UNDECODABLE as error:
+        raise WrongHoldings(f"a {type(found).__name__} is no Allocation: {error}") from error
+    where = f"holder {_line(allocation.holder.uid)}"
+    holder = allocation.holder
+    texts = (allocation.gpu_uuid, allocation.mig_uuid, holder.uid, holder.namespace, holder.name, holder.container)
+    if not holder.uid or not all(len(text) <= MOST_TEXT and (text.isprintable() or not text) for text in texts):
+        raise WrongHoldings(f"{where}: a text is one line of at most {MOST_TEXT} characters, and the uid has one")
+    if holder.kind == "unattributed" or (holder.kind == "pod" and not (holder.namespace and holder.name)):
+        raise WrongHoldings(f"{where}: a holder is a pod with namespace and name, a job, a container or a process")
+    if not (1 <= allocation.replicas <= MOST_REPLICAS and 0 <= allocation.sharing_replicas <= MOST_REPLICAS):
+        raise WrongHoldings(f"{where}: replicas are from 1 to {MOST_REPLICAS}")
+    if allocation.sharing_replicas and allocation.replicas > allocation.sharing_replicas:
+        raise WrongHoldings(f"{where}: replicas are more than sharing_replicas")
+    if allocation.fraction_ppm is not None and not 0 < allocation.fraction_ppm <= _PPM:
+        raise WrongHoldings(f"{where}: fraction_ppm is more than 0 and at most {_PPM}")
+    if allocation.sharing is None and (allocation.fraction_ppm is not None or allocation.sharing_replicas):
+        raise WrongHoldings(f"{where}: a part of a device needs `sharing`")
+    return allocation
+
+
+def _facts(found: object, node: str) -> PodFacts:
+    try:
+        facts = msgspec.convert(msgspec.to_builtins(found), PodFacts)
+    except UNDECODABLE as error:
+        raise WrongHoldings(f"a {type(found).__name__} is no PodFacts: {error}") from error
+    where = f"pod {_line(facts.uid)}"
+    if facts.node != node:
+        raise WrongHoldings(f"{where} is on the node {_line(facts.node)}, not on {node}")
+    left: list[Any] = [msgspec.to_builtins(facts)]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list | tuple):
+            if len(value) > MOST_LABELS:
+                raise WrongHoldings(f"{where}: more than {MOST_LABELS} items")
+            left += [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        elif isinstance(value, str) and len(value) > MOST_TEXT:
+            raise WrongHoldings(f"{where}: a text has more than {MOST_TEXT} characters")
+        elif isinstance(value, int) and not -(2**31) <= value <= _MOST_MS:
+            raise WrongHoldings(f"{where}: {value} is too large")
+    return facts

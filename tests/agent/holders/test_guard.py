@@ -1,0 +1,215 @@
+"""A source of holders of another package stops nothing: what fails is named, and nothing counts as free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.core.guarded_calls import RETRY_MS
+from agent.core.readings import Allocation, Gpu, Unavailable
+from agent.core.settings import Settings, SettingsError
+from agent.holders.chosen import open_holders
+from agent.holders.guard import MOST_ALLOCATIONS, Guard, WrongHoldings, checked
+from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
+from agent.wire import Holder, PodFacts
+from gputally.base.background_tasks import BackgroundTasks
+from gputally.base.clock import VirtualClock
+from gputally.testing.holders import GPUS, NODE, sure
+from tests.agent.sample_values import T0
+from tests.hypothesis_examples import examples
+
+VM = Holder("container", "vm-7", "vision", "vm-7")
+POD = Holder("pod", "u", "vision", "train-0", "main")
+
+
+class Says:
+    """A source that returns what a function says."""
+
+    def __init__(self, says: Callable[[], Any]) -> None:
+        self._says = says
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Any:
+        return self._says()
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def guard(says: Callable[[], Any], most_s: float = 5) -> Guard:
+    made = Guard("vms", NODE, lambda: Says(says), most_s=most_s)
+    made.open()
+    return made
+
+
+def test_what_it_says_of_this_nodes_gpus_is_believed() -> None:
+    said = Holdings((), (Allocation("GPU-a", VM), Allocation("GPU-c", VM, "MIG-c")))
+    assert guard(lambda: said).read(T0, GPUS) == said
+
+
+def test_one_that_hangs_is_asked_again_when_its_call_has_ended() -> None:
+    began, go, calls = threading.Event(), threading.Event(), list[int]()
+
+    def says() -> Holdings:
+        calls.append(1)
+        began.set()
+        if len(calls) == 1:
+            go.wait(60)
+        return Holdings((), (Allocation("GPU-a", VM),))
+
+    slow = guard(says, most_s=0.05)
+    for _ in range(3):
+        found = slow.read(T0, GPUS)
+        assert found.fault
+        assert sure(found) == frozenset()
+    assert began.wait(60)
+    assert len(calls) == 1
+    go.set()
+    while isinstance(slow.read(T0, GPUS).allocations, Unavailable):
+        threading.Event().wait(0.01)
+
+
+def test_one_that_cannot_be_opened_is_tried_again() -> None:
+    tries = list[int]()
+
+    def opens() -> Says:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("not yet")
+        return Says(lambda: Holdings((), ()))
+
+    late = Guard("late", NODE, opens)
+    late.open()
+    seen = [sure(late.read(T0 + after_ms, GPUS)) for after_ms in (0, 2_000, RETRY_MS - 1, RETRY_MS)]
+    assert [bool(known) for known in seen] == [False, False, False, True]
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def nothing() -> None:
+    """Returns no holders."""
+
+
+def no_allocations() -> Holdings:
+    return Holdings((), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("says", [leave, divide, nothing, no_allocations])
+def test_one_that_fails_is_named(says: Callable[[], Any]) -> None:
+    found = guard(says).read(T0, GPUS)
+    assert isinstance(found.allocations, Unavailable)
+    assert found.fault == found.allocations.reason != ""
+
+
+def pod(**changes: Any) -> PodFacts:
+    return msgspec.structs.replace(
+        PodFacts(seq=0, uid="u", namespace="vision", name="train-0", node=NODE, observed_ms=T0), **changes
+    )
+
+
+def held(**changes: Any) -> Holdings:
+    return Holdings((), (Allocation(**{"gpu_uuid": "GPU-a", "holder": VM, **changes}),))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        held(holder=Holder("unattributed", "")), held(holder=Holder("pod", "u")), held(holder=Holder("container", "")),
+        held(holder=Holder("container", "x" * 300)), held(holder=Holder("container", "a\nb")), held(holder=None),
+        held(replicas=0), held(replicas=5, sharing="mps", sharing_replicas=4), held(fraction_ppm=5),
+        held(sharing="fraction", fraction_ppm=0), held(sharing="fraction", fraction_ppm=1_000_001),
+        held(sharing="friends"), held(gpu_uuid=7),
+        Holdings((), (Allocation("GPU-a", VM), Allocation("GPU-a", VM))),
+        Holdings((), (Allocation("GPU-a", VM),) * (MOST_ALLOCATIONS + 1)),
+        Holdings((pod(node="another"),), ()), Holdings((pod(labels={"a": "x" * 300}),), ()),
+        Holdings((pod(created_ms=2**60),), ()), Holdings((pod(labels={str(n): "" for n in range(99)}),), ()),
+    ],
+)  # fmt: skip
+def test_what_are_no_holders_of_this_node_is_refused(found: Holdings) -> None:
+    with pytest.raises(WrongHoldings):
+        checked(found, GPUS, NODE)
+
+
+@pytest.mark.parametrize(
+    ("name", "unsure"),
+    [
+        ({"gpu_uuid": "GPU-c", "mig_uuid": "MIG-gone"}, {"GPU-c"}),
+        ({"gpu_uuid": "GPU-elsewhere"}, set()),
+        ({"gpu_uuid": "card 7"}, {"GPU-a", "GPU-b", "GPU-c"}),
+    ],
+)
+def test_a_device_that_is_not_here_is_named_and_what_it_may_mean_is_unknown(
+    name: dict[str, str], unsure: set[str]
+) -> None:
+    found = checked(held(**name), GPUS, NODE)
+    assert found.allocations == ()
+    assert found.unresolved == (name.get("mig_uuid", name["gpu_uuid"]),)
+    assert (set(found.unknown), bool(found.fault)) == (unsure, True)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=examples(50, 1_000))
+@given(st.sampled_from(["holder", "sharing", "replicas", "fraction_ppm", "mig_uuid"]), anything)
+def test_whatever_is_in_a_field_the_holders_stay_known_or_unknown(field: str, value: Any) -> None:
+    found = guard(lambda: held(**{field: value})).read(T0, GPUS)
+    assert isinstance(found, Holdings)
+    assert isinstance(found.allocations, Unavailable) or len(found.allocations) <= 1
+
+
+# --- settings and manifests -----------------------------------------------------------------------
+
+
+def opened(text: str, **settings_: Any) -> object:
+    clock = VirtualClock(T0)
+    return open_holders(text, NodeSurroundings(NODE, clock, BackgroundTasks(clock), Settings(**settings_)))
+
+
+@pytest.mark.parametrize(
+    ("text", "tells"),
+    [
+        ("", "no plug-in"), ("kublet", "kubelet"), ("pods", "pods=PLACE"), ("processes=x", "expected processes"),
+        ("hami", "no source"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_says_what_is_expected(text: str, tells: str) -> None:
+    with pytest.raises(SettingsError, match=tells):
+        opened(text)
+
+
+def test_an_unknown_sharing_system_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(SettingsError, match="'slurm'; known: hami, kai"):
+        opened("processes", gpu_sharing="kai,slurm")
+    assert opened("processes", gpu_sharing="kai, hami") == ("processes", None)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "values"),
+    [
+        (HolderPlugin, {"name": "vms", "reaches": "x", "page": "x"}),
+        (HolderPlugin, {"name": "V M", "reaches": "x", "page": "x", "open": opened}),
+        (VirtualDevices, {"devices": "gpu", "cores": "a/b", "memory": "a/b", "memory_percent": "a/b"}),
+        (VirtualDevices, dict.fromkeys(("devices", "cores", "memory", "memory_percent"), "a/b") | {"separator": "x"}),
+        (JobCgroups, {"folders": ()}), (JobCgroups, {"folders": ("a*b*c/d",)}), (JobCgroups, {"folders": ("(a+)+",)}),
+        (JobCgroups, {"folders": ("jobs",), "job": "(a+)+"}),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_cannot_work_is_refused(manifest: type, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r" is | are | neither "):
+        manifest(**values)
