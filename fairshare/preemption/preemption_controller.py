@@ -15,6 +15,7 @@ waiting time do not matter. It is refused while usage is old, its coverage is lo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
@@ -41,6 +42,7 @@ from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionRep
 from fairshare.preemption.preemption_types import PreemptionCall, Victim
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
+from fairshare.preemption.unfinished_preemptions import unfinished_keys
 from fairshare.targets.installed import adapters, whole_stop, with_workloads
 from fairshare.targets.status_config_map import StatusObject, decoded
 from fairshare.targets.weight_plan import list_if_served, look_at
@@ -59,12 +61,14 @@ IDLE_KEY = "warned-idle"
 """The controller's entries in the ConfigMap."""
 OUTCOMES_KEY = "recorded-outcomes"
 HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
-"""The ConfigMap's entry of preemptions by hand, and its field manager. The controller changes neither."""
+BEGUN_HAND_KEY = "preempting-by-hand"
+"""The ConfigMap's entries of preemptions by hand, and of victims that a command stops next, and their field manager.
+The controller changes none of them."""
 BEGUN_KEY, BEGINS = "preempting", "gputally-preempting"
 """The ConfigMap's entry of victims that are stopped next, and its field manager. It is written before they are, so that
 a controller that ends in between is followed by one that knows of them."""
 SETTLED_KEY = "preempting-settled"
-"""The ConfigMap's entry of the cycles in `BEGUN_KEY` whose outcome the state contains."""
+"""The ConfigMap's entry of the cycles in `BEGUN_KEY` and `BEGUN_HAND_KEY` whose outcome the state contains."""
 MOST_KEPT = 1_000
 """Largest number of preemptions in one entry; the oldest are dropped."""
 MOST_UIDS = 4
@@ -85,6 +89,24 @@ class _Begun(msgspec.Struct, array_like=True):
     def cycle(self) -> str:
         return self.past[-1]
 
+    def was_stopped(self, running: Collection[str], unfinished: Collection[str]) -> bool:
+        """Return whether the victim was stopped: its object says so, or one of the pods no longer runs.
+
+        running: uids of pods. unfinished: as for `Preemptions.cycle`."""
+        return any(uid not in running for uid in self.pods) if self.pods else self.past[1] in unfinished
+
+    @classmethod
+    def of(cls, target: str, victims: Sequence[tuple[PastPreemption, Victim]]) -> tuple[_Begun, ...]:
+        """Return the note of victims that are stopped next."""
+        return tuple(
+            cls(
+                target,
+                astuple(past),
+                [] if whole_stop(victim.gang.kind) else [pod.uid for pod in victim.pods[:MOST_UIDS]],
+            )
+            for past, victim in victims[:MOST_KEPT]
+        )
+
 
 _BEGUN = msgspec.json.Decoder(list[_Begun])
 _SETTLED = msgspec.json.Decoder(list[str])
@@ -93,6 +115,8 @@ VETO_VALID_MS = 10 * MS_PER_MINUTE
 """How long a veto of the cluster stays valid after a cycle with more vetoes than it has rounds."""
 STOPPING_MS = 5 * MS_PER_MINUTE
 """How long a victim that its scheduler does not stop holds up other preemptions of the target."""
+COMMAND_MS = 2 * MS_PER_MINUTE
+"""How long a command may still be stopping the victims that it noted. They count as stopped meanwhile."""
 Calls = Callable[[Policy, int], Sequence[PreemptionCall]]
 
 
@@ -116,6 +140,7 @@ class Preemptions:
         self._begun: tuple[_Begun, ...] = ()
         """Of the note, the victims whose outcome is not known yet."""
         self._settled: frozenset[str] = frozenset()
+        self._settled_by_hand: frozenset[str] = frozenset()
         self._recorded: dict[str, RecordedOutcomes] = {}
         self._delivered: dict[str, RecordedOutcomes] = {}
         self._vetoes: dict[str, dict[str, tuple[EvictionVeto, int]]] = {}
@@ -127,6 +152,7 @@ class Preemptions:
         note = decoded(data.get(BEGUN_KEY, ""), _BEGUN) or []
         settled = decoded(data.get(SETTLED_KEY, ""), _SETTLED) or []
         self._note, self._settled = tuple(note), frozenset(settled)
+        self._settled_by_hand = self._settled
         self._begun = tuple(each for each in self._note if each.cycle not in self._settled)
         self._idle.restore(data.get(IDLE_KEY, ""))
         recorded = decoded(data.get(OUTCOMES_KEY, ""), _OUTCOMES)
@@ -135,7 +161,7 @@ class Preemptions:
 
     def state(self) -> dict[str, str]:
         """Return the state for the ConfigMap."""
-        settled = self._known_cycles()
+        settled = self._known_cycles() | self._settled_by_hand
         texts = {
             SETTLED_KEY: msgspec.json.encode(sorted(settled)).decode() if settled else "",
             KEY: _text(self._past) if self._past else "",
@@ -195,10 +221,10 @@ class Preemptions:
             idle = self._idle.check(
                 policy.preemption.idle, idle_mode, cluster, target, gangs, min(metered_ms, now_ms), now_ms
             )
-        by_hand = _past_preemptions(cluster, self._where, HAND_KEY) if self._where is not None else ()
+        by_hand = self._count_by_hand(cluster, target, pods, unfinished, now_ms)
         inputs = preemption_inputs(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
-            past=(*self._past, *by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
+            past=_united(self._past, by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
             by_model=by_model, pool_models=pool_models,
         )  # fmt: skip
         inputs = replace(inputs, idle=idle.idleness)
@@ -230,14 +256,7 @@ class Preemptions:
         whose outcome is not in the ConfigMap yet. Raises ClusterError."""
         if self._where is None:
             return
-        new = tuple(
-            _Begun(
-                target,
-                astuple(past),
-                [] if whole_stop(victim.gang.kind) else [pod.uid for pod in victim.pods[:MOST_UIDS]],
-            )
-            for past, victim in victims[:MOST_KEPT]
-        )
+        new = _Begun.of(target, victims)
         before = tuple(each for each in self._note if each.cycle not in self._settled)
         self._note = (*before, *new)[-MOST_KEPT:]
         where = {"name": self._where.name, "namespace": self._where.namespace}
@@ -247,19 +266,36 @@ class Preemptions:
         self._begun += new
 
     def _count_begun(self, target: str, pods: Sequence[Pod], unfinished: Collection[str]) -> None:
-        """Count the victims that an earlier controller or cycle began to stop and did not record, if they were stopped:
-        the object says so, or one of the pods no longer runs."""
+        """Count the victims that an earlier controller or cycle began to stop and did not record, if they were
+        stopped."""
         if not self._begun:
             return
-        running = {pod.uid for pod in pods if pod.held}
+        running = _running(pods)
         stopped = (
             PastPreemption(*each.past)
             for each in self._begun
-            if each.target == target
-            and (not running.issuperset(each.pods) if each.pods else each.past[1] in unfinished)
+            if each.target == target and each.was_stopped(running, unfinished)
         )
         self._past = (*self._past, *stopped)
         self._begun = tuple(each for each in self._begun if each.target != target)
+
+    def _count_by_hand(
+        self, cluster: Cluster, target: str, pods: Sequence[Pod], unfinished: Collection[str], now_ms: int
+    ) -> tuple[PastPreemption, ...]:
+        """Return the preemptions by hand. Of those that a command began and did not record, count the victims that
+        were stopped; the others count only while the command may still run."""
+        if self._where is None:
+            return ()
+        data = _data(cluster, self._where)
+        begun = decoded(data.get(BEGUN_HAND_KEY, ""), _BEGUN) or []
+        self._settled_by_hand &= {each.cycle for each in begun}
+        asked = [each for each in begun if each.target == target and each.cycle not in self._settled_by_hand]
+        running = _running(pods) if asked else frozenset()
+        stopped = [PastPreemption(*each.past) for each in asked if each.was_stopped(running, unfinished)]
+        going = [past for each in asked if (past := PastPreemption(*each.past)).at_ms > now_ms - COMMAND_MS]
+        self._past = _united(self._past, stopped)
+        self._settled_by_hand |= {each.cycle for each in asked} - {each.cycle for each in going}
+        return _united(_read(data.get(HAND_KEY, "")), going)
 
     def _valid_vetoes(self, target: str, now_ms: int) -> dict[str, EvictionVeto]:
         """Return the vetoes of earlier cycles that are still valid, and forget the others."""
@@ -269,25 +305,42 @@ class Preemptions:
 
 
 def note_by_hand(
-    cluster: Cluster, where: StatusObject, past: Sequence[PastPreemption], now_ms: int, cool_down_s: int
+    cluster: Cluster,
+    where: StatusObject,
+    cycle: str,
+    now_ms: int,
+    cool_down_s: int,
+    *,
+    begun: Sequence[_Begun] = (),
+    past: Sequence[PastPreemption] = (),
 ) -> None:
-    """Record preemptions by hand for the limits of the controller and of later commands. Raises ClusterError."""
+    """Note what a command does, for the limits of the controller and of later commands. Raises ClusterError.
+
+    cycle: of the command. begun: the victims that it stops next. past: those that it has stopped."""
     for tries_left in range(2, -1, -1):
         metadata = {"name": where.name, "namespace": where.namespace}
-        before: tuple[PastPreemption, ...] = ()
+        data: Mapping[str, str] = {}
         try:
             config_map = cluster.get(CONFIG_MAP, where.name, where.namespace)
         except NotFound:
             pass
         else:
-            before = _read((config_map.get("data") or {}).get(HAND_KEY, ""))
+            data = config_map.get("data") or {}
             metadata["resourceVersion"] = config_map["metadata"].get("resourceVersion", "")
-        text = _text(still_limiting((*before, *past), now_ms, cool_down_s))
+        noted = [
+            each
+            for each in decoded(data.get(BEGUN_HAND_KEY, ""), _BEGUN) or ()
+            if each.cycle != cycle and still_limiting([PastPreemption(*each.past)], now_ms, cool_down_s)
+        ]
+        texts = {
+            HAND_KEY: _text(still_limiting((*_read(data.get(HAND_KEY, "")), *past), now_ms, cool_down_s)),
+            BEGUN_HAND_KEY: msgspec.json.encode([*noted, *begun][-MOST_KEPT:]).decode(),
+        }
         change = {
             "apiVersion": CONFIG_MAP.api_version,
             "kind": CONFIG_MAP.kind,
             "metadata": metadata,
-            "data": {HAND_KEY: text},
+            "data": texts,
         }
         try:
             cluster.apply(change, field_manager=BY_HAND)
@@ -298,14 +351,45 @@ def note_by_hand(
             return
 
 
-def _past_preemptions(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[PastPreemption, ...]:
-    """Return the preemptions in these entries of the ConfigMap; empty if it does not exist. Raises ClusterError if it
-    cannot be read, because without them the limits would allow too much."""
+def _data(cluster: Cluster, where: StatusObject) -> Mapping[str, str]:
+    """Return the entries of the ConfigMap; empty if it does not exist. Raises ClusterError if it cannot be read,
+    because without them the limits would allow too much."""
     try:
-        data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
+        return cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
     except NotFound:
-        return ()
-    return tuple(past for key in keys for past in _read(data.get(key, "")))
+        return {}
+
+
+def _known_past(
+    cluster: Cluster, where: StatusObject, target: str, pods: Sequence[Pod], now_ms: int
+) -> tuple[PastPreemption, ...]:
+    """Return for a command all preemptions in the ConfigMap: what the controller and other commands recorded, and what
+    they began without having recorded it, if it was stopped or may be going on. Raises ClusterError."""
+    data = _data(cluster, where)
+    settled = frozenset(decoded(data.get(SETTLED_KEY, ""), _SETTLED) or ())
+    asked = [
+        each
+        for key in (BEGUN_KEY, BEGUN_HAND_KEY)
+        for each in decoded(data.get(key, ""), _BEGUN) or ()
+        if each.target == target and each.cycle not in settled
+    ]
+    unfinished = unfinished_keys(cluster, target) if asked else frozenset()
+    running = _running(pods) if asked else frozenset()
+    begun = [
+        past
+        for each in asked
+        if (past := PastPreemption(*each.past)).at_ms > now_ms - COMMAND_MS or each.was_stopped(running, unfinished)
+    ]
+    return _united(_united(_read(data.get(KEY, "")), _read(data.get(HAND_KEY, ""))), begun)
+
+
+def _running(pods: Sequence[Pod]) -> frozenset[str]:
+    return frozenset(pod.uid for pod in pods if pod.held)
+
+
+def _united(some: Sequence[PastPreemption], others: Sequence[PastPreemption]) -> tuple[PastPreemption, ...]:
+    """Return the preemptions of both, those in both once."""
+    return tuple((Counter(some) | Counter(others)).elements())
 
 
 def _text(past: Sequence[PastPreemption]) -> str:
@@ -403,10 +487,11 @@ def by_hand(
         )  # fmt: skip
         inputs = preemption_inputs(
             policy, adapter.name, observation.gangs, result.entitlements, serving.nodes, pods, now_ms,
-            past=_past_preemptions(cluster, where, KEY, HAND_KEY), calls=(call,), quotas=observation.quotas,
+            past=_known_past(cluster, where, adapter.name, pods, now_ms), calls=(call,), quotas=observation.quotas,
             by_model=result.by_model, pool_models=observation.pool_models,
         )  # fmt: skip
-        report = preemption_cycle.preempt(policy, cluster, replace(inputs, calls_only=True), mode)
+        begin = partial(_begin_by_hand, policy, cluster, where, adapter.name)
+        report = preemption_cycle.preempt(policy, cluster, replace(inputs, calls_only=True), mode, begin=begin)
         if mode == "enforce":
             report = _with_record(policy, cluster, where, report)
             for event in report.events:
@@ -416,14 +501,28 @@ def by_hand(
     raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy")
 
 
+def _begin_by_hand(
+    policy: Policy,
+    cluster: Cluster,
+    where: StatusObject,
+    target: str,
+    victims: Sequence[tuple[PastPreemption, Victim]],
+) -> None:
+    begun = _Begun.of(target, victims)
+    note_by_hand(cluster, where, begun[0].cycle, victims[0][0].at_ms, policy.preemption.cool_down, begun=begun)
+
+
 def _with_record(policy: Policy, cluster: Cluster, where: StatusObject, report: PreemptionReport) -> PreemptionReport:
     """Record the preemptions for the limits, and return the report with a fault if this failed."""
-    if not report.past:
+    if not report.stops:
         return report
+    cycle, now_ms = preemption_cycle.cycle_id(policy, report.situation), report.situation.now_ms
     try:
-        note_by_hand(cluster, where, report.past, report.situation.now_ms, policy.preemption.cool_down)
+        note_by_hand(cluster, where, cycle, now_ms, policy.preemption.cool_down, past=report.past)
     except ClusterError as error:
-        return replace(
-            report, faults=(*report.faults, f"this preemption is not recorded for the controller's limits: {error}")
+        fault = (
+            "the outcome is not recorded for the controller's limits, which therefore count every victim that no"
+            f" longer runs: {error}"
         )
+        return replace(report, faults=(*report.faults, fault))
     return report

@@ -111,6 +111,15 @@ def finish_all(cluster: Cluster, now_ms: int) -> FinishedPreemptions:
     )
 
 
+def unfinished_keys(cluster: Cluster, target: str) -> frozenset[str]:
+    """Return the workloads of a target whose preemption is not finished, as `Gang.key`. Raises ClusterError."""
+    stop = next((adapter.stop for adapter in adapters() if adapter.name == target), None)
+    kinds = stop.kinds if stop is not None else ()
+    return frozenset(
+        gang_key(obj) for kind in kinds for obj in list_if_served(cluster, kind) if read_intent(obj) is not None
+    )
+
+
 class PreemptionFinisher:
     """Finishes the preemptions that an earlier cycle or a person began, for one controller. Not thread-safe."""
 

@@ -13,6 +13,8 @@ import pytest
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
 from fairshare.preemption.eviction import OPT_OUT
+from fairshare.preemption.preemption_controller import COMMAND_MS, by_hand
+from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
@@ -22,6 +24,7 @@ from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
+from gputally.base.clock import VirtualClock
 from gputally.base.errors import Conflict, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object, value_at
@@ -384,3 +387,40 @@ def test_the_note_of_a_victim_is_small_however_many_pods_it_has(controller_of: M
     assert len(cluster.list(POD)) == 2
     note = cluster.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]["preempting"]
     assert 0 < len(note) < 500
+
+
+@pytest.mark.parametrize("target", SCENES)
+def test_a_preemption_by_hand_that_was_killed_at_any_write_counts_once(
+    target: str, controller_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    """For the controller, for the next controller and for the next command, and only if the victim was stopped."""
+    scene = SCENES[target]()
+    accountant.nodes = {"n0"}
+    accountant.spend(a=0.75, b=0.25)
+
+    def preempt(cluster: FaultAt, mode: Any = "enforce") -> Any:
+        call = PreemptionCall("", "ns/g-w" if target == "kai" else "ns/w", "asked for by hand", 0.0, "by hand")
+        return by_hand(scene.policy, accountant, cluster, clock, pods_of(cluster), call, mode, HERE)
+
+    def keys_of(report: Any) -> list[str]:
+        return [past.key for past in report.situation.past]
+
+    first = FaultAt(KINDS, scene.objects)
+    preempt(first)
+    assert len(_stopped(first)) == 1
+    dry = scene.policy.model_copy(update={"preemption": scene.policy.preemption.model_copy(update={"mode": "dry-run"})})
+    for at in range(first.writes):
+        for carried_out in (True, False):
+            cluster = FaultAt(KINDS, scene.objects)
+            cluster.at, cluster.error, cluster.carried_out = at, Killed(), carried_out  # type: ignore[assignment]
+            with pytest.raises(Killed):
+                preempt(cluster)
+            cluster.at = None
+            clock.advance(COMMAND_MS)
+            for _ in range(2):  # what was begun is carried out meanwhile
+                controller = controller_of(dry, cluster, status_object=HERE, pods=lambda c=cluster: pods_of(c))
+                for report in (controller.cycle(), controller.later()):
+                    (of_target,) = report.targets
+                    counted = keys_of(of_target.preemption)
+                    assert len(counted) == len(_stopped(cluster)), (at, carried_out)
+                assert keys_of(preempt(cluster, "dry-run")) == counted, (at, carried_out)

@@ -33,6 +33,7 @@ from fairshare.preemption.service_latency_objectives import (
 )
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
+from gputally.base.errors import ClusterError
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, NODE, POD
 from tests.fairshare.builders import (
@@ -273,10 +274,12 @@ def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, cloc
     assert controller.cycle().targets[0].preemption.situation.past == ()
 
 
-def test_a_note_that_cannot_be_written_is_said(rules: Policy, ask: Make) -> None:
+def test_nothing_is_stopped_by_hand_without_a_note_of_it(rules: Policy, ask: Make) -> None:
     objects = [obj for kind in (NODE, POD) for obj in _full().list(kind)]
     cluster = MemoryCluster(KINDS, objects, admit=lambda obj: "read only" if obj["kind"] == "ConfigMap" else None)
-    assert "this preemption is not recorded for the controller's limits" in ask(rules, cluster, "enforce").faults[0]
+    with pytest.raises(ClusterError, match="read only"):
+        ask(rules, cluster, "enforce")
+    assert len(cluster.list(POD)) == 3
 
 
 def test_old_usage_or_unknown_workloads_are_refused(rules: Policy, ask: Make, accountant: Accountant) -> None:
