@@ -294,7 +294,7 @@ class Preemptions:
         stopped = [PastPreemption(*each.past) for each in asked if each.was_stopped(running, unfinished)]
         going = [past for each in asked if (past := PastPreemption(*each.past)).at_ms > now_ms - COMMAND_MS]
         self._past = _united(self._past, stopped)
-        self._settled_by_hand |= {each.cycle for each in asked} - {each.cycle for each in going}
+        self._settled_by_hand |= {each.cycle for each in asked} - {past.decision for past in going}
         return _united(_read(data.get(HAND_KEY, "")), going)
 
     def _valid_vetoes(self, target: str, now_ms: int) -> dict[str, EvictionVeto]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Final, Literal, get_args
 
 from accountant.wire.policy_models import Decision, Mode, Policy
@@ -36,7 +37,7 @@ from fairshare.preemption.preemption_types import (
     verdict_to_json,
 )
 from fairshare.preemption.reclaim_rules_and_limits import Limit, PastPreemption
-from fairshare.preemption.victim_selection import decide
+from fairshare.preemption.victim_selection import decide, parts_of
 from fairshare.targets.installed import with_workloads
 from gputally.base.errors import Unavailable
 from gputally.base.version import __version__
@@ -176,8 +177,9 @@ def _vetted(
     Raises ClusterError and ClaimsUnsettled."""
     vetoes = dict(known)
     situation = replace(situation, vetoed={key: veto.reason for key, veto in known.items()} | dict(situation.vetoed))
+    every = cache(partial(parts_of, situation))
     for _ in range(ROUNDS):
-        verdicts = decide(policy, situation)
+        verdicts = decide(policy, situation, every)
         victims = [victim for verdict in verdicts for victim in verdict.victims]
         check = EvictionCheck(cluster, try_evictions=mode == "enforce") if victims else None
         new: dict[str, EvictionVeto] = {}

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from accountant.wire.policy_models import PreemptionPolicy
 from fairshare.core.queues_and_weights import UNLIMITED
@@ -224,7 +224,8 @@ Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
 """The limit that kept a workload from being stopped."""
 
 
-class Denial(NamedTuple):
+@dataclass(frozen=True)
+class Denial:
     """The limit because of which a workload may not be stopped, and the reason in words with its figures.
 
     A search meets a limit at thousands of parts, and only some reasons are read: the words are put together for these
@@ -234,7 +235,7 @@ class Denial(NamedTuple):
     words: str
     figures: tuple[object, ...]
 
-    @property
+    @cached_property
     def reason(self) -> str:
         return self.words.format(*self.figures)
 

@@ -20,6 +20,9 @@ from fairshare.preemption.reclaim_rules_and_limits import EPSILON, PastPreemptio
 from fairshare.targets.installed import whole_stop
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 
+Kind = tuple[str, float, int]
+"""Queue, GPUs and priority of a part."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -39,7 +42,7 @@ class Bundle:
         return self.gang.key
 
     @cached_property
-    def kind(self) -> tuple[str, float, int]:
+    def kind(self) -> Kind:
         """Queue, GPUs and priority. By these alone a queue's right to the part is decided."""
         return self.gang.queue, self.gpus, self.gang.priority
 

@@ -17,8 +17,9 @@ the accounts (`State`) unchanged. `_settle` updates them when the victims are ch
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import fsum
 
@@ -52,6 +53,7 @@ from fairshare.preemption.reclaim_rules_and_limits import (
 )
 from fairshare.preemption.victim_candidates import (
     Bundle,
+    Kind,
     bundles,
     by_node,
     by_preference,
@@ -151,7 +153,7 @@ class Candidates:
         return bundle.gpus if model is None else self.amounts(bundle).get(model, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BundleOrder:
     """One order in which a search takes the unprotected parts of known queues.
 
@@ -159,6 +161,43 @@ class BundleOrder:
 
     bundles: Sequence[Bundle]
     surplus: Mapping[str, Sequence[Bundle]]
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(bundle.kind for bundle in self.bundles)
+
+    @cached_property
+    def _places(self) -> Mapping[str, Sequence[int]]:
+        places: dict[str, list[int]] = {}
+        for place, bundle in enumerate(self.bundles):
+            places.setdefault(bundle.key, []).append(place)
+        return places
+
+    def places_of(self, keys: Iterable[str], since: int) -> Sequence[int]:
+        """Return where the parts of these gangs are, from place `since` on."""
+        return sorted(place for key in keys for place in self._places.get(key, ()) if place >= since)
+
+
+class RefusedKinds(dict[Kind, tuple[str, "str | Denial"]]):
+    """The kinds of parts of which none may be taken until one of another kind is: the queue, and the reason."""
+
+    def __init__(self, order: BundleOrder) -> None:
+        super().__init__()
+        self._order = order
+        self._open = len(order.kinds)
+
+    def refuse(self, kind: Kind, why: tuple[str, str | Denial]) -> None:
+        self._open -= kind in self._order.kinds and kind not in self
+        self[kind] = why
+
+    def none(self) -> None:
+        """Note that a part was taken, after which each kind has to be asked about again."""
+        self.clear()
+        self._open = len(self._order.kinds)
+
+    def every(self) -> bool:
+        """Return whether all kinds of the order are refused."""
+        return not self._open
 
 
 class Search:
@@ -172,6 +211,10 @@ class Search:
         self._state = state
         self._accounts = state.accounts_for(claim)
         self._reasons: dict[str, tuple[str, str | Denial]] = {}
+        self._rest: dict[Kind, tuple[str, str | Denial]] = {}
+        """Why parts that were passed over stay, by kind."""
+        self._tried: set[str] = set()
+        """Keys of gangs of which a part could be taken."""
         self._unfair = False
 
     def cheapest(self) -> tuple[PickedBundle, ...] | None:
@@ -208,12 +251,16 @@ class Search:
 
     def _spared(self, key: str, enough: bool) -> SparedWorkload | None:
         """Return why a workload stays; None if it could not be considered. enough: whether others were selected."""
+        part = None
+        if key not in self._reasons and key not in self._candidates.protected:
+            part = next(filter(self._open, self._candidates.parts[key]), None)
+            if part is not None and part.kind in self._rest and key not in self._tried:
+                self._reasons[key] = self._rest[part.kind]
         if key in self._reasons:
             queue, why = self._reasons[key]
             return SparedWorkload(key, queue, *((why, None) if isinstance(why, str) else (why.reason, why.limit)))
         if key in self._candidates.protected:
             return self._candidates.protected[key]
-        part = next(filter(self._open, self._candidates.parts[key]), None)
         text = "workloads that lose less give way, and that is enough" if enough else "it alone would not make room"
         return SparedWorkload(key, part.gang.queue, text) if part is not None else None
 
@@ -256,8 +303,8 @@ class Search:
         left: dict[str, list[Bundle]] = {}
         gone = {claim.key}
         counted = claim.pool in state.quotas
-        refused: dict[tuple[str, float, int], tuple[str, str | Denial]] = {}  # whole kinds, until a part is taken
-        for part in order.bundles:
+        refused = RefusedKinds(order)
+        for part in order.bundles if counted else self._walk(order, refused, budget):
             key = part.key
             if (
                 key in gone
@@ -280,15 +327,16 @@ class Search:
             if ground is None or denial is not None:
                 self._reasons[key] = queue, denial or why
                 if denial is None or denial.limit in COUNT_LIMITS:
-                    refused[kind] = self._reasons[key]
+                    refused.refuse(kind, self._reasons[key])
                 continue
             trial.add(len(picks), bundle, candidates.gpus(bundle, claim.model))
             picks.append(PickedBundle(bundle, ground))
+            self._tried.add(key)
             if part.whole:
                 gone.add(key)
             else:
                 left[key].remove(part)
-            refused.clear()
+            refused.none()
             rights.take(bundle)
             budget.spend(preemption_record(candidates.team(queue), bundle, budget.now_ms))
             missing -= candidates.gpus(bundle, claim.model)
@@ -301,6 +349,24 @@ class Search:
             self._unfair = True
             return len(picks), None
         return len(picks), needed
+
+    def _walk(self, order: BundleOrder, refused: RefusedKinds, budget: Budget) -> Iterator[Bundle]:
+        """Yield the parts of the order. While every kind is refused, yield only those of workloads that stop already,
+        which other limits may allow, and pass over the rest."""
+        place = 0
+        while place < len(order.bundles):
+            if not refused.every():
+                yield order.bundles[place]
+                place += 1
+                continue
+            self._rest |= refused
+            for later in order.places_of(budget.stopped, place):
+                yield order.bundles[later]
+                place = later + 1
+                if not refused.every():
+                    break
+            else:
+                return
 
     def _fair(self, picks: Sequence[PickedBundle]) -> bool:
         taking = TakenBundles(self._claim.claimant, self._accounts)
@@ -476,18 +542,23 @@ def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
     return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
 
 
-def candidates_of(policy: Policy, situation: PreemptionInputs) -> Candidates:
-    """Return the candidates for the claims of a cycle."""
-    unprotected: list[Bundle] = []
+def parts_of(situation: PreemptionInputs) -> Sequence[Bundle]:
+    """Return the parts of all running gangs, those with the least loss first. They are the same whatever the cluster
+    vetoes."""
+    every = (bundle for gang in situation.gangs for bundle in bundles(gang, situation.now_ms))
+    return sorted(every, key=by_preference(saturations(situation.accounts)))
+
+
+def candidates_of(policy: Policy, situation: PreemptionInputs, every: Sequence[Bundle]) -> Candidates:
+    """Return the candidates for the claims of a cycle. every: all parts (`parts_of`)."""
+    preferred: list[Bundle] = []
     protected_workloads: dict[str, SparedWorkload] = {}
-    for gang in situation.gangs:
-        for bundle in bundles(gang, situation.now_ms):
-            reason = protected(policy, situation, bundle)
-            if reason is None:
-                unprotected.append(bundle)
-            elif bundle.whole:
-                protected_workloads[bundle.key] = SparedWorkload(bundle.key, gang.queue, reason)
-    preferred = sorted(unprotected, key=by_preference(saturations(situation.accounts)))
+    for bundle in every:
+        reason = protected(policy, situation, bundle)
+        if reason is None:
+            preferred.append(bundle)
+        elif bundle.whole:
+            protected_workloads[bundle.key] = SparedWorkload(bundle.key, bundle.gang.queue, reason)
     parts = _by_gang(preferred)
     return Candidates(
         tuple(
@@ -525,8 +596,12 @@ def _cost(picks: Sequence[PickedBundle]) -> tuple[object, ...]:
     return round(lost, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))
 
 
-def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
-    """Return a verdict per claim in the order of service, then the verdicts of the idle rule."""
+def decide(
+    policy: Policy, situation: PreemptionInputs, every: Callable[[], Sequence[Bundle]] | None = None
+) -> tuple[Verdict, ...]:
+    """Return a verdict per claim in the order of service, then the verdicts of the idle rule.
+
+    every: returns all parts (`parts_of`), for a caller that decides several times; None: they are computed here."""
     models = (None, *situation.models)
     state = State(
         {model: dict(situation.accounts_of(model)) for model in models},
@@ -540,7 +615,8 @@ def decide(policy: Policy, situation: PreemptionInputs) -> tuple[Verdict, ...]:
     in_order = claims(policy, situation)
     verdicts: list[Verdict] = []
     if in_order:
-        verdicts = _ClaimDecisions(policy, situation, candidates_of(policy, situation), state).decide(in_order)
+        candidates = candidates_of(policy, situation, every() if every is not None else parts_of(situation))
+        verdicts = _ClaimDecisions(policy, situation, candidates, state).decide(in_order)
     return (*verdicts, *idle_reclaim.verdicts(policy, situation, state.budget, state.taken))
 
 

@@ -416,6 +416,10 @@ def test_a_preemption_by_hand_that_was_killed_at_any_write_counts_once(
             with pytest.raises(Killed):
                 preempt(cluster)
             cluster.at = None
+            (of_target,) = (
+                controller_of(dry, cluster, status_object=HERE, pods=lambda c=cluster: pods_of(c)).cycle().targets
+            )
+            assert len(keys_of(of_target.preemption)) >= len(_stopped(cluster))  # the command may still run
             clock.advance(COMMAND_MS)
             for _ in range(2):  # what was begun is carried out meanwhile
                 controller = controller_of(dry, cluster, status_object=HERE, pods=lambda c=cluster: pods_of(c))
