@@ -51,7 +51,10 @@ GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
 SPOT_LABEL = "gputally.dev/spot"
 SCHEDULING_GROUP = "SchedulingGroup"
-"""The kind of a gang that the kube-scheduler starts together: its pods name a PodGroup in `spec.schedulingGroup`."""
+"""The kind of a gang that the kube-scheduler starts together: its pods name a PodGroup in `spec.schedulingGroup`, or
+in Kubernetes 1.35 a group of a Workload in `spec.workloadRef`."""
+OF_WORKLOAD = ":"
+"""Joins Workload, group and replica key to the name of a gang of Kubernetes 1.35. No name of a PodGroup has it."""
 LABELLED = "policy"
 """Prefix of references to pods with the label `gputally.dev/queue`: `policy:NAME`."""
 MOST_DEVICES = 1_000_000
@@ -96,7 +99,7 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
     part = shared_gpus(annotations, shares) if shares and not whole else 0.0
     amount = whole or part
     memory = memory_mib(annotations, shares) if shares and not whole else 0.0
-    scheduling_group = "" if placer else value_at(spec, ("schedulingGroup", "podGroupName")) or ""
+    scheduling_group = "" if placer else _scheduling_group(spec)
     grouped = annotations.get(keys.gang) or scheduling_group
     if amount <= 0 and memory <= 0 and not claims and not grouped:
         return None
@@ -113,7 +116,7 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         gpus=amount,
         node=node,
         ref=_ref(scheduler, namespace, labels, annotations),
-        gang=_gang(keys, namespace, labels, annotations, owner, str(scheduling_group)),
+        gang=_gang(keys, namespace, labels, annotations, owner, scheduling_group),
         owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
@@ -135,6 +138,13 @@ def _read(obj: Object, *, claims: bool = False) -> Pod | None:
         rank=_rank(labels, keys),
         resources=tuple(sorted(resources.items())) if any(name.startswith(MIG) for name in resources) else (),
     )
+
+
+def _scheduling_group(spec: Object) -> str:
+    """Return the name of the group that the kube-scheduler starts together; "" for none."""
+    group = value_at(spec, ("schedulingGroup", "podGroupName"))
+    names = [value_at(spec, ("workloadRef", key)) for key in ("name", "podGroup", "podGroupReplicaKey")]
+    return str(group or OF_WORKLOAD.join(str(name) for name in names if name))
 
 
 def sized(pod: Pod, parts: MigParts) -> Pod:

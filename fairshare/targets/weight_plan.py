@@ -398,6 +398,19 @@ def _readable(refusals: Sequence[str]) -> tuple[Condition, ...]:
     return (Condition("Readable", "False", "ReadRefused", join_texts(refusals), _RIGHTS),) if refusals else ()
 
 
+def with_texts(obj: Object) -> Object:
+    """Return the object with those of its labels and annotations that are texts, as all of Kubernetes itself are: what
+    an API server has that checks no schema stops nobody who looks one up."""
+    metadata = obj["metadata"]
+    wrong = {
+        name: {key: value for key, value in given.items() if isinstance(value, str)} if isinstance(given, dict) else {}
+        for name in ("labels", "annotations")
+        if (given := metadata.get(name)) is not None
+        and not (isinstance(given, dict) and all(isinstance(value, str) for value in given.values()))
+    }
+    return {**obj, "metadata": {**metadata, **wrong}} if wrong else obj
+
+
 def _read(cluster: ObjectReader, query: ObjectQuery, refusals: list[str]) -> tuple[Kind, Sequence[Object]] | None:
     """Return the first kind of the query that the API server serves, and its objects.
 
@@ -409,7 +422,8 @@ def _read(cluster: ObjectReader, query: ObjectQuery, refusals: list[str]) -> tup
         try:
             if query.name:
                 return kind, (cluster.get(kind, query.name, query.namespace),)
-            return kind, cluster.list(kind, fields=query.fields) if query.fields else cluster.list(kind)
+            listed = cluster.list(kind, fields=query.fields) if query.fields else cluster.list(kind)
+            return kind, list(map(with_texts, listed))
         except NotFound as error:
             absent = absent or error
         except Refused as error:

@@ -106,3 +106,15 @@ def test_a_group_that_cannot_be_read_is_named_and_the_others_count(policy: Any) 
     found = look_at(KubeSchedulerAdapter(), POLICY, cluster, pods_of(cluster))
     assert [(gang.name, gang.minimum) for gang in found.gangs] == [("good", 4), ("train", 8)]
     assert reasons_of(found)["Readable"] == ("False", "ObjectsLeftOut")
+
+
+def test_pods_of_a_group_of_kubernetes_1_35_start_together_by_replica_key() -> None:
+    """Also if the cluster serves PodGroups too, of which they name none."""
+    objects = [pod_object(f"p{number}", gpus=2, node="") for number in range(5)]
+    for number, obj in enumerate(objects[:4]):
+        obj["spec"]["workloadRef"] = {"name": "w", "podGroup": "workers", "podGroupReplicaKey": str(number // 2)}
+    for kinds in (KINDS, [each for each in KINDS if each not in POD_GROUPS]):
+        gangs = seen(objects, kinds)
+        assert sorted((len(gang.pods), gang.requested, gang.minimum, gang.held_back) for gang in gangs) == [
+            (1, 2.0, 2.0, ""), (2, 4.0, 4.0, ""), (2, 4.0, 4.0, ""),
+        ]  # fmt: skip

@@ -12,15 +12,19 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairshare.controller.weight_writer import release_weights
 from fairshare.core.gpu_demand import BoundPods, read_pod
 from fairshare.core.queues_and_weights import Pod
+from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import POD_GROUP
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
 from fairshare.schedulers.volcano.kinds import JOB
 from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
 from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.installed import adapters
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import look_at
+from fairshare.targets.whole_stop import PREEMPTION
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
 from gputally.kubernetes.list_watch import Reflector
@@ -266,6 +270,39 @@ def test_pods_that_cannot_be_read_are_a_condition(accountant: Accountant, contro
     assert conditions_of(controller.cycle())["PodsRead"] == ("False", "PodsUnreadable")
     texts.clear()
     assert "PodsRead" not in conditions_of(controller.cycle())
+
+
+class Unchecked(MemoryCluster):
+    """A cluster that lists these objects too, whatever their form."""
+
+    bad: Sequence[Object] = ()
+
+    def list(self, kind: Kind, *, fields: str = "") -> Any:
+        of_kind = (kind.api_version, kind.kind)
+        return [*super().list(kind, fields=fields), *(o for o in self.bad if (o["apiVersion"], o["kind"]) == of_kind)]
+
+
+def _malformed(field: str, value: Any) -> list[Object]:
+    """Return an object of each kind that has this value in a field of its metadata."""
+    first = {(obj["apiVersion"], obj["kind"]): obj for obj in (*TENANTS.values(), *OWN) if obj["kind"] != "Pod"}
+    bad = [copy.deepcopy(obj) for obj in first.values()]
+    for obj in bad:
+        obj["metadata"] |= {"name": "bad", "uid": "uid-bad", field: value}
+    return bad
+
+
+@pytest.mark.parametrize("field", ["annotations", "labels", "ownerReferences", "creationTimestamp", "managedFields"])
+@pytest.mark.parametrize("value", [[], "x", 3, [{}], {"k": 3}, {PREEMPTION: {}}], ids=str)
+def test_metadata_without_its_form_stops_nothing(
+    field: str, value: Any, accountant: Accountant, controller_of: Make
+) -> None:
+    accountant.spend(a=1.0)
+    cluster = Unchecked(KINDS, OWN)
+    cluster.bad = _malformed(field, value)
+    report = controller_of(POLICY, cluster, status_object=StatusObject("gputally", "gputally-fairshare")).cycle()
+    assert [target.target for target in report.targets if "Defect" in target.degraded] == []
+    assert finish_all(cluster, 0).faults == ()
+    assert [each.detail for each in release_weights(POLICY, cluster) if each.result == "failed"] == []
 
 
 TEXTS = st.sampled_from(["", "1ki", "1e308", "٣", "-1", "ns/good", "good", "a", "9" * 5000, "\x00\u202e", "\ud7ff"])

@@ -14,6 +14,7 @@ from math import fsum
 from accountant.wire.policy_models import KubeSchedulerTarget, Policy
 from fairshare.core.gpu_demand import (
     LABELLED,
+    OF_WORKLOAD,
     SCHEDULING_GROUP,
     companions_by_gang,
     gangs_by_label,
@@ -95,7 +96,8 @@ def _as_groups_start(
     gangs: Sequence[Gang], seen: Seen, pods: Sequence[Pod]
 ) -> tuple[tuple[Gang, ...], tuple[str, ...]]:
     """Return the gangs, those of a PodGroup as it says, and the PodGroups that cannot be read, whose pods all start
-    together. So do all groups if the API server does not serve PodGroups or does not let us read them."""
+    together. So do all groups of Kubernetes 1.35, whose Workloads are not read, and all groups if the API server does
+    not serve PodGroups or does not let us read them."""
     objects = next((seen[kind] for kind in POD_GROUPS if kind in seen), None)
     if objects is None:
         return tuple(gangs), ()
@@ -107,7 +109,7 @@ def _as_groups_start(
     def started(gang: Gang) -> Gang:
         if gang.kind.kind != SCHEDULING_GROUP:
             return gang
-        if gang.key not in existing:
+        if gang.key not in existing and OF_WORKLOAD not in gang.name:
             return replace(gang, held_back=f"its PodGroup {gang.namespace}/{gang.name} does not exist")
         group, others = groups.get(gang.key), without.get(gang.key, ())
         if group is None:
