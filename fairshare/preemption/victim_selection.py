@@ -633,12 +633,16 @@ class _ClaimDecisions:
         self._state = state
         self._unplaceable: set[Hashable] = set()
         self._failed_searches: dict[Hashable, Search] = {}
+        self._passed: dict[str, list[Claim]] = {}
+        """By line of their scheduler, the claims that get no room."""
 
     def decide(self, in_order: Sequence[Claim]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         searched = refused = 0
         for claim in in_order:
             verdict, needed_search = self._decide(claim)
+            if verdict.outcome == "denied" and claim.line:
+                self._passed.setdefault(claim.line, []).append(claim)
             searched += needed_search
             refused += verdict.outcome == "denied" and not needed_search
             if verdict.outcome != "denied" or needed_search or refused <= MOST_CLAIMS:
@@ -681,6 +685,10 @@ class _ClaimDecisions:
             known = self._failed_searches.get(requirements) if claim.key not in self._candidates.parts else None
             search = known or Search(self._policy, variant, self._candidates, state, self._situation.now_ms)
             picks = search.cheapest() if known is None else None
+            ahead = self._first_served(variant, picks) if picks is not None else None
+            if picks is not None and ahead is not None:
+                text = f"{ahead.key} is before it in its scheduler's line and would get the room: {ahead.gpus:g} GPUs"
+                return _verdict(claim, "denied", f"{needs}, but {text}"), True
             if picks is not None:
                 return self._granted(variant, needs, search, picks), True
             self._failed_searches[requirements] = search
@@ -688,6 +696,16 @@ class _ClaimDecisions:
             searched |= known is None
         reason = f"{needs}, but {failed[0].why_not()}"
         return _verdict(claim, "denied", reason, spared=failed[0].spared((), claim.key)), searched
+
+    def _first_served(self, claim: Claim, picks: Sequence[PickedBundle]) -> Claim | None:
+        """Return a claim without room that its scheduler would start in the room made for this one, because it is
+        before it in their line and needs no more; None if there is none."""
+        quotas = self._state.quotas.copy()
+        for pick in picks:
+            _use(quotas, pick.bundle, -1)
+        free = quotas.free(claim.pool) + EPSILON
+        before = self._passed.get(claim.line, ()) if claim.line and not claim.called else ()
+        return next((e for e in before if e.gpus <= free and any(v.pool == claim.pool for v in e.variants)), None)
 
     def _over_model_limit(self, claim: Claim) -> str | None:
         """Return in words which limit of a queue for the claim's GPU model makes it wait; None if none does."""

@@ -958,6 +958,35 @@ def test_a_strict_queue_makes_room_for_nobody_behind_its_first(first: dict[str, 
     assert [name for name in free if name != "first"] == ["second", "third"]
 
 
+@pytest.mark.parametrize(("ahead", "priority", "outcome"), [
+    (4, 0, "denied"),  # its queue is at its share, and Kueue gives it the room all the same
+    (2, 0, "denied"),
+    (6, 0, "preempts"),  # Kueue passes over what does not fit
+    (4, -1, "preempts"),  # it is behind
+])  # fmt: skip
+def test_nothing_stops_for_room_that_kueue_gives_to_another_first(ahead: int, priority: int, outcome: str) -> None:
+    """LocalQueues u and v share ClusterQueue a; o has borrowed half of it. Nothing of u is due more."""
+    deserved = {"u": 4, "v": 4, "o": 0}
+    refs = {name: [f"kueue:ns/{name}"] for name in deserved}
+    policy = policy_of(
+        [{"name": name, "deserved": gpus, "refs": refs[name]} for name, gpus in deserved.items()],
+        targets={"kueue": {"apply": "enforce"}},
+        preemption={"mode": "enforce", "wait": 0, "min_runtime": 0},
+    )
+    queues = [_flavored("a", h100=8), _flavored("b", h100=0)]
+    locals_ = [object_of(LOCAL_QUEUES[0], name, {"clusterQueue": "b" if name == "o" else "a"}) for name in deserved]
+    running = [_held("u0", "a", "h100", 4), _held("o0", "b", "h100", 4)]
+    for each, queue in zip(running, "uo", strict=True):
+        each["spec"]["queueName"] = queue
+    first, second = _waiting("u1", queue="u", gpus=ahead, priority=priority), _waiting("v1", queue="v", created=LATER)
+    objects = [*queues, *locals_, *running, first, second, *FLAVOR_OBJECTS]
+    found = look_at(KueueAdapter(), policy, MemoryCluster(KINDS, objects))
+    shares = [Entitlement(name, None, g, g, 0.0, g, 0.0, g) for name, g in {"u": 4.0, "v": 4.0, "o": 0.0}.items()]
+    inputs = preemption_inputs(policy, "kueue", found.gangs, shares, CARDS, (), NOW_MS, quotas=found.quotas)
+    verdicts = {verdict.claimant: verdict for verdict in decide(policy, inputs)}
+    assert (verdicts["Workload/ns/u1"].outcome, verdicts["Workload/ns/v1"].outcome) == ("denied", outcome)
+
+
 @pytest.mark.parametrize("held", [
     {"annotations": {"kueue.x-k8s.io/admission-gated-by": "example.com/quota"}},
     *(
