@@ -72,6 +72,7 @@ from accountant.storage.folder_or_object_store import in_folder, open_store
 from accountant.web import (
     books_pages,
     explore_page,
+    group_page,
     job_and_node_pages,
     month_and_decision_pages,
     statement_detail_pages,
@@ -113,6 +114,7 @@ ROUTES = (
             statement_detail_pages.router,
             job_and_node_pages.router,
             explore_page.router,
+            group_page.router,
             books_pages.router,
         )
         for route in router.routes

@@ -49,7 +49,7 @@ from accountant.web.explore_table import (
     pivot,
     selected,
 )
-from accountant.web.list_bar import Bar, BarParams, Choice, check_names, time_unit
+from accountant.web.list_bar import Bar, BarParams, Choice, check_names, group_link, time_unit
 from accountant.web.page_rows import Page, paged
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
@@ -144,7 +144,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         before=view.rows.total_before,
         rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
               for at in rows.rows] if crossed is None else (),
-        named=_named, text=lambda column, row: _text(column, row, currency), changed=_changed, link=_link,
+        named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link, group_link=group_link,
         begins_ms=first_ms if first_ms > from_ms else None,
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
@@ -270,7 +270,7 @@ def _unit(column: FigureColumn, currency: str | None) -> str:
     return units.get(column.kind, column.kind)
 
 
-def _text(column: FigureColumn, row: Row, currency: str | None) -> str:
+def figure_text(column: FigureColumn, row: Row, currency: str | None) -> str:
     """A figure for people."""
     return _shown(column, column.of(row), currency)
 

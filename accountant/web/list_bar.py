@@ -21,6 +21,8 @@ from starlette.requests import Request
 
 from accountant.api.query_parameters import FilteredParams, NamedDimension, QuerySpan, invalid, split_at_commas
 from accountant.core.periods import Month
+from accountant.ledger.usage import OF_TIME
+from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_SECOND
@@ -39,6 +41,16 @@ _RECENT: Final = (("24h", "24 h"), ("7d", "7 days"), ("30d", "30 days"))
 def title(dimension: Dimension) -> str:
     """The heading of a dimension; of an exported label its name."""
     return label_of(dimension) if is_label(dimension) else DIMENSION_TITLES[dimension]
+
+
+def group_address(dimension: Dimension, value: str, month: str | None = None) -> str:
+    """The address of the page of a value (accountant.web.group_page). month: None for the current one."""
+    return "/group?" + urlencode({"by": dimension, "value": value, **({"month": month} if month else {})}, safe=":/")
+
+
+def group_link(dimension: Dimension, value: str) -> str | None:
+    """The page of a value; None for one that has none: an instant, or what nobody holds."""
+    return None if dimension in OF_TIME or value in ("", IDLE) else group_address(dimension, value)
 
 
 class BarParams(FilteredParams):

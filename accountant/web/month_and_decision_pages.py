@@ -33,6 +33,7 @@ from accountant.ledger.protocols import JobKey, Ledger
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
 from accountant.web import home, page_queries, page_rows
+from accountant.web.list_bar import group_address
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
@@ -341,6 +342,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 def _environment() -> Environment:
     environment = page_layout.environment("accountant.web")
     environment.globals |= {
+        "group_address": group_address,
         "moment": _instant_text,
         "figure": _figure,
         "count": decision_text.of_gpus,

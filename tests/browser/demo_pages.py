@@ -108,6 +108,7 @@ class Site:
         return {
             "overview": f"{self.url}/",
             "explore": f"{self.url}/explore?compare=true",
+            "group": f"{self.url}/group?by=queue&value=research",
             "explore-pivot": f"{self.url}/explore?by=team,day&across=day&measure=cost&where.team=research",
             "month": f"{self.url}/month/{self.month}",
             "team": f"{self.url}/team/research?month={self.month}",

@@ -36,6 +36,7 @@ PAGES = {
     "lines": "/month/2026-11/lines", "lines by node": "/month/2026-11/lines?account=allocated&by=node",
     "team": f"/team/{TEAMS[0]}?month=2026-11", "nodes": "/nodes", "node": f"/node/prod/{NODE}", "prices": "/prices",
     "explore": "/explore?by=cluster,namespace,job&compare=true",
+    "group": f"/group?by=team&value={TEAMS[0]}",
     "explore, side by side": "/explore?by=team,day&across=day",
     "coverage": "/coverage", "decisions": "/decisions", "proposals": "/proposals",
 }  # fmt: skip

@@ -18,7 +18,7 @@ from tests.browser.demo_pages import Site, chromium, demo_site
 pytestmark = pytest.mark.real
 
 PAGES = (
-    "overview", "explore", "explore-pivot",
+    "overview", "explore", "explore-pivot", "group",
     "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
     "prices", "invoices", "invoice-steps", "audit", "invoice", "act", "proposals", "coverage", "report",
     "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",

@@ -1,0 +1,384 @@
+"""The page of one value of a dimension: of a team, a user, a queue, a project (an exported label), a GPU model and so
+on. It shows a month: cost and use by day beside the month before, budgets, a queue's share of what it is entitled to,
+waits, the best and the worst jobs, and what could be saved.
+
+Its figures are those of `GET /v1/usage` and `GET /v1/cost` with the same filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Final
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant.api.access_control import Reader, check_teams, team_filter
+from accountant.api.answer_cache import Answer
+from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
+from accountant.api.query_parameters import NamedDimension, Params, invalid
+from accountant.billing.budget_forecast import states
+from accountant.billing.charge import ALLOCATED
+from accountant.billing.queue_waits import WaitRow, queue_waits
+from accountant.billing.usage_pricing import charges, cost
+from accountant.core import periods
+from accountant.core.claim_overlap import Span
+from accountant.core.periods import Month
+from accountant.ledger.usage import HELD, OF_TIME, Where
+from accountant.prices.price_book import PriceBook
+from accountant.reports import figure_formatting, html_page, report_breakdowns, savings_hints
+from accountant.reports.html_page import ChartColumn
+from accountant.reports.report_breakdowns import BY_JOB
+from accountant.reports.report_builder import span_before
+from accountant.reports.savings_hints import Hint
+from accountant.web import explore_table, home, month_and_decision_pages, page_queries
+from accountant.web.explore_page import figure_text
+from accountant.web.explore_table import FIGURES, Question, Row
+from accountant.web.list_bar import group_address, group_link, title
+from accountant.wire.policy_models import IDLE, Policy, PolicyVersion
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension
+from gputally.base.units import MS_PER_DAY, US_PER_HOUR, US_PER_MS
+from gputally.server.tokens_and_grants import Principal
+
+router = APIRouter(include_in_schema=False)
+MOST: Final = 10
+"""Jobs, hints and queues of one table."""
+_LEAST_SHARE: Final = 100
+"""A job is one of the best if it held at least this part of the group's time."""
+_OF_JOBS: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job")
+
+
+class GroupParams(Params):
+    """by, value: the dimension and its value. month: the current one without it."""
+
+    by: NamedDimension
+    value: str = Field(max_length=1_024)
+    month: str | None = Field(default=None, max_length=10)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDay:
+    """A local day. unknown: the unmetered part of the cluster's time, 1 if nothing is known of it.
+
+    cost: None if some of the time has no price. before: the same day of the month before; None if nothing is known of
+    it, or it has no such day. entitled: the queues' deserved GPU-hours."""
+
+    name: str
+    unknown: float
+    accounts: Accounts
+    cost: Decimal | None
+    cost_before: Decimal | None
+    held_before: int | None
+    entitled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The figures of a month so far, and of the same part of the month before.
+
+    total, before: None if nothing is known of the span.
+    whole_us: what all holders held.
+    dearest, idlest, best: jobs, from the first.
+    waits: None for a dimension that pods do not wait by."""
+
+    found_ms: int
+    span: Span
+    span_before: Span
+    total: Row | None
+    before: Row | None
+    whole_us: int
+    days: tuple[GroupDay, ...]
+    dearest: tuple[Row, ...]
+    idlest: tuple[Row, ...]
+    best: tuple[Row, ...]
+    hints: tuple[Hint, ...]
+    waits: tuple[WaitRow, ...] | None
+    budgets: tuple[BudgetState, ...]
+
+
+@router.get("/group")
+def group_page(
+    request: Request, params: Annotated[GroupParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
+    if params.by in OF_TIME:
+        raise invalid("by", f"{params.by} has no page: choose another dimension, or open /explore")
+    if params.by == "team":
+        check_teams(deps, principal, (params.value,))
+    timezone = deps.settings.timezone
+    tz, at = periods.zone(timezone), deps.clock.wall_ms()
+    month = (
+        periods.month_with_records(at, deps.newest_ms(), tz)
+        if params.month is None
+        else month_and_decision_pages.parse_month(params.month, at, tz)
+    )
+    answer = _group(deps, params, month, principal)
+    found, book = answer.value, deps.book()
+    currency = book.currency if book is not None else None
+    where = {f"where.{params.by}": params.value, "start": f"{month}-01", "timezone": timezone}
+    following = month.next if month.next.span(tz)[0] < at else None
+    return month_and_decision_pages.page(
+        request, "/explore", "group.html", deps, found=found, month=month, following=following,
+        dimension=title(params.by), shown=_named(params.by, params.value), currency=currency,
+        heads=[FIGURES[name] for name in ("allocated", "busy", "allocated_idle", "utilisation", "cost")],
+        text=lambda column, row: figure_text(column, row, currency),
+        costs=_cost_chart(found, currency) if currency is not None else "", uses=_use_chart(found),
+        as_of_ms=answer.as_of_ms, of_month=lambda other: group_address(params.by, params.value, str(other)),
+        explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, safe=":"),
+        api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, safe=":")) for name in ("usage", "cost")],
+        linked=group_link, entitled=any(day.entitled for day in found.days),
+    )  # fmt: skip
+
+
+def _named(dimension: Dimension, value: str) -> str:
+    if not value:
+        return "unknown"
+    return figure_formatting.queue(value) if dimension == "queue" else figure_formatting.name(value)
+
+
+def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) -> Answer[Group]:
+    timezone = deps.settings.timezone
+    start, whole_end = month.span(periods.zone(timezone))
+    allowed = principal.teams
+
+    def compute() -> Group:
+        at = deps.clock.wall_ms()
+        with deps.ledger.moment(month.previous.span(periods.zone(timezone))[0], min(whole_end, at)) as moment:
+            newest = moment.recent_span(home.whole_quarter(at), MS_PER_DAY)[1]
+            end = min(whole_end, newest if newest > start else at)
+            return figures(moment, deps.book(), params.by, params.value, month, end, allowed, timezone, at)
+
+    teams = None if allowed is None else tuple(sorted(allowed))
+    team_filter(principal, (params.value,) if params.by == "team" else ())
+    key = ("group", params.by, params.value, month, teams, page_queries.books(deps))
+    return deps.answers.ask(key, compute)
+
+
+def figures(
+    moment: LedgerSnapshot,
+    book: PriceBook | None,
+    by: Dimension,
+    value: str,
+    month: Month,
+    end_ms: int,
+    teams: Collection[str] | None,
+    timezone: str,
+    found_ms: int,
+) -> Group:
+    """The figures of a value in a month up to `end_ms`.
+
+    teams: the teams whose time counts; None: all."""
+    tz = periods.zone(timezone)
+    start_ms = month.span(tz)[0]
+    span, before = (start_ms, end_ms), span_before(start_ms, end_ms, tz)
+    policies = moment.policies(start_ms, end_ms)
+    values = _queues(policies, value) if by == "queue" else (value,)
+    where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
+    where[by] = values
+    question = Question(_OF_JOBS, where, timezone, "cost", "day")
+    table = explore_table.table_of(moment, book, *span, question)
+    whole = moment.usage(span, ("team",), None, timezone).lines()
+    totals = [_total(moment, book, one, question) for one in (span, before)]
+    held = [charge for charge in charges(moment, book, *span, BY_JOB, where, timezone) if charge.account in ALLOCATED]
+    peaks = savings_hints.peaks_of(moment.usage(span, (*savings_hints.BY_NAME, "hour"), where, timezone))
+    waits = None
+    if by in ("team", "queue"):
+        mine = teams is None or by == "queue"
+        found = queue_waits(moment.pods(*span), *span, None if not mine or by == "queue" else value)
+        waits = tuple(
+            row for row in found
+            if (row.team == value if by == "team" else row.queue in values) and (teams is None or row.team in teams)
+        )[:MOST]  # fmt: skip
+    return Group(
+        found_ms=found_ms,
+        span=span,
+        span_before=before,
+        total=totals[0],
+        before=totals[1],
+        whole_us=sum(line.accounts_gpu_us.allocated for line in whole if line.key["team"] != IDLE),
+        days=_days(moment, book, month, end_ms, where, policies if by == "queue" else (), values, teams, timezone),
+        **_jobs(table),
+        hints=savings_hints.savings_hints(report_breakdowns.jobs(held), peaks)[:MOST],
+        waits=waits,
+        budgets=_budgets(moment, book, by, value, month, end_ms, teams, timezone) if policies else (),
+    )
+
+
+def _total(moment: LedgerSnapshot, book: PriceBook | None, span: Span, question: Question) -> Row | None:
+    """The sum of a span; None if nothing of the span is known."""
+    if not any(line.accounts_gpu_us.is_known for line in moment.usage(span, (), None, question.timezone).lines()):
+        return None
+    usage = explore_table.table_of(moment, book, *span, Question((), question.where, question.timezone, "cost", "day"))
+    return usage.row(0) if len(usage) else usage.total(_none(), metered=True)
+
+
+def _none() -> explore_table.Int64Array:
+    import numpy as np
+
+    return np.zeros(0, dtype=np.int64)
+
+
+def _queues(policies: Sequence[PolicyVersion], name: str) -> tuple[str, ...]:
+    """The queue and all queues below it, by the last of the policies."""
+    found = [name]
+    queues = policies[-1].policy.queues if policies else ()
+    for above in found:
+        found += [queue.name for queue in queues if queue.parent == above and queue.name not in found]
+    return tuple(found)
+
+
+def _jobs(table: explore_table.Table) -> dict[str, tuple[Row, ...]]:
+    """The dearest jobs, those that left most idle, and those that used their GPUs best."""
+    rows = [table.row(at) for at in range(len(table)) if table.keys[at][2]]
+    held = [row for row in rows if row.line.accounts_gpu_us.allocated]
+    whole = sum(row.line.accounts_gpu_us.allocated for row in held)
+    used = FIGURES["utilisation"].of
+
+    def first(rows: list[Row], rank: Callable[[Row], object]) -> tuple[Row, ...]:
+        return tuple(sorted(rows, key=lambda row: (rank(row), row.key))[:MOST])
+
+    large = [
+        row for row in held
+        if row.line.accounts_gpu_us.allocated * _LEAST_SHARE >= whole and used(row) is not None
+    ]  # fmt: skip
+    return {
+        "dearest": first(held, lambda row: (-(row.cost or 0), -row.line.accounts_gpu_us.allocated)),
+        "idlest": first(
+            [row for row in held if row.line.accounts_gpu_us.allocated_idle],
+            lambda row: -row.line.accounts_gpu_us.allocated_idle,
+        ),
+        "best": first(large, lambda row: -float(used(row) or 0)),
+    }
+
+
+def _days(
+    moment: LedgerSnapshot,
+    book: PriceBook | None,
+    month: Month,
+    end_ms: int,
+    where: Where,
+    policies: Sequence[PolicyVersion],
+    queues: Collection[str],
+    teams: Collection[str] | None,
+    timezone: str,
+) -> tuple[GroupDay, ...]:
+    tz = periods.zone(timezone)
+    costs: list[dict[int, Decimal | None]] = []
+    helds: list[dict[int, Accounts]] = []
+    known: list[dict[int, float]] = []
+    for begin, end in ((month.span(tz)[0], end_ms), month.previous.span(tz)):
+        costs.append({
+            int(line.key["day"][-2:]): line.cost
+            for line in cost(moment, book, begin, end, ("day",), where, timezone).lines
+        })  # fmt: skip
+        helds.append({
+            int(line.key["day"][-2:]): line.accounts_gpu_us
+            for line in moment.usage((begin, end), ("day",), where, timezone).lines()
+        })  # fmt: skip
+        known.append({
+            int(line.key["day"][-2:]): line.accounts_gpu_us.unmetered / line.accounts_gpu_us.total
+            for line in moment.usage((begin, end), ("day",), None, timezone).lines()
+            if line.accounts_gpu_us.is_known
+        })  # fmt: skip
+    found = []
+    for day, begin, end in periods.days(month.span(tz)[0], end_ms, tz):
+        at = day.day
+        found.append(
+            GroupDay(
+                f"{day:%-d %b}",
+                known[0].get(at, 1.0),
+                helds[0].get(at, Accounts()),
+                costs[0].get(at, Decimal(0)),
+                costs[1].get(at, Decimal(0)) if at in known[1] else None,
+                helds[1].get(at, Accounts()).allocated if at in known[1] else None,
+                _entitled(policies, queues, teams, begin) * (end - begin) * US_PER_MS / US_PER_HOUR,
+            )
+        )
+    return tuple(found)
+
+
+def _entitled(
+    policies: Sequence[PolicyVersion], queues: Collection[str], teams: Collection[str] | None, at_ms: int
+) -> float:
+    """The GPUs that the queues deserve at an instant, by the policy in force, as far as the reader may see their
+    teams."""
+    in_force = [version for version in policies if version.effective_ms <= at_ms] or policies[:1]
+    if not in_force:
+        return 0.0
+    policy: Policy = in_force[-1].policy
+    own = [queue for queue in policy.queues if queue.name in queues]
+    parents = {queue.name for queue in own}
+    return sum(
+        queue.deserved for queue in own
+        if queue.parent not in parents and (teams is None or policy.team_of(queue.name) in teams)
+    )  # fmt: skip
+
+
+def _budgets(
+    moment: LedgerSnapshot,
+    book: PriceBook | None,
+    by: Dimension,
+    value: str,
+    month: Month,
+    end_ms: int,
+    teams: Collection[str] | None,
+    timezone: str,
+) -> tuple[BudgetState, ...]:
+    if by not in ("team", "queue"):
+        return ()
+    policy = moment.policies(end_ms - 1, end_ms)[-1].policy
+    found = []
+    for state in states(moment, book, policy, month, end_ms, timezone):
+        team = state.team or policy.team_of(state.queue)
+        if (state.queue == value if by == "queue" else team == value) and (teams is None or team in teams):
+            found.append(state)
+    return tuple(found)
+
+
+def _cost_chart(found: Group, currency: str) -> str:
+    """The cost of each day, below a line with the same day of the month before."""
+    columns = []
+    for day in found.days:
+        told = [day.name, f"Cost: {figure_formatting.money(day.cost, currency)} {currency}"]
+        if day.cost_before is not None:
+            told.append(f"Month before: {figure_formatting.money(day.cost_before, currency)} {currency}")
+        if day.unknown:
+            told.append(html_page.unknown_text(day.unknown))
+        columns.append(
+            ChartColumn(day.name, day.name, "\n".join(told), [("a-busy", float(day.cost or 0))], day.unknown)
+        )
+    levels = [float(day.cost_before or 0) for day in found.days] if found.before is not None else None
+    return html_page.stacked("explored", columns, f"Cost by day, {currency}",
+                             "The line is the same day of the month before.", levels)  # fmt: skip
+
+
+def _use_chart(found: Group) -> str:
+    """The GPU-hours of each day by account, below a line: what the queues deserve, or else the month before."""
+    entitled = any(day.entitled for day in found.days)
+    columns = []
+    for day in found.days:
+        parts = [(name, getattr(day.accounts, name)) for name in HELD]
+        told = [day.name, *(f"{figure_formatting.ACCOUNT_NAMES[name]}: {figure_formatting.hours(gpu_us)} GPU-h"
+                            for name, gpu_us in parts if gpu_us)]  # fmt: skip
+        if day.entitled:
+            told.append(f"Deserved: {day.entitled:,.1f} GPU-h")
+        elif day.held_before is not None:
+            told.append(f"Month before: {figure_formatting.hours(day.held_before)} GPU-h")
+        if day.unknown:
+            told.append(html_page.unknown_text(day.unknown))
+        columns.append(
+            ChartColumn(
+                day.name,
+                day.name,
+                "\n".join(told),
+                [(f"a-{name}", gpu_us / US_PER_HOUR) for name, gpu_us in parts],
+                day.unknown,
+            )
+        )
+    levels = [day.entitled if entitled else (day.held_before or 0) / US_PER_HOUR for day in found.days]
+    line = "what the queue deserves" if entitled else "the same day of the month before"
+    return html_page.stacked("explored", columns, "GPU-hours held by day",
+                             f"Parts from below: busy, idle, use unknown. The line is {line}.",
+                             levels if entitled or found.before is not None else None)  # fmt: skip
+
