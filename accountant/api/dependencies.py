@@ -26,7 +26,7 @@ from accountant.core.errors import LedgerFailed, OverQuota
 from accountant.core.periods import Month
 from accountant.core.settings import Limits, Settings
 from accountant.ledger.journal import Journal
-from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined
+from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, SavedView
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.figure_formatting import silence_note
@@ -80,6 +80,18 @@ class ServedLedger(Ledger, Journal, Protocol):
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         """The items dated later than `now_ms`, by kind."""
+        ...
+
+    def views(self, owner: str) -> tuple[SavedView, ...]:
+        """The views of the page Explore that the owner saved, by name."""
+        ...
+
+    def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:
+        """Stores a view, instead of the owner's view of that name. Raises accountant.core.errors.TooManyViews."""
+        ...
+
+    def remove_view(self, owner: str, name: str) -> None:
+        """Removes a view of the owner, if there is one of that name."""
         ...
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:

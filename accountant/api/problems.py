@@ -38,6 +38,7 @@ from accountant.core.errors import (
     LedgerUnavailable,
     OverQuota,
     SequenceGap,
+    TooManyViews,
     UnsupportedQuestion,
 )
 from accountant.ledger.journal import BooksMoved
@@ -146,6 +147,7 @@ _DETAIL_FROM_MESSAGE: Final[Mapping[type[Exception], str]] = {
     CannotMove: "books-refuse",
     CannotRedate: "books-refuse",
     CannotRender: "cannot-render",
+    TooManyViews: "books-refuse",
     UnsupportedQuestion: "unsupported-question",
 }
 """Errors whose message becomes the `detail` of the answer."""

@@ -86,6 +86,10 @@ class UnsupportedQuestion(AccountantError):
     """The ledger cannot answer this query, and repeating it does not help; the message has the reason."""
 
 
+class TooManyViews(AccountantError):
+    """The owner, or all owners together, have as many saved views as are kept; the message says what to do."""
+
+
 class CannotRedate(AccountantError):
     """Records with a date in the future cannot be corrected in this ledger; the message has the reason."""
 

@@ -40,6 +40,7 @@ from accountant.ledger.protocols import (
     JobKey,
     NodeFacts,
     Quarantined,
+    SavedView,
 )
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.ledger.usage import (
@@ -610,6 +611,18 @@ class LakeLedger:
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         """Always empty, because the owners of GPUs are not published."""
         return ()
+
+    def views(self, owner: str) -> tuple[SavedView, ...]:  # noqa: ARG002
+        """Always empty, because saved views are not published."""
+        return ()
+
+    def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:  # noqa: ARG002
+        """Always raises UnsupportedQuestion, because a lake is only read."""
+        raise self._not_published("saved views")
+
+    def remove_view(self, owner: str, name: str) -> None:  # noqa: ARG002
+        """Always raises UnsupportedQuestion, because a lake is only read."""
+        raise self._not_published("saved views")
 
     # --- internal -----------------------------------------------------------------------------
 

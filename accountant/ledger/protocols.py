@@ -580,6 +580,19 @@ class Ledger(Questions, Protocol):
     def close(self) -> None: ...
 
 
+MOST_VIEWS: Final = 50
+"""Views that one owner may save."""
+MOST_VIEWS_OF_ALL: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SavedView:
+    """A view of the page Explore that its owner saved under a name. address: the path and query of the page."""
+
+    name: str
+    address: str
+
+
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A record that was not booked, with the reason. content: the record as JSON."""

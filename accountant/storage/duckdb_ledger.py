@@ -24,13 +24,23 @@ from pathlib import Path
 from msgspec import structs
 
 from accountant.billing.queue_waits import KnownPod
-from accountant.core.errors import BadBatch, CannotRedate, LedgerDamaged, LedgerUnavailable, OverQuota, SequenceGap
+from accountant.core.errors import (
+    BadBatch,
+    CannotRedate,
+    LedgerDamaged,
+    LedgerUnavailable,
+    OverQuota,
+    SequenceGap,
+    TooManyViews,
+)
 from accountant.core.periods import utc
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
 from accountant.inventory.node_facts_and_downtime import booted
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
+    MOST_VIEWS,
+    MOST_VIEWS_OF_ALL,
     EpochReport,
     Facts,
     GpuMove,
@@ -45,6 +55,7 @@ from accountant.ledger.protocols import (
     Receipt,
     RetiredDevice,
     Retirement,
+    SavedView,
 )
 from accountant.ledger.team_assignment import Assignment
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
@@ -511,6 +522,33 @@ class DuckLedger(Offsite):
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
             return devices
+
+    def views(self, owner: str) -> tuple[SavedView, ...]:
+        """Return the views that the owner saved, by name."""
+        with self._snapshot() as (cursor, _):
+            rows = cursor.run("SELECT name, address FROM saved_view WHERE owner = ? ORDER BY name", [owner])
+            return tuple(SavedView(*row) for row in rows)
+
+    def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:
+        """Store a view, instead of the owner's view of that name if there is one. Raises TooManyViews."""
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ?", [owner, view.name])
+                ((own, whole),) = cursor.run("SELECT count(*) FILTER (owner = ?), count(*) FROM saved_view", [owner])
+                if own >= MOST_VIEWS or whole >= MOST_VIEWS_OF_ALL:
+                    raise TooManyViews(
+                        f"{own} views of yours and {whole} of all are saved, of at most {MOST_VIEWS} and "
+                        f"{MOST_VIEWS_OF_ALL}: remove one that is not needed"
+                    )
+                cursor.run("INSERT INTO saved_view VALUES (?, ?, ?, ?)", [owner, view.name, view.address, now_ms])
+                self._commit(cursor, self._state, beside=True)
+
+    def remove_view(self, owner: str, name: str) -> None:
+        """Remove a view; nothing happens if the owner has none of that name."""
+        with self._writing, self._transaction() as cursor:
+            cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ?", [owner, name])
+            self._commit(cursor, self._state, beside=True)
 
     def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
         with self._acting(now_ms):

@@ -48,7 +48,7 @@ from gputally.base.untrusted_text import UNDECODABLE
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 GROWING = ("act", "decision", "progress")
 """Append-only registers. Their rows are numbered in the order of arrival."""
-REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner")
+REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner", "saved_view")
 """Registers that are written in full."""
 MANIFEST = "part.json"
 
@@ -240,7 +240,7 @@ ROWS_AT_ONCE = 50_000
 """Approximate number of rows of one transaction. All rows of an outbox are in the same transaction."""
 _gaps = msgspec.json.Decoder(list[Gap])
 _facts = msgspec.json.Decoder(ObservedPod)
-_WHOLE = ("node", "namespace", "past", "retired")
+_WHOLE = ("node", "namespace", "past", "retired", "saved_view")
 """Registers that a newer part replaces. To the other registers, rows are only ever added."""
 
 
@@ -345,7 +345,8 @@ def _interval(row: Row) -> UsageInterval:
 
 
 def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
-    """Replace the ledger's registers of nodes, namespaces and retired GPUs by those of a part that is newer."""
+    """Replace the ledger's registers of nodes, namespaces, retired GPUs and saved views by those of a newer
+    part."""
     files = archive.tables(part)
     for table in _WHOLE:
         cursor.run(f"DELETE FROM {table}")  # noqa: S608

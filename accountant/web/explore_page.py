@@ -6,6 +6,7 @@ view, on all its pages, with exact figures."""
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from collections.abc import Callable, Sequence
@@ -17,14 +18,15 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from accountant.api.access_control import Reader, check_teams, team_filter
+from accountant.api.access_control import Reader, admit, check_form, check_teams, team_filter
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
 from accountant.core import periods
 from accountant.exports.protocol import CSV, file_name
-from accountant.ledger.protocols import JobKey
+from accountant.ledger.protocols import JobKey, SavedView
 from accountant.ledger.usage import OF_TIME
 from accountant.reports import figure_formatting, html_page
 from accountant.reports.html_page import ChartColumn
@@ -56,7 +58,8 @@ from gputally.base import called_off
 from gputally.base.money import exact_sum, gpu_hours, plain
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
-from gputally.base.untrusted_text import for_cell
+from gputally.base.untrusted_text import for_cell, known_name
+from gputally.server.config_loading import fault_text
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
@@ -144,11 +147,15 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         before=view.rows.total_before,
         rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
               for at in rows.rows] if crossed is None else (),
-        named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link, group_link=group_link,
+        named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link,
+        group_link=group_link,
         begins_ms=first_ms if first_ms > from_ms else None,
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
-        currency=currency, unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
+        currency=currency, views=deps.ledger.views(principal.name),
+        may_save=deps.picker() is None and (month_and_decision_pages.person_of(request) is not None
+                                            or deps.settings.auth == "off"),
+        unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
         parts=_legend(found.chart), as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
                          deps.silence_note()),
@@ -156,6 +163,36 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         before_text=figure_formatting.span_of(*found.before_ms, zone) if found.before_ms is not None else "",
         api=[(name, bar.url(f"/v1/{name}", **dict.fromkeys(_OF_THE_VIEW))) for name in ("usage", "cost")],
     )  # fmt: skip
+
+
+@router.post("/explore/views")
+async def save_view(request: Request, deps: AppDeps) -> Response:
+    """Saves a view of the page under a name, or removes the saved view of that name, when its owner sends the form."""
+    principal = await admit(request, deps, "read", form=True)
+    fields = await month_and_decision_pages.read_form(request)
+    check_form(request, fields.pop("form_token", ""))
+    deps.require_quota("acts", principal.name)
+    try:
+        form = _ViewForm.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(".".join(map(str, first["loc"])) or "form", fault_text(first)) from error
+    if form.remove:
+        await asyncio.to_thread(deps.ledger.remove_view, principal.name, form.name)
+    else:
+        view = SavedView(form.name, form.address)
+        await asyncio.to_thread(deps.ledger.save_view, principal.name, view, deps.clock.wall_ms())
+    return RedirectResponse(form.address, 303)
+
+
+class _ViewForm(BaseModel):
+    """name, address: of the view; address: the page that the browser then shows. remove: remove the view."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, AfterValidator(known_name)] = Field(min_length=1, max_length=60)
+    address: str = Field(pattern=r"^/explore(\?[!-~]*)?$", max_length=2_000)
+    remove: bool = False
 
 
 @router.get("/explore.csv")

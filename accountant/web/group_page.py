@@ -99,9 +99,7 @@ class Group:
 
 
 @router.get("/group")
-def group_page(
-    request: Request, params: Annotated[GroupParams, Query()], deps: AppDeps, principal: Reader
-) -> Response:
+def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     if params.by in OF_TIME:
         raise invalid("by", f"{params.by} has no page: choose another dimension, or open /explore")
     if params.by == "team":
@@ -381,4 +379,3 @@ def _use_chart(found: Group) -> str:
     return html_page.stacked("explored", columns, "GPU-hours held by day",
                              f"Parts from below: busy, idle, use unknown. The line is {line}.",
                              levels if entitled or found.before is not None else None)  # fmt: skip
-

@@ -24,6 +24,7 @@ from accountant.ledger.protocols import (
     NodeFacts,
     Quarantined,
     Receipt,
+    SavedView,
 )
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.prices.price_book import PriceBook
@@ -191,6 +192,15 @@ class MemoryLedger(MemoryJournal):
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         return frozenset()
+
+    def views(self, owner: str) -> tuple[SavedView, ...]:
+        return ()
+
+    def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:
+        raise NotImplementedError
+
+    def remove_view(self, owner: str, name: str) -> None:
+        raise NotImplementedError
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         return ()

@@ -541,3 +541,13 @@ def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(site: PageCon
     passed = site.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": form_token})
     assert (passed.status_code, "no node 'node-2'" in passed.text) == (409, True)
     assert site.browser.post("/v1/gpus/move", json=form).status_code == 401, "a session acts by a page's form alone"
+
+
+def test_a_view_is_saved_by_who_is_signed_in_from_a_page_of_the_session(site: PageContext):
+    form = {"name": "mine", "address": "/explore?by=team"}
+    site.sign_in("leads", path="/explore")
+    page = site.browser.get("/explore?by=team", headers=PAGE).text
+    assert site.browser.post("/explore/views", data=form).status_code == 403
+    assert site.browser.post("/explore/views", data=form | {"form_token": "0" * 64}).status_code == 403
+    assert site.browser.post("/explore/views", data=form | {"form_token": form_token_of(page)}).status_code == 303
+    assert ">mine<" in site.browser.get("/explore?by=team", headers=PAGE).text

@@ -158,6 +158,10 @@ CREATE TABLE past (
     kind VARCHAR NOT NULL, cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, until_ms BIGINT NOT NULL,
     content VARCHAR NOT NULL
 );
+-- Views of the page Explore that callers saved, each by the name that its owner gave it.
+CREATE TABLE saved_view (
+    owner VARCHAR NOT NULL, name VARCHAR NOT NULL, address VARCHAR NOT NULL, at_ms BIGINT NOT NULL
+);
 CREATE TABLE policy (version VARCHAR NOT NULL, effective_ms BIGINT NOT NULL, content VARCHAR NOT NULL);
 
 -- Append-only registers. Their rows are numbered in the order of arrival, so that each archive part contains only those that

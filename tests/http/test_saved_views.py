@@ -1,0 +1,102 @@
+"""Views of Explore that callers save by name: theirs alone, bounded, only addresses of the page, and kept."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+
+import pytest
+
+from accountant.ledger.protocols import MOST_VIEWS, SavedView
+from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.folder_or_object_store import in_folder
+from gputally.base.clock import VirtualClock
+from tests.empty_ledger import fresh
+from tests.http.conftest import NOW_MS, bearer, client_of, pod_minutes, token_list
+from tests.http.page_parser import EVIL
+from tests.usage_records import deliver
+
+PAGE = {"Accept": "text/html"}
+VIEW = "/explore?start=3d&by=user,job&sort=-allocated_idle"
+
+
+@pytest.fixture
+def client(start_service):
+    service, _ = start_service()
+    service.ingest.submit_batch(pod_minutes(rows=10)).result()
+    return client_of(service, follow_redirects=False)
+
+
+def save(client, name="idle jobs", address=VIEW, **more):
+    return client.post("/explore/views", data={"name": name, "address": address, **more}, headers=PAGE)
+
+
+def saved(client) -> dict[str, str]:
+    text = client.get("/explore?start=1d", headers=PAGE).text
+    part = text[text.index("Saved views") : text.index("Save this view")]
+    return dict(re.findall(r'<li><a href="([^"]*)">([^<]*)</a>', part))
+
+
+def test_a_view_is_saved_replaced_listed_opened_and_removed(client):
+    assert saved(client) == {}
+    answer = save(client)
+    assert (answer.status_code, answer.headers["location"]) == (303, VIEW)
+    assert saved(client) == {VIEW.replace("&", "&amp;"): "idle jobs"}
+    assert client.get(VIEW, headers=PAGE).status_code == 200
+    save(client, address="/explore?by=team")
+    save(client, name=EVIL)
+    assert sorted(saved(client)) == ["/explore?by=team", VIEW.replace("&", "&amp;")]
+    assert EVIL not in client.get("/explore?start=1d", headers=PAGE).text
+    assert save(client, remove="true").status_code == 303
+    assert save(client, name="never there", remove="true").status_code == 303
+    assert list(saved(client)) == [VIEW.replace("&", "&amp;")]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"address": "https://elsewhere.example/explore"},
+        {"address": "//elsewhere.example/explore"},
+        {"address": "/explore\r\nSet-Cookie: a=b"},
+        {"address": "/exploreelse"},
+        {"address": "/explore?" + "x" * 2_000},
+        {"address": "javascript:alert(1)"},
+        {"name": ""},
+        {"name": "x" * 61},
+        {"name": "two\nlines"},
+        {"other": "field"},
+    ],
+)
+def test_what_is_no_view_is_refused(client, fields):
+    assert save(client, **fields).status_code == 422
+    assert saved(client) == {}
+
+
+def test_the_views_of_one_owner_are_bounded(client):
+    for number in range(MOST_VIEWS):
+        assert save(client, name=f"view {number}").status_code == 303
+    assert save(client, name="one more").status_code == 409
+    assert save(client, name="view 7").status_code == 303, "one of them may be replaced"
+    save(client, name="view 8", remove="true")
+    assert save(client, name="one more").status_code == 303
+
+
+def test_a_caller_has_its_own_views_and_a_token_cannot_read_those_of_another(start_service):
+    service, _ = start_service(tokens=token_list())
+    service.ledger.save_view("read", SavedView("mine", VIEW), NOW_MS)
+    client = client_of(service, follow_redirects=False)
+    assert "mine" in client.get("/explore?start=1d", headers=PAGE | bearer("token-of-read")).text
+    assert ">mine<" not in client.get("/explore?start=1d", headers=PAGE | bearer("token-of-admin")).text
+    form = {"name": "x", "address": VIEW}
+    assert client.post("/explore/views", data=form).status_code == 401
+    assert client.post("/explore/views", data=form, headers=bearer("token-of-ingest")).status_code == 403
+
+
+def test_views_outlive_the_ledgers_volume(tmp_path):
+    archive = in_folder(tmp_path / "archive")
+    with closing(open_ledger(fresh(tmp_path / "one.duckdb"), VirtualClock(NOW_MS), archive=archive)) as ledger:
+        deliver(ledger, NOW_MS, pod_minutes(rows=10))
+        ledger.save_view("ada", SavedView("mine", VIEW), NOW_MS)
+        assert ledger.archive(NOW_MS) is not None
+    with closing(open_ledger(fresh(tmp_path / "two.duckdb"), VirtualClock(NOW_MS), archive=archive)) as restored:
+        assert restored.views("ada") == (SavedView("mine", VIEW),)
