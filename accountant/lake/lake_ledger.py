@@ -61,7 +61,7 @@ from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.version import __version__
 from gputally.server.config_loading import fault_text
@@ -263,13 +263,15 @@ class LakeLedger:
         measures: Collection[UsageMeasure] = MEASURES,
     ) -> Usage:
         """See accountant.ledger.protocols.Questions. Raises UnsupportedQuestion for spans that the lake's hours do not
-        divide into, and for LENT, because the lake has no figures per quarter-hour."""
+        divide into, for LENT, because the lake has no figures per quarter-hour, and for labels of pods."""
         if set(LENT) & set(measures):
             raise UnsupportedQuestion(
                 f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), "
                 "which cannot be computed from the lake's hours: query the accountant itself, or read the table "
                 "statement_lines"
             )
+        if any(map(is_label, (*by, *(where or {})))):
+            raise self._not_published("labels of pods")
         by, names = tuple(dict.fromkeys(by)), names_of(measures)
         # Filters by day and hour are applied here, others by the engine.
         of_time = {name: frozenset(values) for name, values in (where or {}).items() if name in OF_TIME}

@@ -262,26 +262,26 @@ def _days(
     timezone: str,
 ) -> tuple[GroupDay, ...]:
     tz = periods.zone(timezone)
-    costs: list[dict[int, Decimal | None]] = []
-    helds: list[dict[int, Accounts]] = []
-    known: list[dict[int, float]] = []
+    costs: list[dict[str, Decimal | None]] = []
+    helds: list[dict[str, Accounts]] = []
+    known: list[dict[str, float]] = []
     for begin, end in ((month.span(tz)[0], end_ms), month.previous.span(tz)):
         costs.append({
-            int(line.key["day"][-2:]): line.cost
+            line.key["day"][-2:]: line.cost
             for line in cost(moment, book, begin, end, ("day",), where, timezone).lines
         })  # fmt: skip
         helds.append({
-            int(line.key["day"][-2:]): line.accounts_gpu_us
+            line.key["day"][-2:]: line.accounts_gpu_us
             for line in moment.usage((begin, end), ("day",), where, timezone).lines()
         })  # fmt: skip
         known.append({
-            int(line.key["day"][-2:]): line.accounts_gpu_us.unmetered / line.accounts_gpu_us.total
+            line.key["day"][-2:]: line.accounts_gpu_us.unmetered / line.accounts_gpu_us.total
             for line in moment.usage((begin, end), ("day",), None, timezone).lines()
             if line.accounts_gpu_us.is_known
         })  # fmt: skip
     found = []
     for day, begin, end in periods.days(month.span(tz)[0], end_ms, tz):
-        at = day.day
+        at = f"{day:%d}"
         found.append(
             GroupDay(
                 f"{day:%-d %b}",

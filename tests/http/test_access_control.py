@@ -50,6 +50,7 @@ ROUTES = {
         "GET /prices", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage",
         "GET /jobs", "GET /job/{id:path}", "GET /nodes", "GET /node/{cluster}/{node}", "POST /mcp",
         "GET /explore", "GET /explore.csv", "GET /explore.parquet", "GET /v1/sessions/ended",
+        "GET /group", "POST /explore/views",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",

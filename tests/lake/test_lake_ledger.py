@@ -114,3 +114,10 @@ def test_lent_time_is_refused_by_name(known, engine):
 def test_nothing_can_be_booked(known, engine):
     with pytest.raises(LedgerUnavailable, match="send this to the accountant of prod"):
         known.asked(engine).record([NewAct(SPAN[1], "closed", "2026-10", "ana", "")], 1)
+
+
+def test_labels_of_pods_are_refused_by_name(known, engine):
+    asked = known.asked(engine)
+    for by, where in ((("label:project",), None), (("team",), {"label:project": ("search",)})):
+        with pytest.raises(UnsupportedQuestion, match="labels of pods"):
+            asked.usage(SPAN, by, where)
