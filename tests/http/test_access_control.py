@@ -81,7 +81,7 @@ OF_TEAMS = frozenset(
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
         "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp", "GET /explore", "GET /explore.csv",
-        "GET /explore.parquet",
+        "GET /explore.parquet", "GET /group", "POST /explore/views",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""
