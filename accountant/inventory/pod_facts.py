@@ -7,7 +7,7 @@ The chain of owners is followed for any kind of owner, so that the pods of an un
 the chain is incomplete (a node's agent sees only the nearest owner), labels that well-known controllers put on their
 pods complete it.
 
-A pod need not have a queue label. KAI and Volcano store the queue in the PodGroup by which they place pods, so for pods
+A pod need not have a queue label. Some schedulers store the queue in the PodGroup by which they place pods, so for pods
 of the same scheduler the PodGroup takes precedence over labels (see `gputally.kubernetes.pod_queue_labels`). Queue
 objects of KAI and Volcano are not watched, because references use their names.
 
@@ -40,7 +40,13 @@ from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, Reflector, _Object
 from gputally.kubernetes.objects import Api
-from gputally.kubernetes.pod_queue_labels import queue_annotation_keys, queue_keys, queue_ref, sharing_keys
+from gputally.kubernetes.pod_queue_labels import (
+    groups_with_queue,
+    queue_annotation_keys,
+    queue_keys,
+    queue_ref,
+    sharing_keys,
+)
 
 
 class Condition(_Object, frozen=True):
@@ -129,7 +135,7 @@ class Pod(_Object, frozen=True):
 class QueueSpec(_Object, frozen=True):
     """The fields of all specs that name a queue.
 
-    queue: of a PodGroup of KAI or Volcano.
+    queue: of an object that stands for a gang.
     queue_name: of Kueue's Workload.
     cluster_queue: of Kueue's LocalQueue.
     cohort_name, cohort: of Kueue's ClusterQueue (`cohort` in v1beta1).
@@ -154,7 +160,7 @@ class QueueStatus(_Object, frozen=True):
 
 
 class QueueObject(_Object, frozen=True):
-    """A PodGroup of KAI or Volcano, or a Workload, LocalQueue, ClusterQueue or Cohort of Kueue. A cohort that only
+    """A PodGroup of a scheduler, or a Workload, LocalQueue, ClusterQueue or Cohort of Kueue. A cohort that only
     ClusterQueues name has no object."""
 
     metadata: Metadata
@@ -208,10 +214,15 @@ they set on pods."""
 _RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
 _RUNAI_KIND, _RUNAI_NAME = "workloadKind", "workloadName"
-GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
-"""Annotations that name a pod's PodGroup, also if it has no owner: of KAI, and two of Volcano (older, newer)."""
+_NEWER_GROUP_KEY = "scheduling.volcano.sh/group-name"
 JOB_LABELS = frozenset(mark.label for mark in MARKS) | {_HASH, _RUNAI_KIND, _RUNAI_NAME, _RAY_KIND, _RAY_NAME}
 """Labels that may name a pod's job."""
+
+
+@cache
+def group_keys() -> tuple[str, ...]:
+    """The annotations that name a pod's PodGroup, also if it has no owner."""
+    return tuple(dict.fromkeys((*(each.annotation for each in groups_with_queue()), _NEWER_GROUP_KEY)))
 
 
 def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str:
@@ -228,7 +239,7 @@ def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping
     if kind in ("", "RayCluster") and labels.get(_RAY_KIND) in _RAY_PARENT and labels.get(_RAY_NAME):
         kind, name = _RAY_PARENT[labels[_RAY_KIND]], labels[_RAY_NAME]
     if not kind:
-        group = next((value for key in GROUP_KEYS if (value := (annotations or {}).get(key))), "")
+        group = next((value for key in group_keys() if (value := (annotations or {}).get(key))), "")
         return f"PodGroup/{group}" if group else ""
     return f"{kind}/{name}"
 
@@ -266,13 +277,13 @@ _KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 @cache
 def _notes() -> frozenset[str]:
     """Return the keys of annotations that may name a pod's queue."""
-    return queue_annotation_keys().union(GROUP_KEYS)
+    return queue_annotation_keys().union(group_keys())
 
 
 @cache
 def _queue_marks() -> frozenset[str]:
     """Return the keys of labels and annotations that may name a pod's queue."""
-    return queue_keys().union(GROUP_KEYS)
+    return queue_keys().union(group_keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,13 +405,10 @@ def _requested(container: Container) -> dict[str, int]:
 Link = tuple[str, str, str]
 """Identifies an object linked to a pod: ("group" | "local", namespace, name), or ("owner", namespace, uid). For objects
 above a LocalQueue: ("cluster-queue" | "cohort", "", name)."""
-KAI_GROUPS = ("/apis/scheduling.run.ai/v2alpha2/podgroups",)
-VOLCANO_GROUPS = ("/apis/scheduling.volcano.sh/v1beta1/podgroups",)
 LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
 WORKLOADS = ("/apis/kueue.x-k8s.io/v1beta2/workloads", "/apis/kueue.x-k8s.io/v1beta1/workloads")
 CLUSTER_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/clusterqueues", "/apis/kueue.x-k8s.io/v1beta1/clusterqueues")
 COHORTS = ("/apis/kueue.x-k8s.io/v1beta2/cohorts", "/apis/kueue.x-k8s.io/v1beta1/cohorts")
-_LABEL = {"kai": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,15 +430,19 @@ class Queuing:
         self._changed = changed
         self._now_ms = now_ms
         self._last: dict[str, LinkedQueue] = {}
-        self._kai: dict[Link, LinkedQueue] = {}
-        self._volcano: dict[Link, LinkedQueue] = {}
+        self._groups: tuple[tuple[str, dict[Link, LinkedQueue]], ...] = tuple(
+            (each.label, {}) for each in groups_with_queue()
+        )
+        """The objects of each scheduler that name the queues of gangs, with a label that names a queue."""
         self._local: dict[Link, LinkedQueue] = {}
         self._work: dict[Link, LinkedQueue] = {}
         self._leading: dict[Link, LinkedQueue] = {}
         self._cohort: dict[Link, LinkedQueue] = {}
         self.reflectors = (
-            self._reflector(api, KAI_GROUPS, _group, self._kai),
-            self._reflector(api, VOLCANO_GROUPS, _group, self._volcano),
+            *(
+                self._reflector(api, each.paths, _group, into)
+                for each, (_, into) in zip(groups_with_queue(), self._groups, strict=True)
+            ),
             self._reflector(api, LOCAL_QUEUES, _local, self._local),
             self._reflector(api, WORKLOADS, _workload, self._work),
             self._reflector(api, CLUSTER_QUEUES, _cluster_queue, self._leading),
@@ -440,10 +452,10 @@ class Queuing:
     def ref(self, pod: PodSighting, chain: Chain, found: str) -> str:
         """The queue of a pod. found: by its labels alone, as in agent.wire.PodFacts."""
         marks, space = dict(pod.marks), pod.facts.namespace
-        for groups, scheme in ((self._kai, "kai"), (self._volcano, "volcano")):
-            for key in GROUP_KEYS:
+        for label, groups in self._groups:
+            for key in group_keys():
                 group = groups.get(("group", space, marks.get(key, "")))
-                ref = queue_ref(space, pod.scheduler, {_LABEL[scheme]: group.queue}) if group else ""
+                ref = queue_ref(space, pod.scheduler, {label: group.queue}) if group else ""
                 if ref:
                     return ref
         works = [self._work[link] for owner in chain.owners if (link := ("owner", space, owner.uid)) in self._work]
@@ -499,7 +511,7 @@ class Queuing:
 def links(pod: PodSighting) -> set[Link]:
     """The objects that may name the pod's queue, as far as the pod names them."""
     marks, space = dict(pod.marks), pod.facts.namespace
-    found: set[Link] = {("group", space, marks[key]) for key in GROUP_KEYS if key in marks}
+    found: set[Link] = {("group", space, marks[key]) for key in group_keys() if key in marks}
     if _KUEUE_QUEUE in marks:
         found.add(("local", space, marks[_KUEUE_QUEUE]))
     if pod.owner is not None:

@@ -63,7 +63,7 @@ class MonthsDue:
 
 @dataclass(frozen=True, slots=True)
 class InvoiceRow:
-    """The invoice of a team for a month. number: as in the FOCUS files."""
+    """The invoice of a team for a month. number: as in the files of charges."""
 
     month: str
     status: Status

@@ -9,6 +9,7 @@ namespace can create one. The manifests of the schedulers say what the labels ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from gputally.kubernetes.scheduler_plugins import PodGangKeys, PodQueueLabels, SharedGpuKeys, schedulers
@@ -77,6 +78,31 @@ def gang_keys_everywhere() -> tuple[PodGangKeys, ...]:
     """Return the keys of schedulers that place no pods, of which `gang` counts on every pod."""
     found = ((one.gangs, one.pods) for one in schedulers().values())
     return tuple(gangs for gangs, pods in found if gangs is not None and pods and pods.scheduler_names is None)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsWithQueue:
+    """The objects of a scheduler whose `spec.queue` names the queue of a gang's pods.
+
+    paths: of their lists, one for each supported version, the newest first.
+    annotation: the annotation with which a pod names its object.
+    label: a label that names the queue in the same way."""
+
+    paths: tuple[str, ...]
+    annotation: str
+    label: str
+
+
+@cache
+def groups_with_queue() -> tuple[GroupsWithQueue, ...]:
+    """Return the objects that name the queues of gangs, of each scheduler that has any."""
+    return tuple(
+        GroupsWithQueue(tuple(kind.path() for kind in versions), one.gangs.gang, one.pods.keys[0])
+        for one in schedulers().values()
+        if one.gangs is not None and one.gangs.names_queue and one.pods is not None
+        for versions in one.kinds
+        if versions[0].kind == one.gangs.kind
+    )
 
 
 @cache

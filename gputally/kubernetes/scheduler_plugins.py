@@ -64,7 +64,9 @@ class PodGangKeys:
     part_label, part_annotation: the label or annotation that names the pod's part of the gang.
     disruptable: the annotation, or else the label, whose value `false` protects the pod from preemption.
     leaders: the labels that the first pods of a gang have, in the order in which they count; each with its values.
-    rank: the label with the pod's priority in its gang, a whole number. The highest is the first."""
+    rank: the label with the pod's priority in its gang, a whole number. The highest is the first.
+    names_queue: whether `spec.queue` of such an object names the queue of its pods, which then takes precedence over
+        their labels. The accountant watches these objects, so the manifest's `rights` allow it."""
 
     kind: str
     gang: str
@@ -73,6 +75,7 @@ class PodGangKeys:
     disruptable: str = ""
     leaders: tuple[tuple[str, ...], ...] = ()
     rank: str = ""
+    names_queue: bool = False
 
     def __post_init__(self) -> None:
         leaders: Any = self.leaders  # of another package

@@ -17,11 +17,12 @@ PATHS = {
     "Deployment": "/apis/apps/v1/deployments", "Fleet": "/apis/acme.io/v1/fleets",
     "KaiGroup": "/apis/scheduling.run.ai/v2alpha2/podgroups",
     "VolcanoGroup": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    "LaneGroup": "/apis/lanes.example.com/v1/lanes",
     "LocalQueue": "/apis/kueue.x-k8s.io/v1beta1/localqueues", "Workload": "/apis/kueue.x-k8s.io/v1beta2/workloads",
     "ClusterQueue": "/apis/kueue.x-k8s.io/v1beta1/clusterqueues", "Cohort": "/apis/kueue.x-k8s.io/v1beta2/cohorts",
 }  # fmt: skip
 
-SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueue", "Cohort"}
+SCHEDULERS = {"LaneGroup", "KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueue", "Cohort"}
 
 
 @dataclass

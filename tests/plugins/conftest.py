@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from accountant.inventory import pod_facts
+from agent.holders import installed as installed_holders
+from agent.holders.kubelet import kubernetes_api_objects
 from fairshare.targets import installed
 from gputally.base import plugins as registry
 from gputally.kubernetes import pod_queue_labels, scheduler_plugins
@@ -17,9 +20,10 @@ def forget() -> None:
     """Forget what was found, as a new process has."""
     for found in (registry._listed, scheduler_plugins.schedulers, installed.adapters, installed._whole_stops):
         found.cache_clear()
-    for found in vars(pod_queue_labels).values():
-        if hasattr(found, "cache_clear"):
-            found.cache_clear()
+    for module in (pod_queue_labels, pod_facts, installed_holders, kubernetes_api_objects):
+        for found in vars(module).values():
+            if hasattr(found, "cache_clear"):
+                found.cache_clear()
 
 
 @pytest.fixture

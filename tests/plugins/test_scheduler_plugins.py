@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from accountant.inventory.pod_facts import Pod, Queuing, pod_sighting
+from accountant.inventory.pod_owners import Chain
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import TargetReport
@@ -24,7 +28,7 @@ from fairshare.targets.installed import adapters, kinds
 from fairshare.web.policy_form import PolicyText, draft, form_of, scalars
 from gputally import plugin_list
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterError
+from gputally.base.errors import ClusterError, NotFound
 from gputally.base.yaml_file import FileFault, parse
 from gputally.doctor.rbac_checks import judge_rights, needed_rights
 from gputally.doctor.scheduler_checks import own_queues
@@ -37,6 +41,7 @@ from gputally.testing import schedulers as suite
 from gputally.testing.fake_accountant import Accountant
 from tests.docs.code_blocks import PAGES
 from tests.fairshare.builders import node_object, queue_object, shard_object
+from tests.inventory.memory_api_server import FakeApi, pod
 from tests.plugins.installed import install
 
 FILES = {block.words[0]: block.text for block in PAGES["docs/plugins/scheduler.md"] if block.words}
@@ -372,6 +377,24 @@ def test_pods_of_a_scheduler_of_another_package_form_the_gangs_that_they_name(la
     elsewhere = read_pod({"metadata": metadata, "spec": spec | {"schedulerName": "default-scheduler"}})
     assert elsewhere is not None
     assert elsewhere.gang == ""
+
+
+@pytest.mark.parametrize(("names_queue", "queue"), [("True", "lanes:fast"), ("False", "")])
+def test_the_object_of_a_gang_of_another_package_names_the_queue_of_its_pods(
+    lanes: Callable[..., None], names_queue: str, queue: str
+) -> None:
+    lanes((GANGS, GANGED.replace("KIND", "Lane").replace("rank=", f"names_queue={names_queue}, rank=")))
+    api = FakeApi()
+    api.served.add("LaneGroup")
+    api.put("LaneGroup", {"metadata": {"name": "g", "namespace": "vision"}, "spec": {"queue": "fast"}})
+    queuing = Queuing(api, lambda _: None, lambda: 0)
+    for reflector in queuing.reflectors:
+        with suppress(NotFound):
+            reflector.sync()
+    told = pod("p", annotations={"lanes/gang": "g"}, scheduler="lanes-scheduler")
+    sighting = pod_sighting(msgspec.json.decode(json.dumps(told), type=Pod), 0)
+    assert sighting is not None
+    assert queuing.ref(sighting, Chain((), {}), "") == queue
 
 
 def test_gangs_of_a_kind_of_another_scheduler_are_refused(lanes: Callable[..., None]) -> None:

@@ -36,6 +36,7 @@ SCHEDULER = SchedulerPlugin(
         # Source: pkg/scheduler/plugins: kubeflow, ray and taskorder, in the order of their default priorities.
         leaders=(("training.kubeflow.org/job-role", "master", "launcher"), ("ray.io/node-type", "head")),
         rank="kai.scheduler/task-priority",
+        names_queue=True,
     ),
     shares=SharedGpuKeys(
         "gpu-fraction",

@@ -36,6 +36,7 @@ SCHEDULER = SchedulerPlugin(
         "scheduling.k8s.io/group-name",
         part_annotation="volcano.sh/task-spec",
         disruptable="volcano.sh/preemptable",
+        names_queue=True,
     ),
     own_queue=_own_queue,
     rights=(
