@@ -1,0 +1,104 @@
+"""The tables of refs and modes on docs/schedulers.md: what each row says that the controller writes, it writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES
+from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
+from fairshare.targets.installed import adapters
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import GPU, Kind, Object, value_at
+from tests.fairshare.builders import node_object, object_of, policy_of, queue_object, shard_object
+from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.scheduler_kinds import KINDS
+from tests.fairshare.scheduler_objects import ON, cluster_queue, configured, volcano
+
+PAGE = (Path(__file__).parents[2] / "docs/schedulers.md").read_text("utf-8")
+REFS = re.findall(r"^\| ((?:`[a-z-]+:[A-Z/]+`(?:, )?)+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
+MODES = dict(re.findall(r"^\| `(weight|deserved|hierarchy)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
+
+
+def _written(field: str) -> tuple[str, ...]:
+    """Return the path of a field that the page names in code: `spec.a["b"]`, or an annotation."""
+    code = field.partition("`")[2].partition("`")[0]
+    if "annotation" in field:
+        return "metadata", "annotations", code
+    name, _, key = code.partition('["')
+    return (*name.split("."), *([key.removesuffix('"]')] if key else []))
+
+
+def test_the_page_has_every_ref() -> None:
+    prefixes = {ref.partition(":")[0] for refs, _ in REFS for ref in re.findall(r"`([^`]+)`", refs)}
+    assert prefixes == {prefix for adapter in adapters() for prefix in adapter.prefixes}
+
+
+def _two(kind: Kind, spec: Mapping[str, Any], status: Mapping[str, Any] | None = None, **more: Any) -> list[Object]:
+    return [object_of(kind, name, {**spec}, status, **more) for name in "ab"]
+
+
+def _cluster_queues(cohorts: str = "mm") -> list[Object]:
+    found = []
+    for name, cohort in zip("ab", cohorts, strict=True):
+        queue = cluster_queue(spec={"cohortName": cohort}, status={"fairSharing": {"weightedShare": 0}})
+        found.append({**queue, "metadata": {"name": name}})
+    return found
+
+
+OBJECTS: Mapping[str, tuple[str, Kind | None, list[Object]]] = {
+    "`kai:NAME`": ("kai:{}", None, [*(queue_object(name) for name in "ab"), shard_object(kValue=0)]),
+    "`kueue:NAME`": ("kueue:{}", CLUSTER_QUEUES[0], [*_cluster_queues(), configured(ON)]),
+    "`kueue-cohort:NAME`": ("kueue-cohort:{}", COHORTS[0], [
+        *_two(COHORTS[0], {"parentName": "root"}, {"fairSharing": {"weightedShare": 0}}), *_cluster_queues("ab"),
+        configured(ON),
+    ]),
+    "`kueue:NAMESPACE/NAME`": ("kueue:ns/{}", LOCAL_QUEUES[0], [
+        *_two(LOCAL_QUEUES[0], {"clusterQueue": "a"}), *_cluster_queues(), configured(ON),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", OBJECTS)
+def test_a_ref_is_written_where_the_page_says(row: str, accountant: Accountant, controller_of: Make) -> None:
+    rows = dict(REFS)
+    field = rows[row] if rows[row] != "the same" and "the same," not in rows[row] else rows["`kueue-cohort:NAME`"]
+    ref, kind, objects = OBJECTS[row]
+    target = ref.partition(":")[0].removesuffix("-cohort")
+    _compare(ref, kind, _written(field), objects, {target: {"apply": "enforce"}}, accountant, controller_of)
+
+
+@pytest.mark.parametrize(("mode", "plugins"), [
+    ("weight", ["proportion"]), ("deserved", ["capacity"]), ("hierarchy", [{"name": "drf", "enableHierarchy": True}]),
+])  # fmt: skip
+def test_a_mode_of_volcano_writes_the_field_of_its_row(
+    mode: str, plugins: list[Any], accountant: Accountant, controller_of: Make
+) -> None:
+    status = {"state": "Open", "allocated": {GPU: "4"}}
+    queues = [
+        object_of(VOLCANO_QUEUE, name, {}, status, annotations={
+            "volcano.sh/hierarchy": f"root/{name}", "volcano.sh/hierarchy-weights": "1/1",
+        })
+        for name in "ab"
+    ]  # fmt: skip
+    path, target = _written(MODES[mode]), {"volcano": {"mode": mode, "apply": "enforce"}}
+    _compare("volcano:{}", VOLCANO_QUEUE, path, [*queues, volcano(*plugins)], target, accountant, controller_of)
+
+
+def _compare(
+    ref: str, kind: Kind | None, path: tuple[str, ...], objects: list[Object], targets: dict[str, Any],
+    accountant: Accountant, controller_of: Make,
+) -> None:  # fmt: skip
+    """Assert that a cycle changes the field at this path of both queues' objects."""
+    accountant.spend(a=0.75, b=0.25)
+    cluster = MemoryCluster(KINDS, [*objects, node_object("n0", 16)])
+    kind = kind or next(each for each in KINDS if (each.api_version, each.kind) == (objects[0]["apiVersion"], "Queue"))
+    before = [value_at(obj, path) for obj in cluster.list(kind)]
+    policy = policy_of([{"name": name, "deserved": 4, "refs": [ref.format(name)]} for name in "ab"], targets=targets)
+    controller_of(policy, cluster).cycle()
+    after = [value_at(obj, path) for obj in cluster.list(kind)]
+    assert all(now is not None and now != was for now, was in zip(after, before, strict=True)), (before, after)
