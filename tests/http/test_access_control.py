@@ -50,7 +50,7 @@ ROUTES = {
         "GET /prices", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage",
         "GET /jobs", "GET /job/{id:path}", "GET /nodes", "GET /node/{cluster}/{node}", "POST /mcp",
         "GET /explore", "GET /explore.csv", "GET /explore.parquet", "GET /v1/sessions/ended",
-        "GET /group", "POST /explore/views",
+        "GET /group", "POST /explore/views", "GET /invoices", "GET /invoices.csv", "GET /invoices/{month}",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
@@ -62,6 +62,7 @@ ROUTES = {
         "POST /v1/clock/accept", "POST /v1/clock/heal", "POST /v1/lake/repair",
         "POST /v1/periods/{month}/proposals/{proposal}/take",
         "POST /v1/periods/{month}/proposals/{proposal}/refuse", "POST /node/{cluster}/{node}/gpus",
+        "GET /audit", "GET /audit.csv", "POST /invoices/{month}",
     ),
     "policy": (
         "PUT /v1/policy", "POST /v1/decisions",
@@ -81,7 +82,7 @@ OF_TEAMS = frozenset(
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
         "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp", "GET /explore", "GET /explore.csv",
-        "GET /explore.parquet", "GET /group", "POST /explore/views",
+        "GET /explore.parquet", "GET /group", "POST /explore/views", "GET /invoices", "GET /invoices.csv",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""
@@ -90,7 +91,8 @@ OF_ALL = frozenset(
     for route in (
         "GET /v1/windows", "GET /v1/policy", "GET /v1/policy/versions", "GET /v1/decisions", "GET /v1/quarantine",
         "GET /v1/gpus/owners", "GET /month/{month}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
-        "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage", "GET /nodes",
+        "GET /invoices/{month}", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv",
+        "GET /coverage", "GET /nodes",
         "GET /node/{cluster}/{node}", "GET /v1/sessions/ended",
     )
 )  # fmt: skip
