@@ -14,7 +14,7 @@ from gputally.base.plugins import plugins, usable
 from gputally.kubernetes.pod_queue_labels import reserving_schedulers
 
 _log = logging.getLogger("agent.holders.installed")
-_JOB_ID = r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}"
+_JOB_ID = r"[A-Za-z0-9][A-Za-z0-9_.@\[\]+-]{0,63}"
 
 
 @cache
@@ -57,5 +57,6 @@ def job_paths() -> re.Pattern[str]:
 
 def _job_path(jobs: JobCgroups) -> str:
     folders = "|".join(re.escape(folder).replace(r"\*", "[^/:]*") for folder in jobs.folders)
-    step = rf"(?:/{jobs.step}(\w+))?" if jobs.step else "()"
-    return rf"^(?:\d+:[^:]*:)?(?:/[^/:]+\.slice)*/(?:{folders})/{jobs.job}({_JOB_ID})(?=[/\n]|\Z){step}"
+    job, begin = re.escape(jobs.job), re.escape(jobs.step)
+    step = rf"(?:/{begin}(\w+))?" if begin else "()"
+    return rf"^(?:\d+:[^:]*:)?(?:/[^/:]+\.slice)*/(?:{folders})/{job}({_JOB_ID})(?=[/\n]|\Z){step}"

@@ -175,8 +175,9 @@ class JobCgroups:
         for folder in folders:
             if re.fullmatch(_FOLDER, str(folder)) is None or any(part.count("*") > 1 for part in folder.split("/")):
                 raise ValueError(f"{str(folder)[:80]!r} is no folder, such as batch.service/jobs; a name has one *")
-        if re.fullmatch(r"\w{0,32}", str(self.job)) is None or re.fullmatch(r"\w{0,32}", str(self.step)) is None:
-            raise ValueError("job and step are the beginning of a folder's name")
+        for word in (self.job, self.step):
+            if re.fullmatch(r"[\w.@-]{0,128}", str(word)) is None:
+                raise ValueError(f"{str(word)[:80]!r} is no beginning of a folder's name, such as job_")
 
 
 @dataclass(frozen=True, slots=True)
