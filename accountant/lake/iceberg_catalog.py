@@ -56,7 +56,7 @@ from pyiceberg.expressions import (
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table import CommitTableResponse, Table, Transaction
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BooleanType, DateType, DecimalType, LongType, NestedField, StringType, TimestamptzType
@@ -69,6 +69,7 @@ from gputally.base.errors import AccountantError, without_password
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.types import IcebergType
 
@@ -352,10 +353,11 @@ class Catalogue:
                 return
             self._require(opened, claim)
             try:
-                if replaced is None:
-                    opened.append(rows, snapshot_properties=marks)
-                else:
-                    opened.overwrite(rows, replaced, snapshot_properties=marks)
+                with _Changes(opened) as changes:
+                    if replaced is None:
+                        changes.append(rows, snapshot_properties=marks)
+                    else:
+                        changes.overwrite(rows, replaced, snapshot_properties=marks)
             except (CommitFailedException, CommitStateUnknownException, ValidationException) as error:
                 failure = error  # the table has changed, or the outcome is unknown: the next try checks
             except Exception as error:
@@ -423,6 +425,20 @@ class Catalogue:
         return found if file is None else [*found, file.parent]
 
 
+class _Changes(Transaction):
+    """The changes of one commit. The library builds the changed metadata, with a copy of every version of the table, at
+    each of the twenty times that it reads them; here it does so once a change."""
+
+    _built: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        table, updates = self._table.metadata, self._updates
+        if self._built is None or self._built[0] is not table or self._built[1] is not updates:
+            self._built = table, updates, super().table_metadata
+        return self._built[2]
+
+
 def _make_catalog_tables(catalog: Catalog) -> None:
     """Makes the tables of a SQL catalog if they are missing. Processes that open a new one at one time all find them
     missing, and the database refuses all but one, each with a class of its own; at the next try they are there."""
@@ -471,18 +487,18 @@ def _keep_commits_in_order(catalog: Catalog) -> None:
     def ordered(
         table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        return commit(
-            table, requirements, tuple(_not_before(update, table.metadata.last_updated_ms) for update in updates)
-        )
+        at_ms = max((one.timestamp_ms for one in table.metadata.snapshots), default=0)
+        return commit(table, requirements, tuple(_after(update, at_ms) for update in updates))
 
     catalog.commit_table = ordered  # type: ignore[method-assign]
 
 
-def _not_before(update: TableUpdate, at_ms: int) -> TableUpdate:
-    """The change of a table; a new version with a time that is not before this one."""
-    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= at_ms:
+def _after(update: TableUpdate, at_ms: int) -> TableUpdate:
+    """The change of a table; a new version with a time that is after this one. If it were this one, the library would
+    take the table for unchanged since, and write the time of the clock as that of the newest change."""
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms > at_ms:
         return update
-    return update.model_copy(update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": at_ms})})
+    return update.model_copy(update={"snapshot": update.snapshot.model_copy(update={"timestamp_ms": at_ms + 1})})
 
 
 def _rest_catalog(name: str, properties: Mapping[str, str]) -> Catalog:

@@ -68,12 +68,11 @@ def copied(known: PublishedLedger, file: Path) -> Path:
     return Path(shutil.copy(known.settings.data / "ledger.duckdb", file))
 
 
-def test_a_ledger_that_is_renamed_is_billed_once():
-    with published(name="old-name") as known:
-        ((name, cost),) = billed(known).items()
-        assert name == "old-name"
-        publisher(known, ledger="new-name").publish()
-        assert billed(known) == {"new-name": cost}
+def test_a_ledger_that_is_renamed_is_billed_once(known):
+    ((name, cost),) = billed(known).items()
+    assert name == "prod"
+    publisher(known, ledger="new-name").publish()
+    assert billed(known) == {"new-name": cost}
 
 
 def test_a_ledger_that_is_added_counts_beside_the_others_and_changes_nothing_of_theirs(tmp_path):
@@ -94,41 +93,38 @@ def test_a_ledger_that_is_added_counts_beside_the_others_and_changes_nothing_of_
             assert files(tmp_path / namespace_of("north")) == before
 
 
-def test_the_nodes_of_a_ledger_that_is_split_count_once(tmp_path):
+def test_the_nodes_of_a_ledger_that_is_split_count_once(known, tmp_path):
     """From the second hour on the agent of one node reports to a new accountant, and the former one retires the
     node."""
-    (tmp_path / "lake").mkdir()
-    with published(str(tmp_path / "lake"), name="whole") as whole:
-        later_record(whole)
-        whole.ledger.retire(Retirement(node="n9"), START_MS + HOUR, whole.clock.wall_ms(), "ana", "split")
-        lake = lake_of(whole).model_copy(update={"ledger": "half"})
-        with at_another_place(whole, tmp_path / "half.duckdb") as place:
-            half = replace(place, settings=place.settings.model_copy(update={"lake": lake}))
-            moved = HAND.row(1, 60, 75, "gpu-late", gpu_model="H100")
-            half.ledger.append([HAND.batch(moved, node="n9", epoch="moved")], half.clock.wall_ms())
-            for one in (whole, half):
-                publisher(one, ledger=lake.ledger if one is half else "whole").publish()
-            with closing(DuckDbEngine(whole.connect())) as engine:
-                fleet = Fleet(engine)
-                assert [one.name for one in fleet.members()] == ["half", "whole"]
-                query = FleetQuery(*SPAN, ("gpu",), {"gpu": ("gpu-late",)})
-                (line,) = fleet.usage(fleet.members(), query).lines
-        assert line.accounts_gpu_us.total == (SPAN[1] - SPAN[0]) * 1_000, "each hour of the GPU is in one ledger"
+    later_record(known)
+    known.ledger.retire(Retirement(node="n9"), START_MS + HOUR, known.clock.wall_ms(), "ana", "split")
+    lake = lake_of(known).model_copy(update={"ledger": "half"})
+    with at_another_place(known, tmp_path / "half.duckdb") as place:
+        half = replace(place, settings=place.settings.model_copy(update={"lake": lake}))
+        moved = HAND.row(1, 60, 75, "gpu-late", gpu_model="H100")
+        half.ledger.append([HAND.batch(moved, node="n9", epoch="moved")], half.clock.wall_ms())
+        for one in (known, half):
+            publisher(one, ledger=lake.ledger if one is half else "prod").publish()
+        with closing(DuckDbEngine(known.connect())) as engine:
+            fleet = Fleet(engine)
+            assert [one.name for one in fleet.members()] == ["half", "prod"]
+            query = FleetQuery(*SPAN, ("gpu",), {"gpu": ("gpu-late",)})
+            (line,) = fleet.usage(fleet.members(), query).lines
+    assert line.accounts_gpu_us.total == (SPAN[1] - SPAN[0]) * 1_000, "each hour of the GPU is in one ledger"
 
 
-def test_a_ledger_does_not_write_under_the_name_of_another(tmp_path):
-    with published(str(tmp_path), name="default") as known:
-        before = {table.name: known.connect().read(table) for table in tables.TABLES}
-        with published(str(tmp_path), name="default", rows=[(0, 0, 0, 0, False)], seed=3, publish=False) as other:
-            with pytest.raises(LakeRefused):
-                other.publisher.publish()
-            assert other.publisher.refused
-            with pytest.raises(LakeRefused):
-                other.publisher.repair("ana", "mine")
-        assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
-        known.publisher.publish()
-        assert known.publisher.compare() == LakeComparison(1, ())
-        assert not known.publisher.refused
+def test_a_ledger_does_not_write_under_the_name_of_another(known):
+    before = {table.name: known.connect().read(table) for table in tables.TABLES}
+    with published(lake_of(known).warehouse, rows=[(0, 0, 0, 0, False)], seed=3, publish=False) as other:
+        with pytest.raises(LakeRefused):
+            other.publisher.publish()
+        assert other.publisher.refused
+        with pytest.raises(LakeRefused):
+            other.publisher.repair("ana", "mine")
+    assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
+    known.publisher.publish()
+    assert known.publisher.compare() == LakeComparison(1, ())
+    assert not known.publisher.refused
 
 
 def test_a_first_publication_that_is_not_finished_is_not_taken_over(tmp_path):
@@ -177,33 +173,32 @@ def test_a_process_that_is_refused_at_its_start_writes_nothing_and_stops_no_othe
         assert not known.publisher.refused
 
 
-def test_two_threads_that_use_the_lake_first_at_one_time_make_one_claim():
-    with published() as known:
-        calls: list[str] = []
-        second_connects = threading.Event()
+def test_two_threads_that_use_the_lake_first_at_one_time_make_one_claim(known):
+    calls: list[str] = []
+    second_connects = threading.Event()
 
-        def connect() -> Catalogue:
-            calls.append(threading.current_thread().name)
-            if len(calls) == 1:
-                second.start()
-                second_connects.wait(0.5)
-            else:
-                second_connects.set()
-            return known.connect()
+    def connect() -> Catalogue:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 1:
+            second.start()
+            second_connects.wait(0.5)
+        else:
+            second_connects.set()
+        return known.connect()
 
-        writer = publisher(known, connect)
+    writer = publisher(known, connect)
 
-        def compare() -> None:
-            with suppress(LakeRefused):
-                writer.compare()
-
-        second = threading.Thread(target=compare)
+    def compare() -> None:
         with suppress(LakeRefused):
-            writer.publish()
-        second.join()
-        assert len(calls) == 1
-        known.clock.advance(HOUR)
+            writer.compare()
+
+    second = threading.Thread(target=compare)
+    with suppress(LakeRefused):
         writer.publish()
+    second.join()
+    assert len(calls) == 1
+    known.clock.advance(HOUR)
+    writer.publish()
 
 
 class Woken(Catalogue):
@@ -236,18 +231,17 @@ def test_a_leader_that_wakes_inside_a_publication_writes_over_nothing_newer():
         assert any(row["gpu"] == "gpu-late" for row in known.connect().read(tables.USAGE_HOURLY))
 
 
-def test_every_commit_names_its_ledger_its_term_and_its_publication():
-    with published() as known:
-        publisher(known).publish()
-        (act,) = known.ledger.acts("lake")
-        ledger_id = json.loads(act.content)["id"]
-        terms = set()
-        for table in tables.TABLES:
-            for snapshot in known.connect().open(table).snapshots():
-                assert snapshot.summary is not None
-                assert snapshot.summary["gputally.ledger-id"] == ledger_id
-                terms.add((int(snapshot.summary["gputally.term"]), int(snapshot.summary["gputally.version"])))
-        assert {(1, 0), (1, 1), (2, 0), (2, 1)} == terms
+def test_every_commit_names_its_ledger_its_term_and_its_publication(known):
+    publisher(known).publish()
+    (act,) = known.ledger.acts("lake")
+    ledger_id = json.loads(act.content)["id"]
+    terms = set()
+    for table in tables.TABLES:
+        for snapshot in known.connect().open(table).snapshots():
+            assert snapshot.summary is not None
+            assert snapshot.summary["gputally.ledger-id"] == ledger_id
+            terms.add((int(snapshot.summary["gputally.term"]), int(snapshot.summary["gputally.version"])))
+    assert {(1, 0), (1, 1), (2, 0), (2, 1)} == terms
 
 
 def test_a_clock_that_is_days_ahead_removes_nothing(tmp_path):
@@ -277,50 +271,48 @@ def test_only_what_is_its_own_is_removed(tmp_path):
         assert north.publisher.compare().differences == ()
 
 
-def test_the_claim_stays_when_old_versions_are_removed_after_another_program_compacted_the_tables(tmp_path):
-    with published(str(tmp_path)) as known:
-        lake = known.connect()
-        for days in (30, 0):
-            for table in tables.TABLES:
-                overwrite(lake, table, lake.open(table).scan().to_arrow(), {})
-            age(tmp_path, days)
-        known.publisher.remove_old_versions()
-        with pytest.raises(LakeRefused):
-            lake.require_own("another ledger")
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        assert known.publisher.compare().differences == ()
+def test_the_claim_stays_when_old_versions_are_removed_after_another_program_compacted_the_tables(known):
+    lake = known.connect()
+    for days in (30, 0):
+        for table in tables.TABLES:
+            overwrite(lake, table, lake.open(table).scan().to_arrow(), {})
+        age(Path(lake_of(known).warehouse), days)
+    known.publisher.remove_old_versions()
+    with pytest.raises(LakeRefused):
+        lake.require_own("another ledger")
+    known.clock.advance(HOUR)
+    known.publisher.publish()
+    assert known.publisher.compare().differences == ()
 
 
-def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order():
+def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order(known):
     """Engines in Java refuse a table whose versions are not."""
-    with published() as known:
-        lake = known.connect()
-        table = lake.open(tables.DAYS)
-        ahead = table.transaction()
-        ahead.append(tables.DAYS.arrow.empty_table())
-        ahead._updates = tuple(
-            update.model_copy(update={"snapshot": update.snapshot.model_copy(
-                update={"timestamp_ms": update.snapshot.timestamp_ms + 8 * 24 * HOUR}
-            )}) if update.action == "add-snapshot" else update
-            for update in ahead._updates
-        )  # fmt: skip
-        ahead.commit_transaction()
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        times = [entry.timestamp_ms for entry in lake.open(tables.DAYS).metadata.snapshot_log]
-        assert times == sorted(times)
+    lake = known.connect()
+    table = lake.open(tables.DAYS)
+    ahead = table.transaction()
+    ahead.append(tables.DAYS.arrow.empty_table())
+    ahead._updates = tuple(
+        update.model_copy(update={"snapshot": update.snapshot.model_copy(
+            update={"timestamp_ms": update.snapshot.timestamp_ms + 8 * 24 * HOUR}
+        )}) if update.action == "add-snapshot" else update
+        for update in ahead._updates
+    )  # fmt: skip
+    ahead.commit_transaction()
+    known.clock.advance(HOUR)
+    known.publisher.publish()
+    metadata = lake.open(tables.DAYS).metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log] + [metadata.last_updated_ms]
+    assert len(times) > 4, "the next process claimed and published"
+    assert times == sorted(times)
 
 
-def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_is_right(tmp_path):
-    (tmp_path / "lake").mkdir()
-    with published(str(tmp_path / "lake")) as known:
-        backup = copied(known, tmp_path / "ledger.duckdb")
-        seen = known.ledger.last_act()
-        known.ledger.record([NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")], seen)
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        acts = known.connect().read(tables.ACTS)
+def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_is_right(known, tmp_path):
+    backup = copied(known, tmp_path / "ledger.duckdb")
+    seen = known.ledger.last_act()
+    known.ledger.record([NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")], seen)
+    known.clock.advance(HOUR)
+    known.publisher.publish()
+    acts = known.connect().read(tables.ACTS)
     with at_another_place(known, backup) as restored:
         writer = publisher(restored)
         with pytest.raises(LakeRefused):
@@ -336,13 +328,12 @@ def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_i
         assert writer.compare().differences == ()
 
 
-def test_a_ledger_that_begins_later_than_its_lake_publishes_nothing():
-    with published() as known:
-        lake = known.connect()
-        (row,) = lake.read(tables.LEDGERS)
-        overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, "first_ms": row["first_ms"] - HOUR}]), {})
-        with pytest.raises(LakeRefused):
-            publisher(known).publish()
+def test_a_ledger_that_begins_later_than_its_lake_publishes_nothing(known):
+    lake = known.connect()
+    (row,) = lake.read(tables.LEDGERS)
+    overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, "first_ms": row["first_ms"] - HOUR}]), {})
+    with pytest.raises(LakeRefused):
+        publisher(known).publish()
 
 
 def test_a_ledger_of_which_an_import_was_withdrawn_publishes_after_a_failure_too():
@@ -372,69 +363,63 @@ def test_a_ledger_of_which_an_import_was_withdrawn_publishes_after_a_failure_too
         assert row["first_ms"] == START_MS
 
 
-def test_a_restored_ledger_publishes_nothing_until_its_newest_records_were_sent_again(tmp_path):
-    with published() as known:
-        backup = copied(known, tmp_path / "ledger.duckdb")
-        later_record(known, 285)
-        known.publisher.publish()
-        before = files(Path(lake_of(known).warehouse))
-        with at_another_place(known, backup) as restored:
-            writer = publisher(restored)
-            with pytest.raises(LakeUnavailable):
-                writer.publish()
-            assert files(Path(lake_of(known).warehouse)) == before
-            assert not writer.refused, "it needs no person"
-            later_record(restored, 285)
+def test_a_restored_ledger_publishes_nothing_until_its_newest_records_were_sent_again(known, tmp_path):
+    backup = copied(known, tmp_path / "ledger.duckdb")
+    later_record(known, 285)
+    known.publisher.publish()
+    before = files(Path(lake_of(known).warehouse))
+    with at_another_place(known, backup) as restored:
+        writer = publisher(restored)
+        with pytest.raises(LakeUnavailable):
             writer.publish()
-            assert writer.compare() == LakeComparison(1, ())
-
-
-def test_a_restored_ledger_that_lacks_only_a_late_record_publishes_nothing_until_it_was_sent_again(tmp_path):
-    with published() as known:
-        backup = copied(known, tmp_path / "ledger.duckdb")
-        later_record(known)  # earlier than the newest one
-        known.publisher.publish()
-        before = files(Path(lake_of(known).warehouse))
-        with at_another_place(known, backup) as restored:
-            others = [HAND.row(seq, 180 + seq, 181 + seq, "gpu-new", gpu_model="H100") for seq in range(1, 5)]
-            restored.ledger.append([HAND.batch(*others, node="n8", epoch="new")], restored.clock.wall_ms())
-            writer = publisher(restored)
-            with pytest.raises(LakeUnavailable, match="n9"):
-                writer.publish()
-            assert files(Path(lake_of(known).warehouse)) == before
-            assert not writer.refused, "it needs no person"
-            later_record(restored)
-            writer.publish()
-            assert writer.compare() == LakeComparison(1, ())
-
-
-def test_a_volume_that_was_emptied_empties_nothing_in_the_lake(tmp_path):
-    (tmp_path / "lake").mkdir()
-    with published(str(tmp_path / "lake")) as known:
-        before = files(tmp_path / "lake")
-        with at_another_place(known, tmp_path / "empty.duckdb") as emptied, pytest.raises(LakeRefused):
-            publisher(emptied).publish()
-        assert files(tmp_path / "lake") == before
-
-
-def test_a_warehouse_that_is_not_mounted_becomes_no_new_lake(tmp_path):
-    place, away = tmp_path / "lake", tmp_path / "away"
-    place.mkdir()
-    with published(str(place)) as known:
-        place.rename(away)
-        for mount_point in (False, True):
-            if mount_point:
-                place.mkdir()
-            writer = publisher(known)
-            with pytest.raises(LakeUnavailable):
-                writer.publish()
-            with pytest.raises(LakeUnavailable), closing(DuckDbEngine(known.connect())) as engine:
-                Fleet(engine).members()
-            assert files(place) == {}
-        place.rmdir()
-        away.rename(place)
+        assert files(Path(lake_of(known).warehouse)) == before
+        assert not writer.refused, "it needs no person"
+        later_record(restored, 285)
         writer.publish()
         assert writer.compare() == LakeComparison(1, ())
+
+
+def test_a_restored_ledger_that_lacks_only_a_late_record_publishes_nothing_until_it_was_sent_again(known, tmp_path):
+    backup = copied(known, tmp_path / "ledger.duckdb")
+    later_record(known)  # earlier than the newest one
+    known.publisher.publish()
+    before = files(Path(lake_of(known).warehouse))
+    with at_another_place(known, backup) as restored:
+        others = [HAND.row(seq, 180 + seq, 181 + seq, "gpu-new", gpu_model="H100") for seq in range(1, 5)]
+        restored.ledger.append([HAND.batch(*others, node="n8", epoch="new")], restored.clock.wall_ms())
+        writer = publisher(restored)
+        with pytest.raises(LakeUnavailable, match="n9"):
+            writer.publish()
+        assert files(Path(lake_of(known).warehouse)) == before
+        assert not writer.refused, "it needs no person"
+        later_record(restored)
+        writer.publish()
+        assert writer.compare() == LakeComparison(1, ())
+
+
+def test_a_volume_that_was_emptied_empties_nothing_in_the_lake(known, tmp_path):
+    before = files(Path(lake_of(known).warehouse))
+    with at_another_place(known, tmp_path / "empty.duckdb") as emptied, pytest.raises(LakeRefused):
+        publisher(emptied).publish()
+    assert files(Path(lake_of(known).warehouse)) == before
+
+
+def test_a_warehouse_that_is_not_mounted_becomes_no_new_lake(known, tmp_path):
+    place, away = Path(lake_of(known).warehouse), tmp_path / "away"
+    place.rename(away)
+    for mount_point in (False, True):
+        if mount_point:
+            place.mkdir()
+        writer = publisher(known)
+        with pytest.raises(LakeUnavailable):
+            writer.publish()
+        with pytest.raises(LakeUnavailable), closing(DuckDbEngine(known.connect())) as engine:
+            Fleet(engine).members()
+        assert files(place) == {}
+    place.rmdir()
+    away.rename(place)
+    writer.publish()
+    assert writer.compare() == LakeComparison(1, ())
 
 
 def test_the_first_publication_needs_a_folder_that_exists(tmp_path):
@@ -445,32 +430,29 @@ def test_the_first_publication_needs_a_folder_that_exists(tmp_path):
         assert known.ledger.acts("lake") == []
 
 
-def test_a_lake_that_was_lost_is_begun_again_only_by_a_person(tmp_path):
-    place = tmp_path / "lake"
+def test_a_lake_that_was_lost_is_begun_again_only_by_a_person(known):
+    place = Path(lake_of(known).warehouse)
+    shutil.rmtree(place)
     place.mkdir()
-    with published(str(place)) as known:
-        shutil.rmtree(place)
-        place.mkdir()
-        writer = publisher(known)
-        with pytest.raises(LakeUnavailable):
-            writer.publish()
-        writer.repair("ana", "the store is gone")
-        assert writer.compare() == LakeComparison(1, ())
-        assert publisher(known).publish().days == ()
+    writer = publisher(known)
+    with pytest.raises(LakeUnavailable):
+        writer.publish()
+    writer.repair("ana", "the store is gone")
+    assert writer.compare() == LakeComparison(1, ())
+    assert publisher(known).publish().days == ()
 
 
-def test_a_repair_writes_what_another_hand_changed_and_nothing_else():
-    with published() as known:
-        known.clock.advance(24 * HOUR)
-        known.publisher.publish()
-        lake = known.connect()
-        hourly = lake.open(tables.USAGE_HOURLY).scan("day = '2026-10-01'").to_arrow()
-        overwrite(lake, tables.USAGE_HOURLY, hourly.slice(1), {"day": hourly["day"][0].as_py()})
-        assert known.publisher.compare().differences
-        assert known.publisher.publish().days == (), "the control totals are as they were"
-        assert known.publisher.repair("ana", "a row was deleted").days == (hourly["day"][0].as_py(),)
-        assert known.publisher.compare() == LakeComparison(2, ())
-        assert known.ledger.acts("lake")[-1].reason == "a row was deleted"
+def test_a_repair_writes_what_another_hand_changed_and_nothing_else(known):
+    known.clock.advance(24 * HOUR)
+    known.publisher.publish()
+    lake = known.connect()
+    hourly = lake.open(tables.USAGE_HOURLY).scan("day = '2026-10-01'").to_arrow()
+    overwrite(lake, tables.USAGE_HOURLY, hourly.slice(1), {"day": hourly["day"][0].as_py()})
+    assert known.publisher.compare().differences
+    assert known.publisher.publish().days == (), "the control totals are as they were"
+    assert known.publisher.repair("ana", "a row was deleted").days == (hourly["day"][0].as_py(),)
+    assert known.publisher.compare() == LakeComparison(2, ())
+    assert known.ledger.acts("lake")[-1].reason == "a row was deleted"
 
 
 def test_a_ledger_that_is_retired_leaves_the_lake_and_no_other_does(tmp_path):

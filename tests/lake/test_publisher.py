@@ -36,12 +36,6 @@ SEPTEMBER = Month(2026, 9)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
-    with published() as found:
-        return found.kept(tmp_path_factory.mktemp("kept") / "files")
-
-
-@pytest.fixture(scope="module")
 def kept_ended(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
     """In New York the first four of its five hours are those of a September that is over."""
     with published(timezone="America/New_York") as found:
@@ -52,13 +46,6 @@ def kept_ended(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
 def kept_unpublished(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
     with published(publish=False) as found:
         return found.kept(tmp_path_factory.mktemp("kept") / "files")
-
-
-@pytest.fixture
-def known(kept: KeptLedger) -> Iterator[PublishedLedger]:
-    """A published ledger whose publisher has just started."""
-    with kept.again() as found:
-        yield found
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""A published ledger, of which each test gets a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lake.comparison_queries import KeptLedger, PublishedLedger, published
+
+
+@pytest.fixture(scope="package")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
+    with published() as found:
+        return found.kept(tmp_path_factory.mktemp("kept") / "files")
+
+
+@pytest.fixture
+def known(kept: KeptLedger) -> Iterator[PublishedLedger]:
+    """A published ledger whose publisher has just started."""
+    with kept.again() as found:
+        yield found
