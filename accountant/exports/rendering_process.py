@@ -12,7 +12,7 @@ import io
 import os
 import resource
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, TypeVar
 
@@ -74,8 +74,9 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
             one = CapacityLimiter(1)
             try:
                 # A process whose start is cancelled would be left running, so one is started first, whatever happens.
+                # What it imports takes seconds, so that it is after the server in line from the first import.
                 with CancelScope(shield=True):
-                    await to_process.run_sync(os.getpid, limiter=one)
+                    await to_process.run_sync(os.setpriority, os.PRIO_PROCESS, 0, _niceness(), limiter=one)
                 return await to_process.run_sync(_limited, function, *arguments, cancellable=True, limiter=one)
             except (anyio.BrokenWorkerProcess, MemoryError) as error:
                 if isinstance(error, anyio.BrokenWorkerProcess) and error.args:
@@ -99,9 +100,12 @@ def _limited(function: Callable[..., T], *arguments: object) -> T:
     most = MOST_MIB * 2**20 if hard == resource.RLIM_INFINITY else min(MOST_MIB * 2**20, hard)
     if present != most:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        with suppress(OSError):
-            os.nice(_NICE)
     return function(*arguments)
+
+
+def _niceness() -> int:
+    """The niceness of the processes, which take what the server leaves of the processors."""
+    return min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE, 19)
 
 
 def _rendered(name: str, report: Report) -> bytes:

@@ -75,7 +75,3 @@ def run() -> None:
         code = PROGRAMS[asked["program"]](asked["arguments"])
         print(code, library.changes(), flush=True)
         os._exit(code)
-
-
-if __name__ == "__main__":
-    run()

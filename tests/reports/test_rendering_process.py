@@ -23,7 +23,7 @@ from gputally.base import called_off
 from gputally.base.called_off import CalledOff, Work
 from tests.billing.usage_rows import held
 from tests.deadlines import until
-from tests.reports import sample_month
+from tests.reports import niceness_at_import, sample_month
 
 
 def test_a_spreadsheet_of_another_process_has_the_same_bytes() -> None:
@@ -37,6 +37,12 @@ def test_the_server_keeps_its_process_for_the_next_document() -> None:
 
     first, second = anyio.run(both)
     assert first == second != os.getpid()
+
+
+def test_a_process_is_after_the_server_in_line_before_it_imports_anything() -> None:
+    for _ in range(2):  # the process of the first document makes the second one
+        importing = anyio.run(rendering_process.apart, niceness_at_import.read)
+        assert importing == os.getpriority(os.PRIO_PROCESS, os.getpid()) + rendering_process._NICE
 
 
 def test_a_document_that_takes_too_long_or_too_much_is_refused_and_the_next_one_is_made() -> None:
