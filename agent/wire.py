@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -206,13 +206,27 @@ PROBLEM = "https://gputally.dev/problems/"
 comes from something in between (a proxy); it is retried and has no other effect."""
 
 
+def schemas_of(*types: type, ref_template: str = "#/$defs/{name}") -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """Return the JSON Schemas of types, and those that they refer to by name. Their descriptions are docstrings without
+    indentation, in which versions of Python differ."""
+    from inspect import cleandoc
+
+    found, parts = msgspec.json.schema_components(types, ref_template=ref_template)
+    for part in parts.values():
+        if "description" in part:
+            part["description"] = cleandoc(part["description"])
+    return found, parts
+
+
 def usage_batch() -> str:
     """Return the JSON Schema of `Batch` as indented JSON with a final newline."""
+    (batch,), parts = schemas_of(Batch)
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://gputally.dev/schema/usage-batch.v{SCHEMA}.json",
         "title": f"gputally usage batch, version {SCHEMA}",
-        **msgspec.json.schema(Batch),
+        **batch,
+        "$defs": parts,
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 

@@ -42,7 +42,7 @@ from accountant.core.errors import (
     UnsupportedQuestion,
 )
 from accountant.ledger.journal import BooksMoved
-from agent.wire import PROBLEM, Ack, Batch
+from agent.wire import PROBLEM, Ack, Batch, schemas_of
 from gputally.base.called_off import CalledOff
 from gputally.server.config_loading import fault_text
 from gputally.server.turns import Busy
@@ -331,7 +331,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=app.separate_input_output_schemas,
     )
     schemas = described.setdefault("components", {}).setdefault("schemas", {})
-    _, agent = msgspec.json.schema_components([Batch, Ack, PodReport], ref_template=_REF)
+    _, agent = schemas_of(Batch, Ack, PodReport, ref_template=_REF)
     schemas.update(agent)
     _, requests = models_json_schema([(Invoice, "validation")], ref_template="#/components/schemas/{model}")
     schemas.update(requests["$defs"])
