@@ -51,6 +51,7 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.menu import Menu, Program, menu, site
+from gputally.server.one_address import CONTROLLER
 from gputally.server.request_handling import Answered, RequestLog, static_routes
 from gputally.server.sign_in import PATHS, sign_in_routes, to_sign_in
 from gputally.server.tokens_and_grants import Scope
@@ -58,6 +59,8 @@ from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
 STYLE = "/shares/static/style.css"
 SCRIPT = "/shares/static/pages.js"
+_LEFT_WITH, _LEFT_S = "gputally-shares-left-with", 120
+"""The cookie of a browser that these pages sent to the sign-in of another program, and the seconds that it is kept."""
 ADMITTED_AT_ONCE = 4
 """The number of requests that are authenticated at the same time. Further requests wait for a moment."""
 TURNS = TurnLimits(running=16, running_by_caller=4, waiting=128, waiting_by_caller=32, patience_s=30)
@@ -213,12 +216,34 @@ class PagesApp:
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         signs_in = refused.status_code == 401 and self._authentication.people() is not None
         if signs_in and wants_page and request.url.path not in PATHS:
-            query = f"?{request.url.query}" if request.url.query else ""
-            return redirect(to_sign_in(quote(request.url.path) + query))
+            if not self._signed_in_elsewhere(request):
+                return self._leave_to_sign_in(request)
+            refused = Refusal(
+                401, "Signed in, but not here",
+                f"the accountant signed you in, and the controller does not accept its session ({refused.detail}): the"
+                " operator must give both the same callers file (pages_callers) and the same session key",
+            )  # fmt: skip
         caller = self._authentication.known(request)
         response = self.page("refused.html", caller, status=refused.status_code, refusal=refused, again=signs_in)
         response.headers.update(refused.headers or {})
         return response
+
+    def _leave_to_sign_in(self, request: Request) -> Response:
+        """Send the browser to the sign-in. If that is another program's, a cookie tells which session it had before."""
+        query = f"?{request.url.query}" if request.url.query else ""
+        response = redirect(to_sign_in(quote(request.url.path) + query))
+        people = self._authentication.people()
+        if self.context.accountant == "/" and people is not None:
+            people.set_cookie(response, _LEFT_WITH, CONTROLLER, people.cookie_digest(request.cookies) or "-", _LEFT_S)
+        return response
+
+    def _signed_in_elsewhere(self, request: Request) -> bool:
+        """Whether the browser was sent to the sign-in just now and has a new session since, which is refused here too.
+        To send it again would never end."""
+        people, before = self._authentication.people(), request.cookies.get(_LEFT_WITH)
+        if people is None or before is None:
+            return False
+        return people.cookie_digest(request.cookies) not in ("", before)
 
     def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
         title = "The accountant refuses" if error.reason == REFUSES else "The accountant does not answer"

@@ -269,12 +269,12 @@ class SignInService:
         address = provider.authorization_url(self._redirect, state, nonce, verifier)
         cookie = self._signer.encode_sign_in(sign_in, self._clock.wall_ms(), SIGN_IN_SECONDS)
         answer = RedirectResponse(address, 303)
-        self._set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, cookie, SIGN_IN_SECONDS)
+        self.set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, cookie, SIGN_IN_SECONDS)
         begun = [name for name in cookies if name.startswith(self._sign_in_cookie)]
         for name in begun[
             : max(len(begun) + 1 - MOST_SIGN_INS, 0)
         ]:  # browsers send the oldest first (RFC 6265bis §5.7.3)
-            self._set_cookie(answer, name, SIGN_IN_PATH, "", 0)
+            self.set_cookie(answer, name, SIGN_IN_PATH, "", 0)
         return answer
 
     def complete(self, cookies: Mapping[str, str], state: str, code: str) -> Response:
@@ -317,8 +317,8 @@ class SignInService:
         session = Session(sign_in.issuer, user, of_grants, self._id_for(cookies, sign_in.issuer, user), now)
         answer = RedirectResponse(sign_in.next, 303)
         cookie = self._signer.encode_session(session, now, self._session_seconds)
-        self._set_cookie(answer, self._session_cookie, "/", cookie, self._session_seconds)
-        self._set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, "", 0)
+        self.set_cookie(answer, self._session_cookie, "/", cookie, self._session_seconds)
+        self.set_cookie(answer, self._cookie_of(state), SIGN_IN_PATH, "", 0)
         return answer
 
     def person(self, cookies: Mapping[str, str], *, renewable: bool = False) -> Person | None:
@@ -338,6 +338,11 @@ class SignInService:
             raise Unauthenticated("the groups of this session are old: open a page of this site to renew them")
         rights = granted(self._grants, session.user, session.groups)
         return Person(Principal(session.user, **rights._asdict()), self._signer.form_token(session))
+
+    def cookie_digest(self, cookies: Mapping[str, str]) -> str:
+        """Return a digest of this browser's session cookie, whether it is valid or not; "" without one."""
+        cookie = cookies.get(self._session_cookie, "")
+        return hashlib.sha256(cookie.encode()).hexdigest()[:32] if cookie else ""
 
     def ended(self) -> Mapping[str, int]:
         """Return the ended sessions, for another program that serves pages at the same address."""
@@ -366,7 +371,7 @@ class SignInService:
             # No cookie of the session is valid longer than one that is made now.
             self._ended.end(session.id, self._clock.wall_ms() + self._session_seconds * MS_PER_SECOND)
         answer = RedirectResponse(SIGNED_OUT_PATH, 303)
-        self._set_cookie(answer, self._session_cookie, "/", "", 0)
+        self.set_cookie(answer, self._session_cookie, "/", "", 0)
         return answer
 
     def _session(self, cookies: Mapping[str, str]) -> Session | None:
@@ -396,7 +401,7 @@ class SignInService:
         browser opens at once all come back."""
         return f"{self._sign_in_cookie}-{state[:_NAME_OF_STATE]}"
 
-    def _set_cookie(self, answer: Response, name: str, path: str, value: str, seconds: int) -> None:
+    def set_cookie(self, answer: Response, name: str, path: str, value: str, seconds: int) -> None:
         """Add a cookie to an answer. seconds: 0 to delete the cookie."""
         answer.set_cookie(name, value, seconds, path=path, secure=self._secure, httponly=True, samesite="lax")
 

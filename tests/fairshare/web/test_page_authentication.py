@@ -493,3 +493,25 @@ def test_several_providers_are_a_choice(tmp_path: Path, login: Login) -> None:
     browser = Browser(signing_in(tmp_path, file, cycles=0).site)
     assert b"The &lt;b&gt; one" in browser.get("/sign-in?next=/shares/policy").body
     assert browser.get("/sign-in?with=1&next=/shares/policy").headers["Location"].startswith(login[0].url)
+
+
+def test_a_session_that_only_the_accountant_accepts_is_refused_in_words_instead_of_going_round(
+    tmp_path: Path, login: Login
+) -> None:
+    """The accountant signs in at one address with the controller, and each has a callers file of its own."""
+    pages = signing_in(tmp_path, callers(tmp_path, login[0]), accountant_pages="/")
+    browser, now_ms = Browser(pages.site), pages.clock.wall_ms()
+
+    def signed_in_by(issuer: str, id_: str) -> None:
+        session = Session(issuer, "ann@example.com", ("readers",), id_, now_ms)
+        browser.cookies[NAME] = SIGNER.encode_session(session, now_ms, 3_600)
+        browser.paths[NAME] = "/"
+
+    assert browser.get("/shares").headers["Location"] == "/sign-in?next=%2Fshares"
+    assert browser.get("/shares/policy").status == 303, "another tab, before anybody has signed in"
+    signed_in_by("https://of-the-accountant-alone.example", "first")
+    refused = browser.get("/shares")
+    assert (refused.status, "pages_callers" in text(refused)) == (401, True)
+    assert browser.get("/shares").status == 401, "however often it is asked"
+    signed_in_by(login[0].url, "second")
+    assert browser.get("/shares").status == 200
