@@ -14,10 +14,18 @@ from pydantic import Field, TypeAdapter
 
 from accountant.assistant.protocol import AssistantTool
 from accountant.core.periods import Month, utc, zone
-from accountant.wire.option_types import JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.typed_accountant_client import AccountantClient
-from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, Job, JobsAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    BudgetState,
+    CostAnswer,
+    Job,
+    JobAnswer,
+    JobsAnswer,
+    UsageAnswer,
+)
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.instants import duration_seconds, in_calendar, parse_edge
 from gputally.base.money import gpu_hours, plain
@@ -101,6 +109,7 @@ def jobs(
     start: Start = None,
     end: End = None,
     state: Annotated[JobState | None, Field(description="Only jobs in this state.")] = None,
+    kind: Annotated[JobKind | None, Field(description="Only notebooks, services or batch jobs (training).")] = None,
     team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
     sort: Annotated[JobOrder, Field(description="Highest cost, GPU-hours or idle first, or by name.")] = "cost",
@@ -109,7 +118,7 @@ def jobs(
 ) -> dict[str, Any]:
     """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
     query = {
-        "start": start, "end": end, "state": state, "team": team, "search": search or None, "sort": sort,
+        "start": start, "end": end, "state": state, "kind": kind, "team": team, "search": search or None, "sort": sort,
         "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
@@ -239,10 +248,102 @@ def why_waiting(
     return _page(accountant, "seconds", found, rows, "/v1/jobs", query, jobs=found.count)
 
 
+def attempts(
+    accountant: AccountantClient,
+    job: Annotated[str, Field(min_length=1, max_length=253, description="A part of the job's path or name.")],
+    start: Start = "7d",
+    end: End = None,
+    limit: Limit = 20,
+) -> dict[str, Any]:
+    """Each time that a job ran: when, how long it waited before, what it held, how it ended, by whom and why it was
+    stopped, and who held its GPUs next. Newest first, for the dearest job of the span with this text in its path."""
+    query = {"start": start, "end": end, "search": job, "limit": "1"}
+    found = accountant.ask(JobsAnswer, "/v1/jobs", query)
+    if not found.jobs:
+        found = found.model_copy(update={"note": found.note or "no job of the span has this text in its path"})
+        return _page(accountant, "GPU-hours", found, (), "/v1/jobs", query, jobs=0)
+    (listed,) = found.jobs
+    one = accountant.ask(JobAnswer, f"/v1/jobs/{quote(listed.id, safe='~')}")
+    known = one.attempts or ()
+    rows = [
+        {**attempt.model_dump(mode="json", exclude={"gpu_us", "lost_gpu_us", "start_ms", "end_ms", "waited_ms"}),
+         "start": utc(attempt.start_ms), "end_at": None if attempt.end_ms is None else utc(attempt.end_ms),
+         "waited_seconds": None if attempt.waited_ms is None else attempt.waited_ms // MS_PER_SECOND,
+         "gpu_hours": _hours(attempt.gpu_us),
+         "lost_gpu_hours": None if attempt.lost_gpu_us is None else _hours(attempt.lost_gpu_us)}
+        for attempt in reversed(known[-limit:])
+    ]  # fmt: skip
+    unknown = "the attempts of this job are unknown" if one.attempts is None else ""
+    found = found.model_copy(update={"note": "; ".join(filter(None, (found.note, unknown)))})
+    earlier = None if one.earlier_attempts is None else one.earlier_attempts + len(known) - len(rows)
+    answer = _page(
+        accountant, "GPU-hours", found, rows, "/v1/jobs", query, job=_job(accountant, listed), jobs=found.count,
+        earlier_attempts=earlier,
+    )  # fmt: skip
+    return {**answer, "next_page": None, "link": answer["job"]["link"]}
+
+
+def months(accountant: AccountantClient, limit: Limit = 24) -> dict[str, Any]:
+    """Every month, newest first: open, closed or published, by whom and when, and the hash of its statement. What a
+    month costs is an answer of explain_statement."""
+    periods = TypeAdapter(tuple[dict[str, Any], ...]).validate_json(accountant.get("/v1/periods"))
+    rows = [
+        {"month": one["month"], "status": one["status"], "hash": one["hash"], "closed_by": one["closed_by"],
+         "closed_at": None if one["closed_ms"] is None else utc(one["closed_ms"])}
+        for one in reversed(periods[-limit:])
+    ]  # fmt: skip
+    span = periods[0]["start_ms"], periods[-1]["end_ms"]
+    covered = _span(accountant, str(span[0]), None).coverage
+    return envelope(accountant, "month", *span, covered, rows, "/v1/periods", months=len(periods), next_page=None)
+
+
+def changes(
+    accountant: AccountantClient,
+    month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
+    limit: Limit = 20,
+) -> dict[str, Any]:
+    """What changed of a closed month since it was closed: corrections after late records, credits and charges, and
+    proposals that nobody decided yet (`waiting`), by team with GPU-hours and amount."""
+    span = _span(accountant, f"{month}-01", f"{Month.parse(month).next}-01")
+    currency = accountant.ask(CostAnswer, "/v1/cost", {"by": "cluster", "start": f"{month}-01", "limit": "1"}).currency
+    booked = [
+        *(("correction", one) for one in _listed(accountant, "/v1/corrections")),
+        *(("credit or charge", one) for one in _listed(accountant, "/v1/adjustments")),
+        *(
+            ("waiting", {**proposal, **effect})
+            for proposal in _listed(accountant, "/v1/proposals")
+            for effect in proposal["effects"]
+        ),
+    ]
+    rows = [
+        {"cause": cause, "team": one["team"], "amount": one["amount"], "booked_in": one["booked_in"],
+         "gpu_hours": None if one.get("gpu_us") is None else _hours(one["gpu_us"]), "reason": one.get("reason", "")}
+        for cause, one in booked
+        if one["month"] == month
+    ]  # fmt: skip
+    return envelope(
+        accountant, f"GPU-hours; {currency or 'no price book'}", span.start_ms, span.end_ms, span.coverage,
+        rows[:limit], f"/v1/statement?{_of({'month': month})}", changes=len(rows), next_page=None,
+    )  # fmt: skip
+
+
+def budgets(accountant: AccountantClient, limit: Limit = 50) -> dict[str, Any]:
+    """The budgets of this month: limit, what is spent, and the part of it that is used."""
+    states = accountant.ask(tuple[BudgetState, ...], "/v1/budgets")
+    rows = [state.model_dump(mode="json") for state in states[:limit]]
+    span = _span(accountant, f"{states[0].month}-01" if states else "1h", None)
+    return envelope(
+        accountant, "the unit of each row", span.start_ms, span.end_ms, span.coverage, rows, "/v1/budgets",
+        budgets=len(states), next_page=None,
+    )  # fmt: skip
+
+
 TOOLS: Final = tuple(
     AssistantTool(tool.__name__, tool)
-    for tool in (usage, cost, jobs, holds, explain_statement, explain_weight, why_waiting)
-)
+    for tool in (
+        usage, cost, jobs, attempts, holds, explain_statement, explain_weight, why_waiting, months, changes, budgets,
+    )
+)  # fmt: skip
 
 
 def envelope(
@@ -341,6 +442,10 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
         "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
     }  # fmt: skip
+
+
+def _listed(accountant: AccountantClient, path: str) -> list[dict[str, Any]]:
+    return TypeAdapter(list[dict[str, Any]]).validate_json(accountant.get(path))
 
 
 def _last_decisions(accountant: AccountantClient, queue: str, span: Mapping[str, str]) -> list[dict[str, Any]]:
