@@ -73,7 +73,9 @@ def _serve(options: argparse.Namespace) -> int:
     from gputally.base.terminal import Terminal
     from gputally.demo.finished import serve_finished
     from gputally.demo.session import until_interrupted
+    from gputally.server import logs_and_metrics
 
+    logs_and_metrics.configure("error")
     serve_finished(options.serve, options.port, Terminal(quiet=options.quiet, markup=True), until_interrupted)
     return 0
 

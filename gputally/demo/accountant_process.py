@@ -28,7 +28,8 @@ from accountant.reports.report_builder import build
 from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
 from gputally.base.clock import VirtualClock
 from gputally.base.money import Money
-from gputally.demo.cluster_and_workload import CLUSTER, REGION
+from gputally.base.units import MS_PER_DAY
+from gputally.demo.cluster_and_workload import CLUSTER, EXPORTED_LABELS, REGION
 from gputally.demo.worker_processes import AccountantConfig, LedgerFigures
 from gputally.server.https_server import serve
 from gputally.server.one_address import OneAddress
@@ -171,6 +172,7 @@ class DemoAccountant:
                 linger_ms=_LINGER_MS,
                 checkpoint_seconds=_CHECKPOINT_S,
                 refresh_seconds=3_600,
+                exported_labels=EXPORTED_LABELS,
                 controller_pages="/" if config.pages_policy is not None else None,
             )
             self._service = stack.enter_context(Service(settings, self._clock, self._inventory))
@@ -189,6 +191,10 @@ class DemoAccountant:
     def url(self) -> str:
         """Return the address at which the accountant serves."""
         return self._url
+
+    def grace_ms(self) -> int:
+        """Return the time between the end of a month and its close."""
+        return self._service.settings.grace_days * MS_PER_DAY
 
     def hour(
         self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, run_maintenance: bool = False

@@ -19,27 +19,34 @@ The workload is synthetic, with figures from published traces:
 * The utilisation of training jobs follows Philly's distribution (quartiles 0, 48, 92 %, 90th percentile 99 %).
   Notebooks have the utilisation of idle interactive pods (Alibaba GenAI: mean 7 %).
 
-The offered load is `LOAD` times the capacity of the GPUs that are not divided, so that queues wait and shares decide.
+The teams together want `LOAD` times the capacity of the GPUs that are not divided, in bursts, so that queues wait and
+shares decide. People look at their queue before they submit (`_Patience`), so no queue asks for many times the cluster.
 The result is deterministic: every team draws from its own random stream, seeded by (seed, team)."""
 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from random import Random
 
+from accountant.ledger.team_assignment import USER_KEY
 from agent.core.readings import Gpu
 from agent.simulation.simulated_node import A100, H100, MIG_PROFILES, MODELS, make_gpu
-from fairshare.simulator.simulation_model import WHOLE, GpuSpec, Job, NodeSpec, Outage
+from fairshare.simulator.simulation_model import WHOLE, GpuSpec, Job, JobKind, NodeSpec, Outage
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 CLUSTER = "demo"
 REGION = "eu-demo-1"
 SHARED = "shared"
+EXPORTED_LABELS = ("project", "cost-centre")
+"""Labels of the pods that are dimensions of the demo's ledger."""
+_LEFT_OPEN_MS = 36 * MS_PER_HOUR
 REPLICAS = 4
 """Number of replicas of a time-sliced GPU that the device plugin offers to the kubelet."""
 GEOMETRY = ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
@@ -89,10 +96,11 @@ def outages(start_ms: int, days: int) -> tuple[Outage, ...]:
         return start_ms + int(span * part) // MS_PER_MINUTE * MS_PER_MINUTE + 7_321
 
     unit = min(MS_PER_HOUR, span // 96)
+    late = max(0.71, 1 - 6 / days)  # in the last week of a long run, and before the last hours of a short one
     return (
         Outage("node", "h100-3", at(0.40), at(0.40) + 5 * unit + 911_000, "power supply failed"),
         Outage("node", "spot-1", at(0.22), at(0.22) + 3 * unit + 47_000, "spot capacity reclaimed"),
-        Outage("node", "spot-1", at(0.71), at(0.71) + 9 * unit + 128_500, "spot capacity reclaimed"),
+        Outage("node", "spot-1", at(late), at(late) + 9 * unit + 128_500, "spot capacity reclaimed"),
         Outage("gpu", "GPU-a100-2-4", at(0.55), at(0.55) + 24 * unit + 35_250, "Xid 79: GPU has fallen off the bus"),
     )
 
@@ -135,8 +143,13 @@ def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan
     )
 
 
-LOAD = 1.16
-"""Offered GPU-hours over the GPU-hours of the whole GPUs."""
+LOAD = 1.25
+"""GPU-hours that the teams want over those of the whole GPUs. They keep a part for later, and at last for never."""
+_WHOLE_GPUS, _WAITING = 61, 0.3
+"""The GPUs that are not divided, and the part of those that a team wants for which its jobs may wait before its people
+keep further ones for later."""
+_SWEEP_GPUS = 32
+"""GPUs that one campaign asks for at most."""
 _MIG_STEP, _SHARED_STEP = 7, 4
 """Steps of the utilisation in permille of a part of a GPU, so that the busy time is whole microseconds of the GPU."""
 _MEDIAN_MS = 24 * MS_PER_MINUTE
@@ -161,7 +174,9 @@ class Team:
     hoarders: number of people with a notebook on a whole GPU.
     services: inference services that always run, as (shape, utilisation in permille).
     short_per_day: number of pods per day that run for seconds to minutes.
-    words: words from which the jobs get their names."""
+    words: the team's projects, from which the jobs get their names.
+    people: the users of the team.
+    cost_centre: pays for the team."""
 
     name: str
     deserved: int
@@ -175,31 +190,54 @@ class Team:
     services: tuple[tuple[str, int], ...] = ()
     short_per_day: int = 0
     words: tuple[str, ...] = field(default=("train",))
+    people: tuple[str, ...] = ()
+    cost_centre: str = ""
 
 
 TEAMS = (
     Team(
         "llm", 4, 3.0, 0.32, ((8, 4), (16, 5), (4, 1)), 1.2, ((0.10, 0.36), (0.55, 0.95)),
-        words=("pretrain", "sft", "long-context", "reward"),
+        words=("pretrain", "sft", "long-context", "reward"), people=("amara", "bjorn", "chen", "dalia"),
+        cost_centre="4100",
     ),
     Team(
         "vision", 4, 3.0, 0.36, ((1, 3), (2, 2), (4, 2), (8, 3)), 3.0, notebooks=1,
-        words=("detector", "segment", "video", "depth"),
+        words=("detector", "segment", "video", "depth"), people=("elif", "farid", "greta"), cost_centre="4100",
     ),
     Team(
         "speech", 3, 2.0, 0.14, ((1, 3), (2, 3), (4, 4)), 1.8, notebooks=2, hoarders=2,
-        words=("asr", "tts", "codec"),
+        words=("asr", "tts", "codec"), people=("hana", "ivo", "jun", "kofi"), cost_centre="4200",
     ),
     Team(
         "research", 3, 2.0, 0.13, ((1, 6), (2, 2), (8, 2)), 9.0, ((0.0, 0.35), (0.5, 0.95)), notebooks=4, hoarders=3,
         words=("ablation", "sweep", "probe", "eval"),
+        people=("lena", "marco", "nadia", "omar", "pia", "quentin", "rosa"), cost_centre="7000",
     ),
     Team(
         "platform", 3, 1.0, 0.05, ((1, 5), (2, 5)), 1.5, notebooks=1, short_per_day=40,
         services=(("3g.40gb", 410), ("3g.40gb", 280), ("2g.20gb", 350), (SHARED, 220)),
-        words=("image-build", "bench", "nightly"),
+        words=("image-build", "bench", "nightly"), people=("sven", "tara"), cost_centre="7000",
     ),
 )  # fmt: skip
+_OF_JOB = re.compile(r"[a-z]+-(?P<word>\D+)-(?P<number>\d+)")
+_PROJECTS: dict[JobKind, str] = {"notebook": "exploration", "inference": "serving", "short": "ci"}
+
+
+def labels_of(job: Job) -> dict[str, str]:
+    """Return the labels that the job's pods have: its name and, if it is of one of TEAMS, who runs it, for which
+    project, and which cost centre pays."""
+    labels = {"app.kubernetes.io/name": job.id}
+    team, found = _TEAMS.get(job.queue), _OF_JOB.match(job.id)
+    if team is not None and found is not None:
+        labels |= {
+            USER_KEY: team.people[(int(found["number"]) - 1) % len(team.people)],
+            "project": _PROJECTS.get(job.kind, found["word"]),
+            "cost-centre": team.cost_centre,
+        }
+    return labels
+
+
+_TEAMS = {team.name: team for team in TEAMS}
 SANDBOX = "sandbox"
 """Namespace of a pod that belongs to no queue and no team, because its labels name no queue."""
 
@@ -223,29 +261,68 @@ def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: f
 
 
 def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
-    """Generate training campaigns until the team has requested its GPU-hours for each gang size.
+    """Generate training campaigns until the team has wanted its GPU-hours for each gang size. Those that nobody
+    submits before the end of the run, because the team waits for GPUs, are left out.
 
     Only the time inside the run counts, so that long jobs at its end do not distort the load."""
     end_ms = start_ms + days * MS_PER_DAY
     calendar = _Calendar(team.sprints, start_ms, days)
     parts = sum(part for _, part in team.gangs)
-    number = 0
+    campaigns: list[list[Job]] = []
     for gpus, part in team.gangs:
         left = hours * part / parts
         while left > 0:
             at = calendar.draw(random)
             typical = _run_time(random, gpus)
             word = random.choice(team.words)
-            number += 1
             trials = 1 + int(random.expovariate(1 / (team.sweep - 1))) if team.sweep > 1 and gpus <= 8 else 1
+            trials = min(trials, max(1, _SWEEP_GPUS // gpus))
             utilisation = _quantile(_UTILISATION, random.random())
+            campaign = []
             for trial in range(trials):
                 at += random.randrange(200, 20_000) if trial else 0
                 duration = max(61_003, min(_LONGEST_MS, int(typical * random.lognormvariate(0.0, 0.35))))
                 permille = _permille(utilisation * random.uniform(0.92, 1.04))
-                name = f"{team.name}-{word}-{number:03d}" + (f"-{trial}" if trials > 1 else "")
-                yield Job(name, team.name, at, gpus, duration, utilisation_permille=permille)
+                name = f"{team.name}-{word}-{len(campaigns) + 1:03d}" + (f"-{trial}" if trials > 1 else "")
+                campaign.append(Job(name, team.name, at, gpus, duration, utilisation_permille=permille))
                 left -= gpus * max(0, min(duration, end_ms - at)) / MS_PER_HOUR
+            campaigns.append(campaign)
+    patience = _Patience(team)
+    for campaign in sorted(campaigns, key=lambda jobs: (jobs[0].submit_ms, jobs[0].id)):
+        later_ms = patience.submit(campaign) - campaign[0].submit_ms
+        for job in campaign:
+            if job.submit_ms + later_ms < end_ms:
+                yield replace(job, submit_ms=job.submit_ms + later_ms)
+
+
+class _Patience:
+    """When a team submits its campaigns. People look at their queue first: while jobs of their team wait for more GPUs
+    than it usually holds, they keep the next campaign for later.
+
+    The class estimates the wait as if the team had a part of the cluster for itself."""
+
+    def __init__(self, team: Team) -> None:
+        self._gpus = max(*(size for size, _ in team.gangs), round(_WHOLE_GPUS * team.share))
+        self._free_ms = [0] * self._gpus
+        """When each GPU of the team's part is free, in order of time."""
+        self._starts: list[tuple[int, int]] = []
+        """The starts of jobs that wait, as (time, GPUs), in a heap."""
+        self._waiting = 0
+
+    def submit(self, campaign: Sequence[Job]) -> int:
+        """Return the time at which the first job of the campaign is submitted, and count the campaign as submitted."""
+        at_ms = campaign[0].submit_ms
+        while self._starts and (self._starts[0][0] <= at_ms or self._waiting > self._gpus * _WAITING):
+            start_ms, gpus = heappop(self._starts)
+            at_ms = max(at_ms, start_ms)
+            self._waiting -= gpus
+        for job in campaign:
+            start_ms = max(at_ms, self._free_ms[job.gpus - 1])
+            self._free_ms[: job.gpus] = [start_ms + job.duration_ms] * job.gpus
+            self._free_ms.sort()
+            heappush(self._starts, (start_ms, job.gpus))
+            self._waiting += job.gpus
+        return at_ms
 
 
 def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
@@ -292,9 +369,16 @@ def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[
 
 
 def _forgotten(start_ms: int, days: int) -> list[Job]:
-    """Generate one pod without a team, for a fifth of the run."""
+    """Generate one pod without a team, for a fifth of the run, and a notebook that does nothing from a day and a half
+    before the end."""
+    end_ms = start_ms + days * MS_PER_DAY
     at = start_ms + int(days * MS_PER_DAY * 0.3) + 13_579
-    return [Job("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15)]
+    opened_ms = max(start_ms, end_ms - _LEFT_OPEN_MS) + 24_680
+    return [
+        Job("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15),
+        Job(f"speech-notebook-4-{days + 1:02d}", "speech", opened_ms, 1, _LONGEST_MS, "notebook",
+            utilisation_permille=0, preemptible=False),
+    ]  # fmt: skip
 
 
 class _Calendar:

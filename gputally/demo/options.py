@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DAYS = 31
-"""Default length: the whole of October, so that the report is that of a month."""
+"""Default length: the second half of October, which is closed and has an invoice, and the first half of November."""
 MOST_DAYS = 366
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a run. days: None for 31 days, or the length of the trace."""
+    """The options of a run. days: None for DAYS, or the length of the trace."""
 
     days: int | None = None
     interval_s: int = 900

@@ -17,13 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from zoneinfo import ZoneInfo
 
 import httpx2
 
+from accountant.core.periods import Month
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
@@ -33,6 +35,7 @@ from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageB
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
+from gputally.demo.closed_month import close_month
 from gputally.demo.ground_truth import TrueTotals
 from gputally.demo.scenario import Scenario
 from gputally.demo.worker_processes import (
@@ -53,12 +56,17 @@ NODE_CONTROLLER = "kubelet"
 class ControlPlane:
     """A `MemoryCluster` with the queues, the nodes and KAI's shard."""
 
-    def __init__(self, nodes: Sequence[NodeSpec], policy: Policy) -> None:
+    def __init__(self, nodes: Sequence[NodeSpec], policy: Policy, weights: Mapping[str, float] | None = None) -> None:
+        """weights: the present weights of queues; None: those of the policy."""
         self.cluster = MemoryCluster([QUEUE, SHARD, POD_GROUP, CONFIG, NODE, CONFIG_MAP])
         self._nodes = {node.name: node for node in nodes}
         self._states: dict[str, QueueState] = {}
         for queue in policy.queues:
-            gpu = {"quota": queue.deserved, "overQuotaWeight": queue.weight, "limit": queue.limit}
+            gpu = {
+                "quota": queue.deserved,
+                "overQuotaWeight": (weights or {}).get(queue.name, queue.weight),
+                "limit": queue.limit,
+            }
             spec: dict[str, Any] = {"priority": queue.priority, "resources": {"gpu": gpu}}
             self._put(QUEUE.api_version, QUEUE.kind, queue.name, spec)
         self._put(SHARD.api_version, SHARD.kind, "default", {"kValue": 0})
@@ -103,6 +111,7 @@ class ControlPlane:
         self.cluster.apply(obj, field_manager=manager, subresource="status")
 
 
+_UTC = ZoneInfo("UTC")
 _CYCLES = 1
 """The accountant's pipe for cycles, which are sent beside other calls."""
 
@@ -163,6 +172,7 @@ class Pipeline:
             )  # fmt: skip
             self._accountant.start(accountant_config, scratch=removed_folder)
             self.url: str = self._accountant.call("url")
+            self._grace_ms: int = self._accountant.call("grace_ms")
             site_config = SiteConfig(
                 nodes=scenario.nodes,
                 queues=frozenset(teams),
@@ -221,6 +231,7 @@ class Pipeline:
                     self._agents.start_hour(events, self._after(hour + 1))
                 if not deliver_first:
                     self._agents.finish_delivery()
+                self._close_month(hour)
                 run_maintenance = hour < hours and not self._must_control_first(hour)
                 if not run_maintenance:
                     self._accountant.call("maintain")
@@ -241,10 +252,25 @@ class Pipeline:
         states = self.engine.queue_states()
         return states, self.engine.events_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
 
+    def _close_month(self, hour: int) -> None:
+        """Close a month as soon as its grace period is over."""
+        month_end_ms = self._after(hour) - self._grace_ms
+        month = Month.of(month_end_ms - 1, _UTC)
+        start_ms, end_ms = month.span(_UTC)
+        if end_ms == month_end_ms and start_ms >= self.scenario.start_ms:
+            close_month(self._ask, self.scenario, month, start_ms, end_ms)
+
+    def _ask(self, method: str, path: str, body: object) -> Any:
+        return httpx2.request(method, self.url + path, json=body, timeout=None).raise_for_status().json()
+
     def figures(self) -> LedgerFigures:
         """Query the ledger for the figures of the span."""
         figures: LedgerFigures = self._accountant.call("figures", self.scenario.start_ms, self.scenario.end_ms)
         return figures
+
+    def queues(self) -> dict[str, dict[str, float]]:
+        """Return the present state of each queue, as of `QueueState`."""
+        return {name: asdict(state) for name, state in sorted(self.engine.queue_states().items())}
 
     def write_files(self, folder: Path) -> None:
         """Start to write the ledger's files (gputally.demo.worker_processes.LEDGER_FILES), and return at once."""

@@ -70,7 +70,8 @@ class Results:
     capacity_gpu_us: the GPU time of the whole cluster in the span.
     sent: the number of intervals that the agents sent, including those that they sent twice.
     started, rejected, evictions: the number of started jobs, of jobs that can never start, and of stops by reclaim.
-    wall_seconds: the duration of the run."""
+    wall_seconds: the duration of the run.
+    queues: the state of each queue at the end, with which `gputally demo --serve` shows the controller's pages."""
 
     scenario: Scenario
     ledger: LedgerFigures
@@ -83,6 +84,7 @@ class Results:
     evictions: int
     checks: tuple[Check, ...]
     wall_seconds: float
+    queues: Mapping[str, Mapping[str, float]]
 
     @property
     def ok(self) -> bool:
@@ -131,6 +133,7 @@ class Results:
                 "quarantined": ledger.rows["quarantined"],
             },
             "controller": asdict(counts),
+            "queues": self.queues,
             "jobs": {"started": self.started, "rejected": self.rejected, "reclaimed": self.evictions},
             "checks": {check.name: check.holds for check in self.checks},
             "wall_seconds": round(self.wall_seconds, 1),
@@ -154,6 +157,7 @@ def collect(pipeline: Pipeline, ledger: LedgerFigures, before: TrueTotals, wall_
         evictions=sum(outcome.evictions for outcome in outcomes),
         checks=_checks(pipeline, ledger, capacity),
         wall_seconds=wall_seconds,
+        queues=pipeline.queues(),
     )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
-from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from accountant.wire.policy_models import Bounds, Budget, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
 from fairshare.core.queues_and_weights import Claim
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
@@ -28,8 +29,16 @@ K = 5.0
 
 
 def teams_policy() -> Policy:
-    """Return the policy of the five teams of the generated workload."""
-    return _policy([(team.name, float(team.deserved), team.weight) for team in TEAMS])
+    """Return the policy of the five teams of the generated workload, with two budgets of a month."""
+    rules = _policy([(team.name, float(team.deserved), team.weight) for team in TEAMS])
+    return rules.model_copy(
+        update={
+            "budgets": (
+                Budget(name="vision-month", team="vision", limit=Decimal(32_000), currency="USD"),
+                Budget(name="research-month", team="research", limit=Decimal(16_000), currency="USD"),
+            )
+        }
+    )
 
 
 def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
@@ -61,8 +70,8 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
     )
 
 
-START_MS = 1_790_812_800_000
-"""2026-10-01T00:00Z."""
+START_MS = 1_792_108_800_000
+"""2026-10-16T00:00Z: the agents are installed in mid-month."""
 MOST_TEAMS = 64
 
 

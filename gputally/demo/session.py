@@ -44,7 +44,7 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
             progress.update(task, advance=1, now=utc(now_ms))
 
         pipeline.run(hour_passed)
-        progress.update(task, now="the month's report, and the same jobs under static weights")
+        progress.update(task, now="the report, and the same jobs under static weights")
         figures = pipeline.figures()
         pipeline.write_files(folder)
         before = static.result()

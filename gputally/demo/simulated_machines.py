@@ -45,7 +45,7 @@ from fairshare.simulator.simulation_model import (
 )
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.version import __version__
-from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices
+from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices, labels_of
 from gputally.demo.ground_truth import GroundTruth
 from gputally.demo.worker_processes import SiteConfig, SiteResult
 
@@ -121,7 +121,7 @@ def _pod(
         namespace=namespace,
         name=name,
         node=node,
-        labels={"app.kubernetes.io/name": job.id},
+        labels=labels_of(job),
         owners=(Owner(kind, job.id, _uid(job.id)),),
         workload=f"{kind}/{job.id}",
         queue_ref=f"kai:{job.queue}" if job.queue in queued else "",

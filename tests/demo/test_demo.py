@@ -88,11 +88,34 @@ def test_a_finished_demo_is_served_again_and_stays_as_it_is(day: tuple[Path, dic
                 page = browser.get(path)
                 assert (page.status_code, "Old records" in page.text) == (200, False), path
             assert usage_in(browser)
-            assert 'href="/shares"' not in page.text, "no controller runs"
+            assert 'href="/shares"' in page.text
+            left = json.loads((folder / "summary.json").read_text())["queues"]
+            for path in ("/shares", "/shares/queue/llm", "/shares/policy"):
+                shares = browser.get(path)
+                assert (shares.status_code, "llm" in shares.text) == (200, True), path
+            decided = browser.get("/v1/decisions", params={"start": "2026-10-16", "end": "2026-10-18", "limit": 20})
+            newest = {one["subject"]: one["value"] for one in reversed(decided.json()) if one["kind"] == "weight"}
+            assert newest["llm"] == pytest.approx(left["llm"]["weight"], rel=0.1), "about as the demo left it"
 
     serve_finished(folder, 0, Console(file=said, width=200), look)
     assert said.getvalue()
     assert (folder / "ledger.duckdb").read_bytes() == ledger
+
+
+def test_a_finished_demo_without_its_summary_is_served_without_the_controller(
+    day: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "ledger.duckdb").write_bytes((day[0] / "ledger.duckdb").read_bytes())
+    (tmp_path / "summary.json").write_text('{"queues": {"llm": {"allocated": "many"}}}')
+    said = io.StringIO()
+
+    def look() -> None:
+        url = re.findall(r"http://127\.0\.0\.1:\d+", said.getvalue())[0]
+        page = httpx2.get(f"{url}/nodes", headers={"Accept": "text/html"}, timeout=60)
+        assert (page.status_code, 'href="/shares"' in page.text) == (200, False)
+
+    serve_finished(tmp_path, 0, Console(file=said, width=200), look)
+    assert "summary.json" in said.getvalue()
 
 
 @pytest.mark.real  # another whole day, too dear for `make test`
@@ -169,7 +192,7 @@ def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_pat
 
 def usage_in(browser: httpx2.Client) -> bool:
     """Return True if the accountant counts usage. It may be in the simulated outage."""
-    answer = browser.get("/v1/usage", params={"start": "2026-10-01", "end": "2026-11-01"})
+    answer = browser.get("/v1/usage", params={"start": "2026-10-16", "end": "2026-11-01"})
     return answer.status_code == 200 and bool(answer.json()["lines"])
 
 

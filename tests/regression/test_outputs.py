@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 
 CHECKOUT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")
-DAYS, START, END = "2", "2026-10-01T00:00:00Z", "2026-10-03T00:00:00Z"
+DAYS, START, END = "2", "2026-10-16T00:00:00Z", "2026-10-18T00:00:00Z"
 """The options of the demo."""
 MONTH = "2026-10"
 SPAN = urlencode({"start": START, "end": END})
