@@ -549,7 +549,8 @@ class AuditParams(Params):
 @audit_router.get("/v1/audit", summary="Administrative acts", responses=refuses("invalid-parameter"))
 def audit(params: Annotated[AuditParams, Query()], deps: AppDeps, _: Admin) -> AuditTrail:
     # One entry before the page, to check that the page continues it.
-    acts = deps.ledger.trail(max(0, params.after - 1), params.limit + 1 + (params.after > 0))
+    with deps.ledger.moment() as moment:
+        acts = moment.acts(after=max(0, params.after - 1), limit=params.limit + 1 + (params.after > 0))
     if params.after:
         before, page = acts[:1], acts[1:]
         number, digest = (before[0].number, before[0].digest) if before else (0, FIRST_DIGEST)

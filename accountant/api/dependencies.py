@@ -5,7 +5,7 @@ An accountant has one `Deps`. The server of a fleet has one for the fleet and on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,14 +19,12 @@ from accountant.api.answer_cache import AnswerCache
 from accountant.api.middleware import BodyLimits
 from accountant.billing.job_attempts import HoldQuestions
 from accountant.billing.job_costs import JobQuestions
-from accountant.billing.queue_waits import KnownPod
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.errors import LedgerFailed, OverQuota
 from accountant.core.periods import Month
 from accountant.core.settings import Limits, Settings
-from accountant.ledger.journal import Journal
-from accountant.ledger.protocols import JobKey, Ledger, MisdatedRecords, Quarantined, SavedView
+from accountant.ledger.protocols import GpuOwnership, JobKey, Ledger, MisdatedRecords, Quarantined, SavedView
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.figure_formatting import silence_note
@@ -68,18 +66,40 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
         """The jobs (`Kind/name`) of a namespace's pods."""
         ...
 
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod, None if the pod is unknown."""
+        ...
 
-class ServedLedger(Ledger, Journal, Protocol):
-    """A ledger with checks and maintenance (accountant.storage.DuckLedger)."""
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        """Which nodes each GPU belonged to, sorted by cluster and UUID."""
+        ...
 
-    def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
-
-    def newest_end_ms(self) -> int:
-        """End of the newest booked record; 0 if there is none."""
+    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
+        """What does not add up in the span."""
         ...
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         """The items dated later than `now_ms`, by kind."""
+        ...
+
+    def quarantined_rows(self, most: int) -> int:
+        """The number of quarantined records, up to `most`."""
+        ...
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """The quarantined records, newest first."""
+        ...
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """The gaps in the sequence numbers of the agents' outboxes: records that are lost."""
+        ...
+
+
+class ServedLedger(Ledger, Protocol):
+    """A ledger with checks and maintenance (accountant.storage.DuckLedger)."""
+
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record; 0 if there is none."""
         ...
 
     def views(self, owner: str) -> tuple[SavedView, ...]:
@@ -98,13 +118,6 @@ class ServedLedger(Ledger, Journal, Protocol):
         """Quarantines or redates what is dated in the future. Raises accountant.core.errors.CannotRedate."""
         ...
 
-    def pods(
-        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
-    ) -> list[KnownPod]:
-        """The pods that existed in the span. of: only pods of these jobs; waiting: only pods that are not known to be
-        placed or ended."""
-        ...
-
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
         """A snapshot, all answers of which come from one commit. start_ms, end_ms: a span whose raw rows must be
         readable, because queries in it may begin or end inside an hour."""
@@ -112,18 +125,6 @@ class ServedLedger(Ledger, Journal, Protocol):
 
     def mark(self, start_ms: int, end_ms: int) -> Hashable:
         """A version of the span's content: while it is equal, every query about the span has the same answer."""
-        ...
-
-    def quarantined_rows(self, most: int) -> int:
-        """The number of quarantined records, up to `most`."""
-        ...
-
-    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        """The quarantined records, newest first."""
-        ...
-
-    def holes(self, limit: int = 1000) -> list[Hole]:
-        """The gaps in the sequence numbers of the agents' outboxes: records that are lost."""
         ...
 
     def teams(self) -> frozenset[str]:

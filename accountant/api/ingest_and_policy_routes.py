@@ -177,7 +177,8 @@ def import_state(params: Annotated[ImportParams, Query()], deps: AppDeps, princi
     node that agents metered."""
     _check_binding(principal, params.cluster)
     imports = deps.ledger.imports(params.cluster)
-    acts = deps.ledger.acts(*IMPORTING, subject=_subject(params.cluster, params.source))
+    with deps.ledger.moment() as moment:
+        acts = moment.acts(*IMPORTING, subject=_subject(params.cluster, params.source))
     chunks = imported_chunks(acts)
     return ImportState(
         generation=sum(act.kind == "withdrawn" for act in acts),
@@ -231,7 +232,8 @@ def record_chunk(
     if not is_import(chunk.epoch) or source_of(chunk.epoch) != chunk.source:
         raise Refusal("invalid-body", f"epoch {chunk.epoch[:100]!r} does not belong to an import from {chunk.source}")
     subject = _subject(chunk.cluster, chunk.source)
-    known = imported_chunks(deps.ledger.acts(*IMPORTING, subject=subject))
+    with deps.ledger.moment() as moment:
+        known = imported_chunks(moment.acts(*IMPORTING, subject=subject))
     if any(one.span == chunk.span for one in known):
         return ChunkNote(new=False)
     most = deps.settings.quotas.import_chunks
@@ -431,12 +433,13 @@ def decisions(params: Annotated[DecisionParams, Query()], deps: AppDeps, princip
     require_all_teams(principal)
     # "Until now" includes decisions of the current millisecond.
     start, end, _ = params.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
-    return deps.ledger.decisions(
-        start,
-        end,
-        params.limit,
-        kind=params.kind,
-        subject=params.subject,
-        cluster=params.cluster,
-        before=params.before,
-    )
+    with deps.ledger.moment() as moment:
+        return moment.decisions(
+            start,
+            end,
+            params.limit,
+            kind=params.kind,
+            subject=params.subject,
+            cluster=params.cluster,
+            before=params.before,
+        )

@@ -21,7 +21,7 @@ from typing import TypeVar
 import structlog
 from prometheus_client.core import Metric
 
-from accountant.api.dependencies import ServedLedger
+from accountant.api.dependencies import LedgerSnapshot, ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED, Charge, quantify
@@ -213,20 +213,19 @@ class LedgerCollector(CachingCollector):
         month = Month.of(settled, self._settings.zone)
         start = month.span(self._settings.zone)[0]
         zone = self._settings.timezone
-        yield from self._month(start, settled)
-        yield from families(self._ledger, self._book(), settled, zone)
         policies = self._ledger.policies(settled, settled + 1)
         policy = policies[-1].policy if policies else None
-        yield of_nodes(self._ledger.nodes(), now_ms)
-        yield of_queues(policy)
-        yield from self._budgets(policy, month, settled)
-        yield from self._trust(start, settled, now_ms)
+        with self._ledger.moment(min(start, settled - MS_PER_HOUR), settled) as moment:
+            yield from self._month(moment, start, settled)
+            yield from families(moment, self._book(), settled, zone)
+            yield of_nodes(self._ledger.nodes(), now_ms)
+            yield of_queues(policy)
+            yield from self._budgets(moment, policy, month, settled)
+            yield from self._trust(moment, start, settled, now_ms)
 
-    def _month(self, start_ms: int, settled_ms: int) -> Iterator[Metric]:
+    def _month(self, moment: LedgerSnapshot, start_ms: int, settled_ms: int) -> Iterator[Metric]:
         zone, has_begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
-        usage = (
-            self._ledger.usage((start_ms, settled_ms), ("team", "gpu_model"), None, zone).lines() if has_begun else []
-        )
+        usage = moment.usage((start_ms, settled_ms), ("team", "gpu_model"), None, zone).lines() if has_begun else []
         by_model, by_team = by_account(usage)
         yield gauge(
             "gputally_month_account_gpu_seconds",
@@ -240,7 +239,7 @@ class LedgerCollector(CachingCollector):
             _in_seconds(by_team.items()),
             labels=["team", "account"],
         )
-        by_namespace = self._ledger.usage((start_ms, settled_ms), ("team", "namespace")).lines() if has_begun else []
+        by_namespace = moment.usage((start_ms, settled_ms), ("team", "namespace")).lines() if has_begun else []
         yield gauge(
             "gputally_month_namespace_gpu_seconds",
             "GPU time held in the current month so far by team and namespace, used or not; the "
@@ -248,9 +247,7 @@ class LedgerCollector(CachingCollector):
             _in_seconds(of_namespaces(by_namespace)),
             labels=["team", "namespace"],
         )
-        costs = (
-            cost(self._ledger, book, start_ms, settled_ms, ("team",), None, zone).lines if book and has_begun else ()
-        )
+        costs = cost(moment, book, start_ms, settled_ms, ("team",), None, zone).lines if book and has_begun else ()
         currency = book.currency if book else ""
         yield gauge(
             "gputally_month_team_cost",
@@ -260,13 +257,15 @@ class LedgerCollector(CachingCollector):
             labels=["team", "currency"],
         )
 
-    def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
+    def _budgets(
+        self, moment: LedgerSnapshot, policy: Policy | None, month: Month, settled_ms: int
+    ) -> Iterator[Metric]:
         """The families of the policy's budgets. A budget with unknown spend has no share. The label `team` is the
         budget's team, or the team of its queue."""
         budgets = []
         if policy is not None:
             zone = self._settings.timezone
-            for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
+            for state in states(moment, self._book(), policy, month, settled_ms, zone):
                 team = state.team or policy.team_of(state.queue)
                 budgets.append(((state.name, team, state.queue or ""), state))
         yield gauge(
@@ -304,8 +303,8 @@ class LedgerCollector(CachingCollector):
             labels=[*_BUDGET, "bound"],
         )
 
-    def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        share = coverage(self._ledger.usage((start_ms, settled_ms), ())) if settled_ms > start_ms else None
+    def _trust(self, moment: LedgerSnapshot, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
+        share = coverage(moment.usage((start_ms, settled_ms), ())) if settled_ms > start_ms else None
         yield _figure(
             "gputally_ledger_coverage_ratio",
             "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",
@@ -320,12 +319,12 @@ class LedgerCollector(CachingCollector):
         yield _figure(
             "gputally_ledger_imbalance_seconds",
             "GPU-seconds of the last settled hour that are in no account or in two; more than 0 shows a defect.",
-            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
+            moment.imbalance(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
         )
         yield _figure(
             "gputally_ledger_quarantined_rows",
             f"Records that were not booked, up to {MOST_QUARANTINED}.",
-            self._ledger.quarantined_rows(MOST_QUARANTINED),
+            moment.quarantined_rows(MOST_QUARANTINED),
         )
         yield _figure("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
         yield _figure(

@@ -105,9 +105,10 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
     span = params.span(now, deps.settings.timezone, deps.settings.limits, newest)
     check_cost(deps.ledger, deps.settings.limits, span)
     start, end, zone = span
-    imbalance = deps.ledger.examine(start, end)
+    with deps.ledger.moment(start, end) as moment:
+        imbalance, usage = moment.imbalance(start, end), moment.usage((start, end), ())
+        quarantined_rows = moment.quarantined_rows(MOST_QUARANTINED)
     books = deps.books.books()
-    usage = deps.ledger.usage((start, end), ())
     if params.lake and deps.lake is None:
         raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
     comparison = deps.lake.compare() if params.lake and deps.lake is not None else None
@@ -118,7 +119,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
         differences=tuple(imbalance.lines[:_SHOWN]),
         coverage=coverage(usage),
         capacity_gpu_us=usage.sum_of_accounts().total,
-        quarantined_rows=deps.ledger.quarantined_rows(MOST_QUARANTINED),
+        quarantined_rows=quarantined_rows,
         wal_bytes=deps.ledger.wal_bytes(),
         closed_months=len(books.closed),
         month_faults=tuple(faults(books)),
@@ -151,7 +152,8 @@ def repair_lake(request: Annotated[LakeRepair, body(LakeRepair)], deps: AppDeps,
 @operation_router.get("/v1/quarantine", summary="Records that were not booked", responses=refuses("invalid-parameter"))
 def quarantine(params: Annotated[QuarantineParams, Query()], deps: AppDeps, principal: Reader) -> list[QuarantinedRow]:
     require_all_teams(principal)
-    rows = deps.ledger.quarantined(params.limit)
+    with deps.ledger.moment() as moment:
+        rows = moment.quarantined(params.limit)
     return [QuarantinedRow.from_object(row) for row in rows]
 
 
@@ -265,7 +267,8 @@ def gpu_owners(params: Annotated[OwnersParams, Query()], deps: AppDeps, principa
     """A GPU belongs to the node that first reported it, until it moves. Its records from other nodes are quarantined
     and listed here as claims. Refused to callers who may see only some teams."""
     require_all_teams(principal)
-    gpus = deps.ledger.gpu_owners()
+    with deps.ledger.moment() as moment:
+        gpus = moment.gpu_owners()
     matching = sorted((gpu for gpu in gpus if params.asks_for(gpu) and _sort_key(gpu) > params.after), key=_sort_key)
     listed = matching[: params.limit]
     return GpuOwners(gpus=tuple(listed), next_after=_sort_key(listed[-1]) if len(matching) > len(listed) else None)
@@ -434,4 +437,5 @@ def redate_records(
 def _clock_report(deps: Deps) -> ClockReport:
     now = deps.clock.wall_ms()
     state = deps.guard.state() if deps.guard is not None else ClockState("", now, now, 0, 0)
-    return ClockReport(**asdict(state), misdated=deps.ledger.misdated(state.told_ms))
+    with deps.ledger.moment() as moment:
+        return ClockReport(**asdict(state), misdated=moment.misdated(state.told_ms))

@@ -276,7 +276,9 @@ def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Read
     check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
     groups: dict[str, list[PodWait]] = defaultdict(list)
     end_ms = min(now, span.end_ms)
-    for pod, wait in waits_within(deps.ledger.pods(span.start_ms, span.end_ms), span.start_ms, end_ms):
+    with deps.ledger.moment() as moment:
+        pods = moment.pods(span.start_ms, span.end_ms)
+    for pod, wait in waits_within(pods, span.start_ms, end_ms):
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
             groups[key].append(wait)
@@ -309,9 +311,9 @@ def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
     policies = deps.ledger.policies(now, now + 1)
     if not policies:
         return []
-    budget_states = states(
-        deps.ledger, deps.book(), policies[-1].policy, Month.of(now, settings.zone), now, settings.timezone
-    )
+    month = Month.of(now, settings.zone)
+    with deps.ledger.moment(month.span(settings.zone)[0], now) as moment:
+        budget_states = states(moment, deps.book(), policies[-1].policy, month, now, settings.timezone)
     return [state for state in budget_states if principal.teams is None or state.team in principal.teams]
 
 
@@ -431,18 +433,16 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
         job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)
         if job is None:
             raise unknown_job(deps, principal, key)
-        decided = decisions_about(deps, moment, key, life.start_ms, now)
+        decided = decisions_about(moment, key, life.start_ms, now)
         return with_attempts(job, moment, life, decided, deps, principal)
 
 
 MOST_DECISIONS = 500
 
 
-def decisions_about(deps: Deps, moment: LedgerSnapshot, key: JobKey, start_ms: int, now_ms: int) -> list[Decision]:
+def decisions_about(moment: LedgerSnapshot, key: JobKey, start_ms: int, now_ms: int) -> list[Decision]:
     """The newest decisions about a job's preemptions, and about its own claims."""
-    found = deps.ledger.decisions(
-        start_ms, now_ms + 1, MOST_DECISIONS, kind="preemption", gang=job_attempts.gangs_of(key)
-    )
+    found = moment.decisions(start_ms, now_ms + 1, MOST_DECISIONS, kind="preemption", gang=job_attempts.gangs_of(key))
     if not found:
         return []
     names = {pod.facts.name for pod in moment.pods(start_ms, now_ms, of={key})}
@@ -533,7 +533,7 @@ def _store_reports(
     deps: Deps, principal: Principal, key: JobKey, reports: list[EpochReport], now_ms: int
 ) -> ReportCount:
     with deps.ledger.moment() as moment:
-        _check_reporter(deps, moment, principal, key)
+        _check_reporter(moment, principal, key)
         known = {report.epoch for report in moment.epochs({key})}
     if len(known | {report.epoch for report in reports}) > MOST_EPOCHS:
         raise Refusal("too-many-epochs", f"a job may have at most {MOST_EPOCHS} epochs: report only every tenth")
@@ -541,11 +541,11 @@ def _store_reports(
     return ReportCount(recorded=new, known=len(reports) - new)
 
 
-def _check_reporter(deps: Deps, moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
+def _check_reporter(moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
     """Raises Refusal if a pod reports for a job other than its own, or if a person or program reports for a job that
     has held no GPU yet, or that the caller's teams did not pay for."""
     if principal.pod is not None and principal.cluster is not None:
-        if deps.ledger.job_of(principal.cluster, principal.pod) != key:
+        if moment.job_of(principal.cluster, principal.pod) != key:
             raise Refusal("forbidden", f"{principal.name!r} may report progress only for its own job")
         return
     extent = moment.extents({key}).get(key)

@@ -119,7 +119,8 @@ class Invoices(_Books):
 
     def newest(self, month: Month) -> KeptInvoice | None:
         """The newest stored invoice of that month; None if there is none."""
-        acts = self._ledger.acts("invoiced", subject=str(month))
+        with self._ledger.moment() as moment:
+            acts = moment.acts("invoiced", subject=str(month))
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
@@ -312,8 +313,8 @@ class Credits(_Books):
         book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
         if book is None:
             raise CannotClose("there is no price book, so no time was billed and there is nothing to credit")
-        refuse_twice(span, credited_spans(self._ledger.acts("adjusted")))
         with self._ledger.moment(span.start_ms, span.end_ms) as moment:
+            refuse_twice(span, credited_spans(moment.acts("adjusted")))
             return credit_lines(moment, book, span, self._timezone)
 
     @retry_when_books_moved
@@ -392,7 +393,8 @@ class Bookkeeper:
         known, seen = self._books, self._ledger.last_act()
         if known is not None and known.seen == seen:
             return known
-        self._books = fold_acts(self._ledger.acts(*ENTRIES), seen)
+        with self._ledger.moment() as moment:
+            self._books = fold_acts(moment.acts(*ENTRIES), seen)
         return self._books
 
     def closed_ms(self) -> int:
@@ -405,7 +407,10 @@ class Bookkeeper:
         now, (first, newest) = self._clock.wall_ms(), self._ledger.extent()
         # A lake accepts only spans that begin at a whole hour, as midnight does.
         start = midnight_ms(local_date(first, self._zone), self._zone)
-        in_records = {team for (team,) in self._ledger.usage((start, now), ("team",)).row_keys()} if newest else set()
+        in_records: set[str] = set()
+        if newest:
+            with self._ledger.moment(start, now) as moment:
+                in_records = {team for (team,) in moment.usage((start, now), ("team",)).row_keys()}
         in_policies = {
             queue.team for version in self._ledger.policies(0, now + 1) for queue in version.policy.queues if queue.team
         }
@@ -492,7 +497,8 @@ class Bookkeeper:
         now = self._clock.wall_ms()
         books = self.books()
         before = month.previous.span(self._zone)
-        earlier = self._ledger.usage(before, ()).sum_of_accounts().total > 0
+        with self._ledger.moment(*before) as moment:
+            earlier = moment.usage(before, ()).sum_of_accounts().total > 0
         refuse_out_of_order(books, month, end, now, earlier)
         draft, standing = self._draft(month, books)
         refuse_unless_acknowledged(standing, acknowledged, reason)

@@ -307,7 +307,9 @@ def credit_lines(ledger: Questions, book: PriceBook, span: NodeSpan, timezone: s
 
 def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
     """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
-    clusters = [cluster for (cluster,) in ledger.usage((start_ms, end_ms), ("cluster",), {"node": (node,)}).row_keys()]
+    span = start_ms, end_ms
+    with ledger.moment(*span) as moment:
+        clusters = [cluster for (cluster,) in moment.usage(span, ("cluster",), {"node": (node,)}).row_keys()]
     if not clusters:
         raise ValueError(f"no node {node!r} had a GPU in that span: check its name and the span")
     if len(clusters) > 1:

@@ -66,7 +66,8 @@ class Prices:
         self._lock = threading.Lock()
         self.deciding = threading.RLock()
         """Held while the next book is computed from the one in force, until it is recorded."""
-        self._versions = [_version(act) for act in journal.acts("prices")]
+        with journal.moment() as moment:
+            self._versions = [_version(act) for act in moment.acts("prices")]
 
     @property
     def current(self) -> PriceBook | None:

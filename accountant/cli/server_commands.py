@@ -189,8 +189,9 @@ def restore(
         parts = _store(archive, object_storage, ledger.parent)
         with closing(open_ledger(built, SystemClock(), archive=parts)) as restored:
             start, end = restored.extent()
-            imbalance = restored.examine(start, end)
-            newest = restored.trail(restored.last_act() - 1, 1)
+            with restored.moment(start, end) as moment:
+                imbalance = moment.imbalance(start, end)
+                newest = moment.acts(after=restored.last_act() - 1, limit=1)
     act = newest[0] if newest else None
     record = {
         "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": imbalance.total_us,

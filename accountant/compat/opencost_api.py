@@ -30,6 +30,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -63,7 +64,7 @@ from accountant.compat.opencost_query import (
 )
 from accountant.core.errors import UnreadableLedger
 from accountant.core.settings import Limits
-from accountant.ledger.protocols import Ledger, NodeFacts
+from accountant.ledger.protocols import Ledger, NodeFacts, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -600,12 +601,18 @@ _FIELDS = {"controllerName": "controller"}
 AllocationSets = list[tuple[Span, dict[str, Allocation]]]
 
 
-class PodLedger(Ledger, Protocol):
-    """A ledger with pods (accountant.storage.DuckLedger)."""
+class PodMoment(Questions, Protocol):
+    """The state of one commit, with its pods."""
 
     def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[KnownPod]:
         """The pods that existed in the span; placed: including those of which only the placement was seen."""
         ...
+
+
+class PodLedger(Ledger, Protocol):
+    """A ledger with pods (accountant.storage.DuckLedger)."""
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[PodMoment]: ...
 
 
 class AllocationSource:
@@ -653,7 +660,9 @@ class AllocationSource:
         machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         totals: dict[tuple[str, str], NodeTotal] = {}
         unpriced: dict[str, int] = {}
-        for charge in charges(self._ledger, self._book(), start, end, ("cluster", "node")) if start < end else ():
+        with self._ledger.moment(start, end) as moment:
+            charged = charges(moment, self._book(), start, end, ("cluster", "node")) if start < end else []
+        for charge in charged:
             cluster, node = charge.key
             if not charge.billed or not matches(_asset(cluster, node, machines.get((cluster, node), ""))):
                 continue
@@ -723,11 +732,24 @@ class AllocationSource:
         now_ms = self._clock.wall_ms()
         self._check_cost(question.span._replace(end_ms=min(question.end_ms, now_ms)), len(question.aggregate))
         book = self._book()
-        pods = _pods_by_name(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
-        machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}
+        until_ms = min(question.end_ms, now_ms)
+        with self._ledger.moment(question.start_ms, until_ms) as moment:
+            pods = _pods_by_name(moment.pods(question.start_ms, until_ms, placed=True))
+            machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}
+            return self._groups(moment, question, book, pods, machines, now_ms)
+
+    def _groups(
+        self,
+        moment: PodMoment,
+        question: Question,
+        book: PriceBook | None,
+        pods: Mapping[PodName, PodSeen],
+        machines: Mapping[tuple[str, str], str],
+        now_ms: int,
+    ) -> tuple[AllocationSets, int]:
         allocation_sets: AllocationSets = []
         unmetered_us = count = 0
-        charges_of_steps = self._charges([step for spans in question.sets for step in spans], book, now_ms)
+        charges_of_steps = self._charges(moment, [step for spans in question.sets for step in spans], book, now_ms)
         for spans in question.sets:
             steps = []
             for start, end in spans:
@@ -743,7 +765,10 @@ class AllocationSource:
                 raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
         return allocation_sets, unmetered_us
 
-    def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
+    @staticmethod
+    def _charges(
+        moment: Questions, steps: Sequence[Span], book: PriceBook | None, now_ms: int
+    ) -> Iterator[list[Charge]]:
         """Yields the charges of each step until now. If all steps consist of whole hours, one ledger query covers many
         steps."""
         grain = _grain(steps)
@@ -751,7 +776,7 @@ class AllocationSource:
         for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
             start, end = chunk[0][0], min(chunk[-1][1], now_ms)
             by = DIMENSIONS if grain is None else (*DIMENSIONS, grain)
-            charged = charges(self._ledger, book, start, end, by) if start < end else []
+            charged = charges(moment, book, start, end, by) if start < end else []
             if grain is None:
                 yield charged
                 continue

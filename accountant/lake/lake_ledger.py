@@ -558,14 +558,11 @@ class LakeLedger:
 
     # --- journal ------------------------------------------------------------------------------
 
-    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+    def acts(self, *kinds: ActKind, subject: str | None = None, after: int = 0, limit: int | None = None) -> list[Act]:
         return [
             act for act in self._journal()
-            if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
-        ]  # fmt: skip
-
-    def trail(self, after: int, limit: int) -> list[Act]:
-        return [act for act in self._journal() if act.number > after][:limit]
+            if act.number > after and (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
+        ][:limit]  # fmt: skip
 
     def last_act(self) -> int:
         acts = self._journal()

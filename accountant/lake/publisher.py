@@ -43,8 +43,8 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.engines.protocol import Bounds, Engine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
-from accountant.ledger.journal import NewAct, record
-from accountant.ledger.protocols import EpochReport, Questions
+from accountant.ledger.journal import Act, ActKind, NewAct, record
+from accountant.ledger.protocols import EpochReport, Ledger, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -572,7 +572,7 @@ class Publisher:
                 "subject": act.subject, "who": act.who, "reason": act.reason, "content": act.content,
                 "digest": act.digest,
             }
-            for act in self._ledger.acts()
+            for act in self._acts()
         ]  # fmt: skip
         yield tables.NODES, "", [
             {
@@ -599,6 +599,10 @@ class Publisher:
         with self._ledger.moment() as moment:
             return moment.epochs_between(0, _FAR_MS)
 
+    def _acts(self, *kinds: ActKind) -> list[Act]:
+        with self._ledger.moment() as moment:
+            return moment.acts(*kinds)
+
     def _prices(self) -> Iterator[dict[str, Any]]:
         for version_of in self._books.prices.versions:
             for row in version_of.book.rows:
@@ -610,6 +614,8 @@ class Publisher:
                 }  # fmt: skip
 
     def _pods(self) -> list[dict[str, Any]]:
+        with self._ledger.moment() as moment:
+            pods = moment.pods(0, _FAR_MS, placed=True)
         return [
             {
                 "ledger": self.name,
@@ -622,17 +628,19 @@ class Publisher:
                 },
                 "facts": msgspec.json.encode(pod.facts).decode(),
             }
-            for pod in self._ledger.pods(0, _FAR_MS, placed=True)
+            for pod in pods
         ]  # fmt: skip
 
     def _decisions(self) -> list[dict[str, Any]]:
+        with self._ledger.moment() as moment:
+            decisions = moment.decisions(0, _FAR_MS, _EVERY_DECISION)
         return [
             {
                 "ledger": self.name, "day": local_date(one.at_ms, self._zone), "cluster": one.cluster, "id": one.id,
                 "at": _instant(one.at_ms), "at_ms": one.at_ms, "kind": one.kind, "subject": one.subject,
                 "decision": one.model_dump_json(),
             }
-            for one in self._ledger.decisions(0, _FAR_MS, _EVERY_DECISION)
+            for one in decisions
         ]  # fmt: skip
 
     # --- internal -----------------------------------------------------------------------------
@@ -650,7 +658,7 @@ class Publisher:
         or to repair it. A ledger that is refused has written nothing, so it stops no accountant that publishes rightly.
 
         The id is recorded before the claim, so that tables with a claim always belong to a ledger that knows its id."""
-        catalogue, known = self._connect(), self._ledger.acts("lake")
+        catalogue, known = self._connect(), self._acts("lake")
         is_new = not known or (known[-1].subject, json.loads(known[-1].content)["warehouse"]) != self._place
         ledger_id = self._id() if known else uuid.uuid4().hex
         if is_new or repair:
@@ -671,7 +679,7 @@ class Publisher:
 
     def _id(self) -> str:
         """The id that the ledger got when it was published first."""
-        found: str = json.loads(self._ledger.acts("lake")[0].content)["id"]
+        found: str = json.loads(self._acts("lake")[0].content)["id"]
         return found
 
     def _record(self, ledger_id: str, who: str, reason: str) -> None:
@@ -687,7 +695,8 @@ class Publisher:
         )
         last = max(catalogue.read(tables.ACTS), key=lambda row: row["number"], default=None)
         if last is not None:
-            own = self._ledger.trail(last["number"] - 1, 1)
+            with self._ledger.moment() as moment:
+                own = moment.acts(after=last["number"] - 1, limit=1)
             if not own or own[0].digest != last["digest"]:
                 raise LakeRefused(
                     f"{catalogue.place}: act {last['number']} of the ledger {self.name} in the lake is not in the "
@@ -695,7 +704,7 @@ class Publisher:
                 )
         for row in catalogue.read(tables.LEDGERS):
             # The acts of this row, not of the table `acts`, which is written earlier than the row.
-            removing = self._ledger.acts("withdrawn", "redated", "retired", "moved")
+            removing = self._acts("withdrawn", "redated", "retired", "moved")
             if any(act.number > row["acts"] for act in removing):
                 continue  # the ledger's records became fewer by an act
             first_ms, newest_ms = self._ledger.extent()
@@ -753,7 +762,7 @@ def _instant(at_ms: int) -> datetime:
 
 
 def compare_days(
-    ledger: Questions,
+    ledger: Ledger,
     engine: Engine,
     name: str,
     days: Sequence[tuple[date, PriceBook | None]],
@@ -786,7 +795,8 @@ def compare_days(
             continue
         compared += 1
         of_day = {cluster: row for (row_day, cluster), row in rows.items() if row_day == day}
-        differences += _day_differences(ledger, book, day, totals[day], of_day, timezone)
+        with ledger.moment(totals[day]["start_ms"], totals[day]["end_ms"]) as moment:
+            differences += _day_differences(moment, book, day, totals[day], of_day, timezone)
     return LakeComparison(compared, tuple(differences))
 
 

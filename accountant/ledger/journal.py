@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Final, Literal, ParamSpec, Protocol, TypeVar
@@ -66,16 +66,23 @@ class Act(NewAct):
     digest: str = ""
 
 
+class Acts(Protocol):
+    """The acts as of one commit."""
+
+    def acts(self, *kinds: ActKind, subject: str | None = None, after: int = 0, limit: int | None = None) -> list[Act]:
+        """The acts in the order of recording.
+
+        kinds: only these; all if none are given.
+        subject: only those that concern it.
+        after: only those with a higher number.
+        limit: at most this many, the first ones."""
+        ...
+
+
 class Journal(Protocol):
-    """Stores acts."""
+    """Stores acts. A moment of it reads them."""
 
-    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
-        """The acts in the order of recording; if no kinds are given, all of them."""
-        ...
-
-    def trail(self, after: int, limit: int) -> list[Act]:
-        """At most `limit` acts with a number above `after`, in the order of recording."""
-        ...
+    def moment(self) -> AbstractContextManager[Acts]: ...
 
     def last_act(self) -> int:
         """The number of the newest act, or 0 if there is none."""
@@ -101,8 +108,11 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
     known = journal.last_act() if seen is None else seen
     for _ in range(_TRIES):
         last = journal.last_act()
-        if seen is not None and any(act.kind not in BESIDE for act in journal.trail(known, last - known)):
-            raise BooksMoved(seen, last)
+        if seen is not None and last > known:
+            with journal.moment() as moment:
+                between = moment.acts(after=known, limit=last - known)
+            if any(act.kind not in BESIDE for act in between):
+                raise BooksMoved(seen, last)
         known = last
         with suppress(BooksMoved):
             return journal.record(acts, known)

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import zone
-from accountant.ledger.journal import NewAct
+from accountant.ledger.journal import Acts, Journal, NewAct
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
@@ -412,7 +412,25 @@ class Imports:
     metered: Mapping[str, Span]
 
 
-class Questions(Protocol):
+class Present(Protocol):
+    """What a ledger knows without reading a table."""
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        """The policies in force in the span, oldest first. The mapping of the first policy also applies before
+        it."""
+        ...
+
+    def extent(self) -> Span:
+        """The span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
+        ...
+
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        """The end of the newest booked record of each cluster that agents report from and that has a GPU in
+        service."""
+        ...
+
+
+class Questions(Present, Acts, Protocol):
     """Read access. Spans are [start_ms, end_ms) in UTC milliseconds. Answers are sorted by key and deterministic."""
 
     def usage(
@@ -433,23 +451,31 @@ class Questions(Protocol):
         accountant.core.errors.UnsupportedQuestion for measures and labels that the ledger does not keep."""
         ...
 
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        """The policies in force in the span, oldest first. The mapping of the first policy also applies before
-        it."""
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: Collection[str] | None = None,
+        cluster: str | None = None,
+        before: str | None = None,
+    ) -> list[Decision]:
+        """Returns decisions, newest first, and those of one millisecond by descending key.
+
+        kind, subject: only those with this value.
+        gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these `namespace/name` of
+            pods or workloads.
+        cluster: only those of this cluster's controller, or of a controller that names no cluster.
+        before: of the last millisecond before `end_ms`, only those with a lower key (`Decision.key`). With the last
+            decision of an answer, its key and the end of its millisecond give the decisions that follow."""
         ...
 
-    def extent(self) -> Span:
-        """The span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
-        ...
 
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        """The end of the newest booked record of each cluster that agents report from and that has a GPU in
-        service."""
-        ...
-
-
-class Ledger(Questions, Protocol):
-    """Read and write access."""
+class Ledger(Present, Journal, Protocol):
+    """Writes, and opens moments, which answer."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Questions]:
         """Opens the state of one commit, for an answer that takes several questions about [start_ms, end_ms)."""
@@ -485,10 +511,6 @@ class Ledger(Questions, Protocol):
     def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
         """Withdraws what an import booked in the span, records an act of `who`, and returns the number of rows. Nothing
         of it counts afterwards, and the span can be imported again under a new epoch."""
-        ...
-
-    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """Returns which nodes each GPU belonged to, sorted by cluster and UUID."""
         ...
 
     def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
@@ -545,34 +567,8 @@ class Ledger(Questions, Protocol):
         earlier than the stored report."""
         ...
 
-    def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """The job of a pod, None if the pod is unknown."""
-        ...
-
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         """Stores decisions. Idempotent by cluster, id and instant; returns how many were new."""
-        ...
-
-    def decisions(
-        self,
-        start_ms: int,
-        end_ms: int,
-        limit: int = 1000,
-        *,
-        kind: str | None = None,
-        subject: str | None = None,
-        gang: Collection[str] | None = None,
-        cluster: str | None = None,
-        before: str | None = None,
-    ) -> list[Decision]:
-        """Returns decisions, newest first, and those of one millisecond by descending key.
-
-        kind, subject: only those with this value.
-        gang: only decisions whose subject begins with `<kind>/<namespace/name>` for one of these `namespace/name` of
-            pods or workloads.
-        cluster: only those of this cluster's controller, or of a controller that names no cluster.
-        before: of the last millisecond before `end_ms`, only those with a lower key (`Decision.key`). With the last
-            decision of an answer, its key and the end of its millisecond give the decisions that follow."""
         ...
 
     def checkpoint(self) -> None: ...

@@ -105,7 +105,8 @@ class Dispatcher:
         """By destination: set when the channel has ended its work on a message that took too long."""
         self._log = structlog.get_logger("accountant.notifications")
         self._lock = threading.Lock()
-        self._deliveries = subscriptions.deliveries_from_acts(ledger.acts("delivery"))
+        with ledger.moment() as moment:
+            self._deliveries = subscriptions.deliveries_from_acts(moment.acts("delivery"))
         self._answers: TLRUCache[tuple[Hashable, ...], _Answer] = TLRUCache(
             _MOST_ANSWERS,
             lambda _, answer, now_ms: now_ms + (MS_PER_DAY if answer.is_final else CACHE_MS),
@@ -195,7 +196,8 @@ class Dispatcher:
         policy, book = policies[-1], self._books.prices.current
 
         def states() -> list[BudgetState]:
-            return budget_forecast.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
+            with self._ledger.moment(month.span(self._tz)[0], now_ms) as moment:
+                return budget_forecast.states(moment, book, policy.policy, month, now_ms, self._timezone)
 
         def are_exhausted(states: list[BudgetState]) -> bool:
             parts = [part for budget in policy.policy.budgets for _, part in budget.parts()]
@@ -225,7 +227,9 @@ class Dispatcher:
         start = midnight_ms(days[0] - timedelta(days=triggers.DAYS), self._tz)
         end = midnight_ms(last + timedelta(days=1), self._tz)
         by_team: dict[str, dict[date, TeamDay]] = {}
-        for line in self._ledger.usage((start, end), ("team", "day"), None, self._timezone).lines():
+        with self._ledger.moment(start, end) as moment:
+            lines = moment.usage((start, end), ("team", "day"), None, self._timezone).lines()
+        for line in lines:
             if line.key["team"] != IDLE:
                 use = TeamDay(line.accounts_gpu_us.allocated, line.accounts_gpu_us.allocated_idle)
                 by_team.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = use

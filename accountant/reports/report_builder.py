@@ -41,7 +41,6 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import Issuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
-from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage import JobName, Usage, Where
 from accountant.prices.price_book import PriceBook
@@ -360,11 +359,11 @@ class MonthBooks:
 
     @classmethod
     def of(
-        cls, ledger: SnapshotLedger, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int
+        cls, moment: ReportQuestions, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int
     ) -> MonthBooks:
         """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
         only the imports are read."""
-        imports = import_rows(imported_chunks(ledger.acts(*IMPORTING)), start_ms, end_ms)
+        imports = import_rows(imported_chunks(moment.acts(*IMPORTING)), start_ms, end_ms)
         if month is None:
             return cls(imports=imports)
         return cls(
@@ -470,10 +469,6 @@ def made_of(
 class SnapshotLedger(Protocol):
     """A ledger that can answer all queries of a report from one commit."""
 
-    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
-        """See accountant.ledger.journal.Journal."""
-        ...
-
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]:
         """A snapshot: all its answers come from the same commit. start_ms, end_ms: the span whose rows may be
         needed."""
@@ -495,9 +490,9 @@ def report(
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
     issuer: the party that charges, for formats that list every charge."""
-    booked = MonthBooks.of(ledger, books, month, start_ms, end_ms)
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
+        booked = MonthBooks.of(moment, books, month, start_ms, end_ms)
         return build(
             moment, books.priced_by(booked.kept), start_ms, end_ms, timezone, team=team, booked=booked,
             book_before=_book_before(books, booked.kept_before), issuer=issuer,
@@ -515,8 +510,8 @@ def readings(
 
 def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """Builds the report of a scope from data of that month."""
-    booked = MonthBooks.of(ledger, books, month, found.start_ms, found.end_ms)
     with ledger.moment(found.start_ms, found.end_ms) as moment:
+        booked = MonthBooks.of(moment, books, month, found.start_ms, found.end_ms)
         return made_of(found, moment, team=team, booked=booked)
 
 

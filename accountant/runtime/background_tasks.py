@@ -21,7 +21,7 @@ import structlog
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
-from accountant.ledger.journal import ActKind
+from accountant.ledger.journal import Act, ActKind
 from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -249,7 +249,10 @@ class Maintenance:
         if last == self._checked_act:
             return False
         archived = self._ledger.archived_act()
-        new = self._ledger.trail(archived, last - archived) if last > archived else []
+        new: list[Act] = []
+        if last > archived:
+            with self._ledger.moment() as moment:
+                new = moment.acts(after=archived)
         if any(act.kind not in RESENDABLE for act in new):
             return True  # stays true until a part contains them
         self._checked_act = last

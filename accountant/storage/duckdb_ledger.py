@@ -15,7 +15,7 @@ records (`redatings_in`), before it replays later records."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from accountant.billing.queue_waits import KnownPod
 from accountant.core.errors import (
     BadBatch,
     CannotRedate,
@@ -37,7 +36,7 @@ from accountant.core.periods import utc
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
 from accountant.inventory.node_facts_and_downtime import booted
-from accountant.ledger.journal import Act, ActKind, NewAct
+from accountant.ledger.journal import Act, NewAct
 from accountant.ledger.protocols import (
     MOST_VIEWS,
     MOST_VIEWS_OF_ALL,
@@ -47,18 +46,14 @@ from accountant.ledger.protocols import (
     GpuOwnership,
     Imports,
     ImportSpan,
-    JobKey,
-    MisdatedKind,
     MisdatedRecords,
     NodeFacts,
-    Quarantined,
     Receipt,
     RetiredDevice,
     Retirement,
     SavedView,
 )
 from accountant.ledger.team_assignment import Assignment
-from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
@@ -67,7 +62,7 @@ from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
 from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
-from accountant.storage.read_snapshot import Hole, Imbalance, Snapshot, holes, imbalance, quarantine
+from accountant.storage.read_snapshot import Snapshot, misdated_items
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
 from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
@@ -76,38 +71,13 @@ from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, Inter
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.import_withdrawal import Withdrawn, resum, withdraw, withdrawal_act
 from accountant.storage.write.interval_writer import BookedChanges
-from accountant.storage.write.inventory_and_journal_tables import read_acts, write_acts, write_epochs
+from accountant.storage.write.inventory_and_journal_tables import write_acts, write_epochs
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR
-
-_NAMED = 20
-_HEALING: Mapping[MisdatedKind, str] = {
-    "records": "are quarantined; their time is unmetered",
-    "policies": "are in force from the time of their act, or from now",
-    "pods": "get the present time as the time of observation",
-    "decisions": "get the present time",
-    "registers": "end now",
-    "acts": "stay unchanged, and the act of this correction names them; reopen a month that was closed too early",
-}
-
-
-def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
-    """Return the items dated more than SKEW_MS after `now_ms`, by kind, without kinds that have none."""
-    rows = {row[0]: row[1:] for row in cursor.rows("misdated", {"limit": now_ms + SKEW_MS})}
-    misdated = []
-    for kind, healing in _HEALING.items():
-        if kind in rows:
-            count, first, last, named = rows[kind]
-            names = tuple(sorted(named)[:_NAMED])
-            misdated.append(
-                MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
-            )
-    return tuple(misdated)
 
 
 def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
@@ -467,10 +437,6 @@ class DuckLedger(Offsite):
                 self._commit(cursor, self._state)
             return new
 
-    def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        with self.moment() as snapshot:
-            return snapshot.job_of(cluster, uid)
-
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing:
             self._require_clock()
@@ -502,11 +468,6 @@ class DuckLedger(Offsite):
                 last = recorded[-1].number if recorded else seen
                 self._commit(cursor, replace(self._state, acts=last), beside=True)
             return recorded
-
-    def trail(self, after: int, limit: int) -> list[Act]:
-        """See accountant.ledger.journal.Journal."""
-        with self._snapshot() as (cursor, _):
-            return read_acts(cursor, after=after, limit=limit)
 
     def retire(
         self, retirement: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
@@ -567,10 +528,6 @@ class DuckLedger(Offsite):
                 claims.commit()
             return owners.shown(after, {}, state.fleet)
 
-    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        with self._snapshot() as (cursor, state):
-            return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
-
     def withdraw_import(self, span: ImportSpan, now_ms: int, who: str, reason: str) -> int:
         return self._with_archived(lambda fetched: self._withdraw_import(span, now_ms, who, reason, fetched))
 
@@ -600,11 +557,6 @@ class DuckLedger(Offsite):
                 f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
                 "right, list the records with a wrong date with: gputally accountant clock show"
             )
-
-    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """Return the items dated more than SKEW_MS after `now_ms`, by kind."""
-        with self._snapshot() as (cursor, _):
-            return misdated_items(cursor, now_ms)
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         """Correct the `misdated` items, record the correction as an act, and return the items. Raises CannotRedate, and
@@ -651,17 +603,6 @@ class DuckLedger(Offsite):
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
 
-    def usage(
-        self,
-        edges: Sequence[int],
-        by: Sequence[Dimension],
-        where: Where | None = None,
-        timezone: str = "UTC",
-        measures: Collection[UsageMeasure] = MEASURES,
-    ) -> Usage:
-        with self.moment(edges[0], edges[-1]) as snapshot:
-            return snapshot.usage(edges, by, where, timezone, measures)
-
     def clusters(self) -> frozenset[str]:
         """Return the clusters with booked records."""
         return self._state.fleet.clusters
@@ -669,19 +610,6 @@ class DuckLedger(Offsite):
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
         return tuple(known[key] for key in sorted(known) if known[key].listed)
-
-    def pods(
-        self,
-        start_ms: int,
-        end_ms: int,
-        *,
-        of: Collection[JobKey] | None = None,
-        waiting: bool = False,
-        placed: bool = False,
-    ) -> list[KnownPod]:
-        """Return the pods that existed in the span, see `Snapshot.pods`."""
-        with self.moment() as snapshot:
-            return snapshot.pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def teams(self) -> frozenset[str]:
         """Return every team that a queue or a namespace names at present."""
@@ -735,27 +663,6 @@ class DuckLedger(Offsite):
         known = [rules.version for rules in self._state.policies if rules.version is not None]
         return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
 
-    def decisions(
-        self,
-        start_ms: int,
-        end_ms: int,
-        limit: int = 1000,
-        *,
-        kind: str | None = None,
-        subject: str | None = None,
-        gang: Collection[str] | None = None,
-        cluster: str | None = None,
-        before: str | None = None,
-    ) -> list[Decision]:
-        with self._snapshot() as (cursor, _):
-            return inventory_and_journal_tables.read_decisions(
-                cursor, start_ms, end_ms, limit, kind, subject, gang, cluster, before
-            )
-
-    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
-        with self._snapshot() as (cursor, _):
-            return read_acts(cursor, kinds, subject)
-
     def last_act(self) -> int:
         return self._state.acts
 
@@ -768,31 +675,6 @@ class DuckLedger(Offsite):
 
     def newest_by_cluster(self) -> Mapping[str, int]:
         return self._state.fleet.newest_by_cluster
-
-    def imbalance(self, start_ms: int, end_ms: int) -> int:
-        """Return the microseconds by which the accounts deviate from the capacity; 0 if they balance."""
-        return self.examine(start_ms, end_ms).total_us
-
-    def examine(self, start_ms: int, end_ms: int) -> Imbalance:
-        """Return the sum that `imbalance` returns, with a description of every difference."""
-        with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return imbalance(cursor, state, start_ms, end_ms)
-
-    def quarantined_rows(self, most: int) -> int:
-        """Return the number of quarantined records, up to `most`. Their content is not read."""
-        with self._snapshot() as (cursor, _):
-            count: int = cursor.run("SELECT count(*) FROM (SELECT seq FROM quarantine LIMIT ?)", [most])[0][0]
-            return count
-
-    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        """Return quarantined records, newest first."""
-        with self._snapshot() as (cursor, _):
-            return quarantine(cursor, limit)
-
-    def holes(self, limit: int = 1000) -> list[Hole]:
-        """Return sequence numbers that will never arrive, by node, newest first."""
-        with self._snapshot() as (cursor, _):
-            return holes(cursor, limit)
 
 
 def _take(group: GroupCommit, batch: Batch) -> IntervalCounts | Exception:

@@ -21,18 +21,30 @@ from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import usage as usage_relation
-from accountant.ledger.protocols import MOST_HOLDS, EpochReport, Hold, Holds, JobKey, Quarantined
+from accountant.ledger.journal import Act, ActKind
+from accountant.ledger.protocols import (
+    MOST_HOLDS,
+    EpochReport,
+    GpuOwnership,
+    Hold,
+    Holds,
+    JobKey,
+    MisdatedKind,
+    MisdatedRecords,
+    Quarantined,
+)
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.storage.duckdb_engine import Cursor, statement
-from accountant.storage.gpu_lifetimes import gpus_at
+from accountant.storage.gpu_lifetimes import gpus_at, read_claims, read_owners, shown
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan, ResultCache, key_of, pieces_of
 from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
+from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.storage.write.inventory_and_journal_tables import count_epochs, epochs_between, read_epochs
 from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
-from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.policy_models import Decision, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
@@ -81,7 +93,48 @@ class Snapshot:
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Return quarantined records, newest first."""
-        return quarantine(self._cursor, limit)
+        return [Quarantined(*row) for row in self._cursor.rows("quarantined", {"limit": limit})]
+
+    def quarantined_rows(self, most: int) -> int:
+        """Return the number of quarantined records, up to `most`. Their content is not read."""
+        count: int = self._cursor.run("SELECT count(*) FROM (SELECT seq FROM quarantine LIMIT ?)", [most])[0][0]
+        return count
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """Return the sequence numbers that will never arrive, by outbox, newest first."""
+        return [Hole(*row) for row in self._cursor.rows("holes", {"limit": limit})]
+
+    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
+        """Find what does not add up in the span. The moment must have been opened for it."""
+        return imbalance(self._cursor, self._state, start_ms, end_ms)
+
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
+        """Return the items dated clearly after `now_ms`, by kind."""
+        return misdated_items(self._cursor, now_ms)
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        """Return which nodes each GPU belonged to, sorted by cluster and UUID."""
+        fleet = self._state.fleet
+        return shown(read_owners(self._cursor, fleet), read_claims(self._cursor), fleet)
+
+    def acts(self, *kinds: ActKind, subject: str | None = None, after: int = 0, limit: int | None = None) -> list[Act]:
+        return inventory_and_journal_tables.read_acts(self._cursor, kinds, subject, after, limit)
+
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: Collection[str] | None = None,
+        cluster: str | None = None,
+        before: str | None = None,
+    ) -> list[Decision]:
+        return inventory_and_journal_tables.read_decisions(
+            self._cursor, start_ms, end_ms, limit, kind, subject, gang, cluster, before
+        )
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
@@ -298,6 +351,17 @@ class Snapshot:
         return self._state.fleet.newest_end_ms
 
 
+_NAMED = 20
+_HEALING: Mapping[MisdatedKind, str] = {
+    "records": "are quarantined; their time is unmetered",
+    "policies": "are in force from the time of their act, or from now",
+    "pods": "get the present time as the time of observation",
+    "decisions": "get the present time",
+    "registers": "end now",
+    "acts": "stay unchanged, and the act of this correction names them; reopen a month that was closed too early",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Imbalance:
     """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference."""
@@ -366,11 +430,15 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
     return Imbalance(total, tuple(lines))
 
 
-def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
-    """Return the quarantined records, newest first."""
-    return [Quarantined(*row) for row in cursor.rows("quarantined", {"limit": limit})]
-
-
-def holes(cursor: Cursor, limit: int) -> list[Hole]:
-    """Return the sequence numbers that will never arrive, by outbox, newest first."""
-    return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]
+def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:
+    """Return the items dated more than SKEW_MS after `now_ms`, by kind, without kinds that have none."""
+    rows = {row[0]: row[1:] for row in cursor.rows("misdated", {"limit": now_ms + SKEW_MS})}
+    misdated = []
+    for kind, healing in _HEALING.items():
+        if kind in rows:
+            count, first, last, named = rows[kind]
+            names = tuple(sorted(named)[:_NAMED])
+            misdated.append(
+                MisdatedRecords(kind=kind, count=count, first_ms=first, last_ms=last, named=names, healing=healing)
+            )
+    return tuple(misdated)

@@ -184,13 +184,15 @@ def steps(
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
     book = deps.book()
+    with deps.ledger.moment() as moment:
+        acts = moment.acts(subject=str(calendar_month))
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
         may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
         or deps.settings.auth == "off", params=params, since_ms=since_ms,
         changes=None if since_ms is None else changes_since(deps, calendar_month, since_ms),
-        acts=[(act, WHAT[act.kind]) for act in reversed(deps.ledger.acts(subject=str(calendar_month)))],
+        acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
         is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),
     )  # fmt: skip
@@ -204,7 +206,9 @@ def changes_since(deps: Deps, month: Month, since_ms: int) -> list[Change]:
     """What acts changed in the amounts of a month since an instant, newest first: credits and charges, corrections
     booked in it, and price books, whose effect is the difference of the month's present records at both prices."""
     found = list[Change]()
-    for act in deps.ledger.acts("corrected", "adjusted"):
+    with deps.ledger.moment() as moment:
+        changing, priced = moment.acts("corrected", "adjusted"), moment.acts("prices")
+    for act in changing:
         corrections, adjustments = page_rows.booked(act) if act.at_ms >= since_ms else ((), ())
         causes = [(one.line.team, f"late records of {one.month}", one.amount, one.booked_in) for one in corrections]
         causes += [(one.team, f"{'credit' if one.amount < 0 else 'charge'}: {one.reason}", one.amount, one.booked_in)
@@ -215,7 +219,7 @@ def changes_since(deps: Deps, month: Month, since_ms: int) -> list[Change]:
     then = [one for one in versions if one.at_ms < since_ms]
     if then and then[-1].version != versions[-1].version and deps.books.kept(month) is None:
         present, before = deps.books.preview(month, then[-1].base)
-        newest = deps.ledger.acts("prices")[-1]
+        newest = priced[-1]
         found += [
             Change(team, "prices", amount, newest.at_ms, newest.number)
             for team, amount in _differences(before, present)
@@ -256,7 +260,8 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
 
     async with deps.turns.turn("acts", request, who):
         await asyncio.to_thread(done)
-    left = [act for act in deps.ledger.trail(last, 100) if act.who == who]
+    with deps.ledger.moment() as moment:
+        left = [act for act in moment.acts(after=last, limit=100) if act.who == who]
     return RedirectResponse(f"/act/{left[-1].number}" if left else f"/invoices/{calendar_month}", 303)
 
 
@@ -315,7 +320,8 @@ def _acts(deps: Deps, params: AuditPageParams) -> list[Act]:
     start = edge("start", params.start, zone, now) if params.start else None
     end = edge("end", params.end, zone, now) if params.end else None
     wanted = params.search.casefold()
-    acts = deps.ledger.acts(*([params.kind] if params.kind else []), subject=params.subject or None)
+    with deps.ledger.moment() as moment:
+        acts = moment.acts(*([params.kind] if params.kind else []), subject=params.subject or None)
     return [
         act
         for act in reversed(acts)

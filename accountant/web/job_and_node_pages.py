@@ -270,7 +270,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
             begin, end = moment.recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, of_gpus = timeline(moment, begin, end, filters, timezone)
-        decisions = decisions_about(deps, moment, key, span.start_ms, at)
+        decisions = decisions_about(moment, key, span.start_ms, at)
         job = with_attempts(job, moment, span, decisions, deps, principal)
     waiting = job.job.state == "waiting"
     shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []

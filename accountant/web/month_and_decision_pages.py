@@ -29,7 +29,7 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import exports
-from accountant.ledger.protocols import JobKey, Ledger
+from accountant.ledger.protocols import JobKey, Questions
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
 from accountant.web import home, page_queries, page_rows
@@ -172,6 +172,10 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
     start = month.span(periods.zone(deps.settings.timezone))[0]
     whole = deps.picker() is None  # a lake has no quarantine and no missing records
     nodes = page_queries.coverage(deps, month)
+    quarantined, holes = None, None
+    if whole:
+        with deps.ledger.moment() as moment:
+            quarantined, holes = moment.quarantined(_SHOWN_QUARANTINED), moment.holes(_SHOWN_QUARANTINED)
     return page(
         request,
         "/coverage",
@@ -181,8 +185,8 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
         more=nodes.value[_SHOWN_NODES:],
         as_of_ms=nodes.as_of_ms,
         whole=page_rows.total_coverage(nodes.value),
-        quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED) if whole else None,
-        holes=deps.ledger.holes(_SHOWN_QUARANTINED) if whole else None,
+        quarantined=quarantined,
+        holes=holes,
         most=_SHOWN_QUARANTINED,
         start_ms=start,
         end_ms=nodes.as_of_ms or at,
@@ -272,7 +276,8 @@ def prepare_pages(deps: Deps) -> None:
 
 def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
     """The targets of the links in a month's report. On the page of a team, they are pages of this team."""
-    booked = correcting(deps.ledger)
+    with deps.ledger.moment() as moment:
+        booked = correcting(moment)
 
     def act(booking: Correction | Adjustment) -> str:
         return f"/act/{booked[booking] if isinstance(booking, Correction) else adjusting(booking)}"
@@ -408,7 +413,8 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
     require_all_teams(principal)
     at = deps.clock.wall_ms()
     start = at - params.days * MS_PER_DAY
-    all_decisions = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=params.kind, subject=params.subject)
+    with deps.ledger.moment() as moment:
+        all_decisions = moment.decisions(start, at + 1, LOOKED_AT, kind=params.kind, subject=params.subject)
     decisions = [decision for decision in all_decisions if not decision_text.is_record(decision)]
     kinds = [(kind, _query(params, kind)) for kind in (None, "weight", "preemption", "hold", "policy")]
     return page(
@@ -421,7 +427,10 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
 @router.get("/decisions/{at_ms}/{id:path}")
 def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader) -> Response:
     require_all_teams(principal)
-    cycle = _cycle(deps.ledger, at_ms) if 0 <= at_ms < 2**53 else []
+    cycle = []
+    if 0 <= at_ms < 2**53:
+        with deps.ledger.moment() as moment:
+            cycle = _cycle(moment, at_ms)
     decision = next((other for other in cycle if other.id == id), None)
     if decision is None:
         raise Refusal("not-found", f"no decision {id[:200]!r} was made at that instant: /decisions lists the decisions")
@@ -436,7 +445,7 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
     )
 
 
-def _cycle(ledger: Ledger, at_ms: int) -> list[Decision]:
+def _cycle(ledger: Questions, at_ms: int) -> list[Decision]:
     """All decisions of one millisecond."""
     cycle: list[Decision] = []
     while not len(cycle) % LOOKED_AT:

@@ -73,7 +73,8 @@ class CurrentDemand:
 def records(ledger: Ledger, at_ms: int) -> list[Decision]:
     """The newest records of the controller's cycles until an instant, for `decision_text.shares`."""
     since = at_ms - _LOOK_BACK_MS
-    return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
+    with ledger.moment() as moment:
+        return moment.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
 
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
@@ -173,7 +174,8 @@ def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Acco
 
 def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
     """The GPUs that ever belonged to the node, or that it claims."""
-    return tuple(gpu for gpu in deps.ledger.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
+    with deps.ledger.moment() as moment:
+        return tuple(gpu for gpu in moment.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
 
 
 def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
@@ -181,7 +183,9 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, .
 
     def compute() -> tuple[page_rows.NodeCoverage, ...]:
         start = month.span(periods.zone(deps.settings.timezone))[0]
-        return page_rows.by_node(deps.ledger, start, deps.clock.wall_ms())
+        at = deps.clock.wall_ms()
+        with deps.ledger.moment(start, at) as moment:
+            return page_rows.by_node(moment, start, at)
 
     return deps.answers.ask(("coverage", month, books(deps)), compute)
 

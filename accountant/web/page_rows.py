@@ -22,7 +22,7 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
-from accountant.ledger.journal import Act, Journal
+from accountant.ledger.journal import Act, Acts
 from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
@@ -364,7 +364,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
     )
 
 
-def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
+def by_node(ledger: Questions, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
     """The nodes, those with the most unmetered time first."""
     rows = [
         NodeCoverage(
@@ -486,7 +486,7 @@ def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
     return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
 
 
-def correcting(journal: Journal) -> Mapping[Correction, int]:
+def correcting(journal: Acts) -> Mapping[Correction, int]:
     """The number of the act that booked each correction; for equal corrections, the last act."""
     return {correction: act.number for act in journal.acts("corrected") for correction in booked(act)[0]}
 

@@ -43,7 +43,7 @@ from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import file_name
-from accountant.ledger.journal import ActKind
+from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import Capacity
 from accountant.prices.price_book import PriceBook
@@ -232,7 +232,10 @@ WHAT: Final[Mapping[ActKind, str]] = {
 
 @router.get("/act/{number}")
 def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Response:
-    acts = deps.ledger.trail(number - 1, 1) if 0 < number < 2**62 else []
+    acts: list[Act] = []
+    if 0 < number < 2**62:
+        with deps.ledger.moment() as moment:
+            acts = moment.acts(after=number - 1, limit=1)
     if not acts or acts[0].number != number:
         raise Refusal("not-found", f"the journal has no act {number}: GET /v1/audit lists the acts")
     corrections, adjustments = booked(acts[0])
@@ -279,7 +282,8 @@ class InvoiceParams(Params):
 def newest(deps: AppDeps, principal: Reader) -> Response:
     """Redirects to the newest month with an invoice; without any, to the previous month."""
     require_all_teams(principal)
-    acts = deps.ledger.acts("invoiced")
+    with deps.ledger.moment() as moment:
+        acts = moment.acts("invoiced")
     before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous
     return RedirectResponse(f"/invoice/{max((act.subject for act in acts), default=str(before))}", 303)
 

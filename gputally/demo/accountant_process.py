@@ -234,12 +234,11 @@ class DemoAccountant:
 
     def figures(self, start_ms: int, end_ms: int) -> LedgerFigures:
         """Query the ledger for all figures of the span."""
-        ledger = self._service.ledger
-        (whole,) = ledger.usage((start_ms, end_ms), ()).lines()
-        by_team = {
-            line.key["team"]: line.accounts_gpu_us for line in ledger.usage((start_ms, end_ms), ("team",)).lines()
-        }
-        bill = cost(ledger, self._service.book(), start_ms, end_ms, ("team",))
+        with self._service.ledger.moment(start_ms, end_ms) as moment:
+            (whole,) = moment.usage((start_ms, end_ms), ()).lines()
+            of_teams = moment.usage((start_ms, end_ms), ("team",)).lines()
+            bill = cost(moment, self._service.book(), start_ms, end_ms, ("team",))
+        by_team = {line.key["team"]: line.accounts_gpu_us for line in of_teams}
         currency = bill.currency or ""
         return LedgerFigures(
             whole.accounts_gpu_us,

@@ -86,9 +86,9 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "cost by team and day": lambda one: cost(one, BOOK, *SPAN, ("team", "day")),
     "pods": lambda one: one.pods(*SPAN),
     "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
+    "acts": lambda one: one.acts(),
 }
 OF_LEDGERS: Final[Mapping[str, Question]] = {
-    "acts": lambda one: one.acts(),
     "nodes": lambda one: one.nodes(),
     "extent": lambda one: one.extent(),
     "teams": lambda one: one.teams(),

@@ -43,6 +43,7 @@ from tests.bench import bulk, load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, child
 from tests.fairshare.web.controller_pages import Stage, stage
+from tests.moments import present
 
 GOAL_MS = 200.0
 RUNS = 5
@@ -230,10 +231,10 @@ class _Books:
         by: Sequence[Dimension],
         where: Mapping[Dimension, Sequence[str]] | None = None,
     ) -> Iterator[UsageLine]:
-        yield from self._ledger.usage((start_ms, end_ms), by, where).lines()
+        yield from present(self._ledger).usage((start_ms, end_ms), by, where).lines()
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
-        yield from self._ledger.decisions(start_ms, end_ms)
+        yield from present(self._ledger).decisions(start_ms, end_ms)
 
 
 def _controller(folder: Path, ledger: DuckLedger) -> Stage:

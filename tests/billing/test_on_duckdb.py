@@ -34,6 +34,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
 from tests.billing.usage_rows import at, price_book, time_by
 from tests.empty_ledger import fresh
 from tests.fakes.list_ledger import ListLedger, Row
+from tests.moments import present
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 QUARTER_MS = 900_000
@@ -124,18 +125,20 @@ def book():
 
 @pytest.mark.parametrize("by", [(), ("team",), ("gpu_model", "team"), ("day",), ("node",)])
 def test_costs_are_equal(duck, plain, book, by):
-    assert cost(duck, book, *SPAN, by) == cost(plain, book, *SPAN, by)
+    assert cost(present(duck), book, *SPAN, by) == cost(plain, book, *SPAN, by)
 
 
 def test_statements_are_equal_to_the_byte(duck, plain, book):
-    assert canonical(statement(duck, book, *SPAN)) == canonical(statement(plain, book, *SPAN))
+    assert canonical(statement(present(duck), book, *SPAN)) == canonical(statement(plain, book, *SPAN))
 
 
 @settings(max_examples=8)
 @given(cuts=st.lists(st.integers(1, DAYS * MS_PER_DAY - 1), min_size=1, max_size=3, unique=True))
 def test_priced_time_is_additive_over_any_split(duck, book, cuts):
     def priced(start, end):
-        return time_by(charges(duck, book, start, end, ("team",)), lambda charge: (charge.key[0], charge.bucket))
+        return time_by(
+            charges(present(duck), book, start, end, ("team",)), lambda charge: (charge.key[0], charge.bucket)
+        )
 
     edges = [ORIGIN, *sorted(ORIGIN + cut for cut in cuts), SPAN[1]]
     assert sum((priced(*piece) for piece in pairwise(edges)), Counter()) == priced(*SPAN)
@@ -159,7 +162,7 @@ def test_a_node_in_maintenance_is_not_billed(book, tmp_path):
         ledger.observe(Facts(nodes=(NodeFacts("c", "n1", capacity_type="on-demand", down=(down,)),)), ORIGIN)
         rows = [interval(ORIGIN + i * QUARTER_MS, "GPU-1") for i in range(4)]
         deliver(ledger, SPAN[1], batch(rows, node="n1"))
-        answer = cost(ledger, book, ORIGIN, ORIGIN + 4 * QUARTER_MS, ("team",))
+        answer = cost(present(ledger), book, ORIGIN, ORIGIN + 4 * QUARTER_MS, ("team",))
     assert [(line.key["team"], line.gpu_us) for line in answer.lines] == [(IDLE, 2 * QUARTER_MS * 1000)]
 
 
@@ -270,7 +273,7 @@ def test_days_and_hours_have_their_own_length_and_a_price_changes_between_two_da
     start, end = edge.month.span(tz)
     day = date.fromisoformat(edge.changed or f"{edge.month}-15")
     books = keeper(ledger_of_edge, edge, str(day), str(day + timedelta(days=1)))
-    found = cost(ledger_of_edge, books.prices.current, start, end, ("day",), None, edge.timezone)
+    found = cost(present(ledger_of_edge), books.prices.current, start, end, ("day",), None, edge.timezone)
     by_day = {line.key["day"]: line for line in found.lines}
     assert by_day[str(day)].gpu_us == int(edge.day_hours * US_PER_HOUR)
     assert by_day[str(day)].cost == Decimal("2.07") * Decimal(str(edge.day_hours))
@@ -283,7 +286,7 @@ def test_days_and_hours_have_their_own_length_and_a_price_changes_between_two_da
     begin, stop = midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
     by_hour = {
         line.key["hour"]: line.accounts_gpu_us.total
-        for line in ledger_of_edge.usage((begin, stop), ("hour",), None, edge.timezone).lines()
+        for line in present(ledger_of_edge).usage((begin, stop), ("hour",), None, edge.timezone).lines()
     }
     assert sum(by_hour.values()) == (stop - begin) * US_PER_MS
     changed = sorted(gpu_us for gpu_us in by_hour.values() if gpu_us != US_PER_HOUR)

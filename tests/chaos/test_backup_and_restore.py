@@ -22,6 +22,7 @@ from tests import empty_ledger
 from tests.chaos.accountant_process import Outbox, fork_program, fork_server, is_running
 from tests.deadlines import until
 from tests.ledger.replica_turns import START_MS, act, deliver, opened, two_replicas
+from tests.moments import present
 
 SEED = 20261128
 KILLS = 4
@@ -70,10 +71,10 @@ class Site:
         ledger = open_ledger(copy, CLOCK)
         try:
             assert self.sender is not None
-            lines = ledger.usage((START_MS, self.sender.end_ms), ("gpu",)).lines()
-            assert ledger.examine(START_MS, self.sender.end_ms).total_us == 0
+            lines = present(ledger).usage((START_MS, self.sender.end_ms), ("gpu",)).lines()
+            assert present(ledger).imbalance(START_MS, self.sender.end_ms).total_us == 0
             return {line.key["gpu"]: line.accounts_gpu_us.busy for line in lines}, [
-                entry.subject for entry in ledger.acts()
+                entry.subject for entry in present(ledger).acts()
             ]
         finally:
             ledger.close()

@@ -34,6 +34,7 @@ from tests.chaos.publishing_process import PUBLISHED, STEP, begin_of, publishing
 from tests.deadlines import until
 from tests.hypothesis_examples import examples
 from tests.ledger.busy_ledger import BOOK
+from tests.moments import present
 
 SEED = 20261128
 LEDGERS = 5
@@ -141,7 +142,7 @@ def _assert_own(one: Member) -> None:
     with publishing(one.settings) as (ledger, publisher, _):
         publisher.publish()
         assert publisher.compare().differences == ()
-        (act,) = ledger.acts("lake")
+        (act,) = present(ledger).acts("lake")
         assert one.settings.lake is not None
         with closing(DuckDbEngine(Catalogue.connect(one.settings.lake))) as engine:
             status = Fleet(engine).statuses()[one.name]
@@ -149,7 +150,7 @@ def _assert_own(one: Member) -> None:
             span = begin_ms, begin_ms + (status.until_ms - begin_ms) // MS_PER_HOUR * MS_PER_HOUR
             found = _by_gpu(LakeLedger(engine, status), span)
             assert found
-            assert found == _by_gpu(ledger, span)
+            assert found == _by_gpu(present(ledger), span)
         catalogue = Catalogue.connect(one.settings.lake)
         with closing(catalogue):
             for table in tables.TABLES:

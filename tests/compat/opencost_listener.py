@@ -17,6 +17,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Owner, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.compat.opencost_day import START_MS
+from tests.moments import present
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
@@ -69,7 +70,7 @@ def fill(ledger: DuckLedger) -> None:
         ]
         one = batch(rows, facts, cluster="prod", node=node, epoch=f"0192-{node}")
         deliver(ledger, START_MS + 24 * HOUR_MS, one)
-    assert ledger.quarantined() == []
+    assert present(ledger).quarantined() == []
 
 
 BOOK = price_book_text(H100=2.5)

@@ -44,6 +44,7 @@ from gputally.base.errors import SettingsFault
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, hour, served
 from tests.hypothesis_examples import examples
+from tests.moments import present
 from tests.usage_records import batch, deliver, pod_facts
 
 EXPORTERS_DAY = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
@@ -262,10 +263,10 @@ def test_summaries(port: Port) -> None:
 
 def test_everything_adds_up_to_the_capacity_that_was_billed(port: Port) -> None:
     window = START_MS, START_MS + 24 * HOUR_MS
-    priced = [c for c in charges(port.ledger, port.book, *window, ()) if c.account in BILLED and c.row]
+    priced = [c for c in charges(present(port.ledger), port.book, *window, ()) if c.account in BILLED and c.row]
     exact = sum((Fraction(c.row.price) * c.gpu_us for c in priced if c.row), Fraction(0)) / HOUR_US
     assert sum(port.costs(includeIdle="true")[0].values()) == pytest.approx(float(exact))
-    assert float(cost(port.ledger, port.book, *window, ()).total or 0) == pytest.approx(float(exact))
+    assert float(cost(present(port.ledger), port.book, *window, ()).total or 0) == pytest.approx(float(exact))
 
 
 def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> 
         def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
             return 1
 
-        def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> Any:
+        def moment(self, start_ms: int, end_ms: int) -> Any:
             raise LedgerUnavailable("the disk is full")
 
     answer = served(Away(), port.clock).get("/allocation", params={"window": DAY})

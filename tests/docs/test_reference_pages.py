@@ -37,6 +37,7 @@ from scripts.reference_pages import (
 )
 from tests.lake.comparison_queries import SPAN, published
 from tests.ledger.busy_ledger import BOOK
+from tests.moments import present
 
 NOT_BASE = "ms|us|mib|mw|mj|percent|mhz|hours|minutes|days|microseconds|milliseconds"
 
@@ -153,9 +154,9 @@ def test_the_example_for_duckdb_gives_what_the_ledger_says() -> None:
         found = table.scan(row_filter="day >= '2026-10-01' and day < '2026-11-01'").to_duckdb("usage_hourly")
         asked = {team: row for team, *row in found.sql(example).fetchall()}
         assert isinstance(found, duckdb.DuckDBPyConnection)
-        for line in known.ledger.usage(SPAN, ("team",)).lines():
+        for line in present(known.ledger).usage(SPAN, ("team",)).lines():
             assert asked[line.key["team"]][:2] == ["USD", line.accounts_gpu_us.allocated / 3.6e9]
-        for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines:
+        for line in cost(present(known.ledger), BOOK, *SPAN, ("team",)).lines:
             _, _, unpriced_hours, amount = asked[line.key["team"]]
             assert unpriced_hours == line.unpriced_gpu_us / 3.6e9
             if line.cost is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 
@@ -13,15 +15,16 @@ class MemoryJournal:
     def __init__(self) -> None:
         self._acts: list[Act] = []
 
-    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+    @contextmanager
+    def moment(self) -> Iterator[Any]:
+        yield self
+
+    def acts(self, *kinds: ActKind, subject: str | None = None, after: int = 0, limit: int | None = None) -> list[Act]:
         return [
             act
-            for act in self._acts
+            for act in self._acts[after:]
             if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
-        ]
-
-    def trail(self, after: int, limit: int) -> list[Act]:
-        return self._acts[after:][:limit]
+        ][:limit]
 
     def last_act(self) -> int:
         return len(self._acts)

@@ -248,7 +248,7 @@ class MemoryLedger(MemoryJournal):
         ]
         return sorted(found, key=lambda d: (d.at_ms, d.key), reverse=True)[:limit]
 
-    def examine(self, start_ms: int, end_ms: int) -> Imbalance:
+    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
         return Imbalance(0, ())
 
     def quarantined_rows(self, most: int) -> int:

@@ -27,6 +27,7 @@ from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import MINUTE, START_MS
+from tests.moments import present
 
 OCTOBER = Month(2026, 10)
 
@@ -35,7 +36,7 @@ def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
     found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team", "gpu_model")))
     expected: dict[tuple[str, ...], list[int]] = {}
     for one in two.both:
-        for line in one.ledger.usage(SPAN, ("team", "gpu_model")).lines():
+        for line in present(one.ledger).usage(SPAN, ("team", "gpu_model")).lines():
             sums = expected.setdefault(tuple(line.key.values()), [0] * len(Accounts.model_fields))
             for at, name in enumerate(Accounts.model_fields):
                 sums[at] += getattr(line.accounts_gpu_us, name)
@@ -87,7 +88,7 @@ def test_a_window_that_hours_cannot_answer_is_refused(two: TwoLedgers, asked: di
 
 def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> None:
     found = two.fleet.cost(two.fleet.members(), FleetQuery(*SPAN, ("gpu_model",)))
-    own = [cost(one.ledger, one.books.prices.current, *SPAN, ("gpu_model",)) for one in two.both]
+    own = [cost(present(one.ledger), one.books.prices.current, *SPAN, ("gpu_model",)) for one in two.both]
     for line in found.lines:
         parts = [each.cost for answer in own for each in answer.lines if each.key == line.key]
         assert line.cost == (None if None in parts else exact_sum(part for part in parts if part is not None))
@@ -97,7 +98,7 @@ def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> 
 def test_one_cluster_alone_is_that_ledger(two: TwoLedgers) -> None:
     (south,) = two.fleet.members(["south"])
     assert two.fleet.usage([south], FleetQuery(*SPAN, ("job",))).lines == tuple(
-        two.south.ledger.usage(SPAN, ("job",)).lines()
+        present(two.south.ledger).usage(SPAN, ("job",)).lines()
     )
 
 

@@ -17,6 +17,7 @@ from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
+from tests.moments import present
 
 NOW_MS = 1_791_000_000_000
 """The time of the import, some days after 2026-10-01."""
@@ -42,7 +43,7 @@ class Books:
 
     def held(self, start_ms: int, end_ms: int, cluster: str, by: str = "namespace") -> dict[str, int]:
         """Return the GPU-microseconds in the ledger."""
-        lines = self.ledger.usage((start_ms, end_ms), ("cluster", by)).lines()  # type: ignore[arg-type]
+        lines = present(self.ledger).usage((start_ms, end_ms), ("cluster", by)).lines()  # type: ignore[arg-type]
         return {
             line.key[by]: line.accounts_gpu_us.allocated
             for line in lines

@@ -21,6 +21,7 @@ from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.testing.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS, Cut
+from tests.moments import present
 
 START_MS = 1_790_812_800_000
 HEADING = "Cluster|JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES"
@@ -66,16 +67,22 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
         expected = {account: seconds * 1_000_000 for account, seconds in accounts.items()}
         assert books.held(START_MS, NOW_MS, cluster) == expected
     assert set(books.held(START_MS, NOW_MS, "hpc", "gpu_model")) == {"NVIDIA A100"}
-    assert ledger.imbalance(START_MS, NOW_MS) == 0
-    assert ledger.quarantined() == []
-    before = ledger.usage((START_MS, NOW_MS), ("cluster", "job")).lines(), len(ledger.acts("imported"))
+    assert present(ledger).imbalance(START_MS, NOW_MS).total_us == 0
+    assert present(ledger).quarantined() == []
+    before = (
+        present(ledger).usage((START_MS, NOW_MS), ("cluster", "job")).lines(),
+        len(present(ledger).acts("imported")),
+    )
     assert main([*command, "--output", "json"]) == 0
     answer = capsys.readouterr().out  # behind what the server here says of the requests
     told = json.loads(answer[answer.index("[\n") :])
     assert [(each["cluster"], each["done"]) for each in told] == [("hpc", 0), ("lab", 0)]
     assert main(command) == 0
     assert capsys.readouterr().out.count("was imported before") == 2
-    assert (ledger.usage((START_MS, NOW_MS), ("cluster", "job")).lines(), len(ledger.acts("imported"))) == before
+    assert (
+        present(ledger).usage((START_MS, NOW_MS), ("cluster", "job")).lines(),
+        len(present(ledger).acts("imported")),
+    ) == before
 
 
 def test_what_was_left_out_is_said_lowers_the_coverage_and_fails_unless_told_otherwise(books, tmp_path, capsys):
@@ -97,7 +104,7 @@ def test_what_was_left_out_is_said_lowers_the_coverage_and_fails_unless_told_oth
     assert "job 2" in told.err
     assert "line 5" in told.err
     assert books.held(START_MS, NOW_MS, "default") == {"vision": 20 * US_PER_HOUR}
-    (noted,) = imported_chunks(books.ledger.acts("imported"))
+    (noted,) = imported_chunks(present(books.ledger).acts("imported"))
     (row,) = import_rows([noted], START_MS, NOW_MS)
     assert (row.coverage, row.left_out) == (0.5, 2)
     assert main(["import", "slurm", str(file), "--nodes", str(nodes), "--partial", *books.options]) == 0
@@ -125,20 +132,20 @@ def test_an_import_that_was_wrong_is_replaced_as_an_act_of_the_books(books, tmp_
     expected = {"vision": 40 * US_PER_HOUR, "ops": 9 * US_PER_HOUR}
     ledger = books.ledger
     assert books.held(START_MS, NOW_MS, "default") == expected
-    assert ledger.imbalance(START_MS, NOW_MS) == 0
-    assert (ledger.quarantined(), ledger.holes()) == ([], [])
-    first = ledger.usage((START_MS, START_MS + 10 * MS_PER_HOUR), ("node",)).lines()
+    assert present(ledger).imbalance(START_MS, NOW_MS).total_us == 0
+    assert (present(ledger).quarantined(), present(ledger).holes()) == ([], [])
+    first = present(ledger).usage((START_MS, START_MS + 10 * MS_PER_HOUR), ("node",)).lines()
     assert {line.key["node"]: sum(line.accounts_gpu_us.model_dump().values()) for line in first} == {
         "n1": 20 * US_PER_HOUR, "n2": 20 * US_PER_HOUR,
     }  # fmt: skip
-    (act,) = ledger.acts("withdrawn")
+    (act,) = present(ledger).acts("withdrawn")
     assert (act.subject, act.who, act.reason[:14]) == ("slurm/default", "admin", "wrong accounts")
-    (row,) = import_rows(imported_chunks(ledger.acts(*IMPORTING)), START_MS, NOW_MS)
+    (row,) = import_rows(imported_chunks(present(ledger).acts(*IMPORTING)), START_MS, NOW_MS)
     assert row.held_us == 49 * US_PER_HOUR
     assert main([*command, *books.options]) == 0
     assert main([*command, "--replace", *books.by_admin.options]) == 0
     assert books.held(START_MS, NOW_MS, "default") == expected
-    assert ledger.imbalance(START_MS, NOW_MS) == 0
+    assert present(ledger).imbalance(START_MS, NOW_MS).total_us == 0
 
 
 @pytest.mark.parametrize(
@@ -175,9 +182,9 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
         except Unanswered:
             continue
     assert heard[-1] == (5, 5)
-    assert len(books.ledger.acts("imported")) == 5
+    assert len(present(books.ledger).acts("imported")) == 5
     assert books.held(*wanted, "hpc") == {"vision": 20 * 2 * 5 * 600_000_000}
-    assert (books.ledger.quarantined(), books.ledger.holes()) == ([], [])
+    assert (present(books.ledger).quarantined(), present(books.ledger).holes()) == ([], [])
 
 
 def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sacct):

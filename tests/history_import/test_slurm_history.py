@@ -28,6 +28,7 @@ from accountant.history_import.import_run import Chunk, epoch
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
+from tests.moments import present
 from tests.usage_records import batch, deliver, interval
 
 UTC, BERLIN = ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")
@@ -189,10 +190,10 @@ def test_the_command_names_the_jobs_that_agents_reported(tmp_path, capsys):
     again = open_ledger(path, VirtualClock(start + 120_000))
     (line,) = [
         one
-        for one in again.usage((start, start + 60_000), ("job", "namespace")).lines()
+        for one in present(again).usage((start, start + 60_000), ("job", "namespace")).lines()
         if one.accounts_gpu_us.allocated
     ]
-    trail = again.trail(0, 10)
+    trail = present(again).acts(after=0, limit=10)
     again.close()
     assert line.key == {"job": "SlurmJob/101", "namespace": "vision"}
     assert [(act.kind, act.subject, act.reason) for act in trail] == [

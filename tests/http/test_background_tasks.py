@@ -31,6 +31,7 @@ from tests import empty_ledger
 from tests.deadlines import until
 from tests.http.conftest import client_of, encoded, pod_minutes
 from tests.lake.comparison_queries import overwrite
+from tests.moments import present
 from tests.price_books import price_book_text
 
 POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
@@ -324,7 +325,7 @@ def test_below_the_floor_nothing_is_written(archiving, clock, full):
         full(False)
         for write in writes.values():
             write()
-        assert ledger.decisions(0, now + 1)
+        assert present(ledger).decisions(0, now + 1)
 
 
 def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(archiving, clock, tmp_path):
@@ -340,7 +341,7 @@ def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(arc
         assert parts(archiving) == before + 1
     shutil.rmtree(archiving.data)
     with Service(archiving.model_copy(update={"data": empty_ledger.data(tmp_path / "data")}), clock) as again:
-        assert [act.kind for act in again.ledger.acts()] == ["invoiced"]
+        assert [act.kind for act in present(again.ledger).acts()] == ["invoiced"]
 
 
 def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(archiving, clock):
@@ -364,7 +365,7 @@ def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(ar
         both = [weight_decision(str(at), at) for at in (first, first + 2 * MS_PER_DAY)]
         service.ledger.record_decisions(both, clock.wall_ms())
         after(clock, service, 401 * MS_PER_DAY)
-        assert service.ledger.decisions(0, clock.wall_ms()) == both[1:]
+        assert present(service.ledger).decisions(0, clock.wall_ms()) == both[1:]
         assert list(Path(archiving.archive.to).glob("part-*/decision.parquet"))
         kept = backups.KeptBackups(in_folder(Path(archiving.backups_to)), archiving.backups.keep)
         for_ever = Maintenance(

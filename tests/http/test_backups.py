@@ -19,6 +19,7 @@ from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
 from accountant.storage.folder_or_object_store import FileStore, in_folder
 from tests.http.conftest import NOW_MS, pod_minutes
+from tests.moments import present
 from tests.usage_records import running_accountant
 
 HOUR_MS = 3_600_000
@@ -38,7 +39,7 @@ def folder(archiving):
 
 
 def booked(service):
-    return service.ledger.usage((NOW_MS - 2 * HOUR_MS, NOW_MS), ("gpu", "pod")).lines()
+    return present(service.ledger).usage((NOW_MS - 2 * HOUR_MS, NOW_MS), ("gpu", "pod")).lines()
 
 
 def test_a_backup_is_asked_for_listed_fetched_and_restored(place, run_command, clock, tmp_path):
@@ -133,7 +134,7 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
     out = run_command.shown("restore", archiving.ledger_file, "--from", source, "--archive", archiving.archive.to)
     assert "Newest administrative act: act 2, 2026-11-01 14:00:00 UTC: invoiced 2026-10." in out
     with Service(archiving, clock) as again:
-        assert [act.kind for act in again.ledger.acts()] == ["imported", "invoiced"]
+        assert [act.kind for act in present(again.ledger).acts()] == ["imported", "invoiced"]
 
 
 def test_what_a_killed_backup_left_is_removed_by_the_next(folder, place, clock):
@@ -274,9 +275,9 @@ def test_rows_leave_the_file_and_are_still_asked_for(archiving, clock):
         clock.advance(26 * HOUR_MS)
         late = pod_minutes(first=1, rows=1, node="node-2", epoch="0193")
         service.ingest.submit_batch(late).result()
-        truth = service.ledger.usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines()
+        truth = present(service.ledger).usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines()
         service.maintain()
         clock.advance(HOUR_MS)
         service.maintain()
-        assert service.ledger.usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines() == truth
-        assert service.ledger.examine(NOW_MS - 2 * HOUR_MS, NOW_MS).total_us == 0
+        assert present(service.ledger).usage((NOW_MS - 3_590_000, NOW_MS - 1_812_345), ("gpu", "pod")).lines() == truth
+        assert present(service.ledger).imbalance(NOW_MS - 2 * HOUR_MS, NOW_MS).total_us == 0

@@ -29,6 +29,7 @@ from tests.http.conftest import (
     token_entry,
     token_list,
 )
+from tests.moments import present
 
 YEAR_MS = 365 * MS_PER_DAY
 POLICY = "schema: 1\nqueues:\n  - {name: vision, team: vision, refs: ['kai:vision'], deserved: 8}\n"
@@ -79,8 +80,8 @@ def test_nothing_is_dated_while_the_clock_is_set_and_all_is_well_when_it_is_back
     assert sent(client, 2).status_code == 200
     versions = service.ledger.policies(0, 2 * NOW_MS)
     assert [one.effective_ms - NOW_MS for one in versions] == [0, 10 * MS_PER_SECOND]
-    assert all(act.at_ms <= clock.wall_ms() for act in service.ledger.acts())
-    assert service.ledger.misdated(clock.wall_ms()) == ()
+    assert all(act.at_ms <= clock.wall_ms() for act in present(service.ledger).acts())
+    assert present(service.ledger).misdated(clock.wall_ms()) == ()
 
 
 def test_a_correction_is_taken_over_when_the_agents_agree_with_it(client, clock):
@@ -230,11 +231,11 @@ def test_what_was_dated_wrongly_is_named_and_healed(asked, clock):
     assert sent(client, 1).status_code == 200
     versions = service.ledger.policies(0, 2 * NOW_MS)
     assert [one.effective_ms <= clock.wall_ms() + 10 for one in versions] == [True, True]
-    assert [one.reason for one in service.ledger.quarantined()] == ["future-dated", "future-dated"]
-    assert service.ledger.examine(0, NOW_MS + 2 * YEAR_MS).total_us == 0
+    assert [one.reason for one in present(service.ledger).quarantined()] == ["future-dated", "future-dated"]
+    assert present(service.ledger).imbalance(0, NOW_MS + 2 * YEAR_MS).total_us == 0
     report = json.loads(ask("clock", "show", "--output", "json")[1])
     assert [one["kind"] for one in report["misdated"]] == ["acts"]  # their digests chain
-    (act,) = service.ledger.acts("redated")
+    (act,) = present(service.ledger).acts("redated")
     assert ("the clock was a year ahead" in act.reason, act.at_ms) == (True, clock.wall_ms())
 
 

@@ -24,6 +24,7 @@ from accountant.history_import.import_run import epoch, first_seq
 from agent.wire import Ack
 from gputally.base.units import MS_PER_DAY
 from tests.http.conftest import NOW_MS, bearer, encoded, pod_minutes, refused, scoped, token_entry
+from tests.moments import present
 
 GZIP = {"Content-Encoding": "gzip"}
 
@@ -310,7 +311,7 @@ def test_what_is_not_imported_is_refused(importer, changes):
 def test_a_chunk_is_noted_once_and_is_part_of_the_trail(importer):
     assert importer.client.post("/v1/imports", json=CHUNK).json() == {"new": True}
     assert importer.client.post("/v1/imports", json=CHUNK).json() == {"new": False}
-    (act,) = importer.ledger.acts("imported")
+    (act,) = present(importer.ledger).acts("imported")
     assert (act.subject, act.who) == ("prometheus/prod", "import")
     assert act.reason == "1.0 GPU-hours of 1 nodes from https://prometheus:9090"
     told = importer.client.get("/v1/imports", params={"cluster": "prod", "source": "prometheus"}).json()
@@ -325,7 +326,7 @@ def test_an_import_notes_no_more_chunks_than_its_quota(accountant):
     for one in notes[3:]:
         assert running.client.post("/v1/imports", json=one, headers=scoped("import")).status_code == 409
     assert running.client.post("/v1/imports", json=notes[0], headers=scoped("import")).json() == {"new": False}
-    assert len(running.ledger.acts("imported")) == 3
+    assert len(present(running.ledger).acts("imported")) == 3
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_an_import_notes_no_more_chunks_than_its_quota(accountant):
 )
 def test_a_note_that_cannot_be_true_is_refused(importer, field, value):
     assert importer.client.post("/v1/imports", json=CHUNK | {field: value}).status_code == 422
-    assert importer.ledger.acts("imported") == []
+    assert present(importer.ledger).acts("imported") == []
 
 
 def test_a_token_of_one_cluster_imports_into_that_alone(accountant):

@@ -13,6 +13,7 @@ from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue
 from tests.http.conftest import TOKENS, bearer, client_of, pod_minutes, settings_in, token_entry, token_list
 from tests.lake.comparison_queries import overwrite
+from tests.moments import present
 from tests.usage_records import running_accountant
 
 REASON = {"reason": "a row was deleted"}
@@ -41,7 +42,7 @@ def differences(service: Service) -> list[str]:
 
 
 def repairs(service: Service) -> list[str]:
-    return [act.who for act in service.ledger.acts("lake") if act.who != "accountant"]
+    return [act.who for act in present(service.ledger).acts("lake") if act.who != "accountant"]
 
 
 def test_an_administrator_repairs_the_lake_over_http(place):
@@ -60,7 +61,7 @@ def test_an_administrator_repairs_the_lake_over_http(place):
     assert answer.json()["days"]
     assert differences(service) == []
     assert repairs(service) == ["chief"]
-    assert service.ledger.acts("lake")[-1].reason == REASON["reason"]
+    assert present(service.ledger).acts("lake")[-1].reason == REASON["reason"]
 
 
 def test_an_administrator_repairs_the_lake_by_command(place, run_command, tmp_path):

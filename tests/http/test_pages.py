@@ -29,6 +29,7 @@ from tests.bench import pages
 from tests.deadlines import until
 from tests.http.conftest import HOUR_US, NOW_MS, MemoryAccountant, StartAccountant, decision
 from tests.http.page_parser import EVIL, read
+from tests.moments import present
 
 PAGES = (
     "/", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-10", "/decisions", "/prices", "/coverage",
@@ -373,14 +374,17 @@ def test_what_is_added_up_is_what_the_engine_says(
     _, ledger = site
     end = ledger.extent()[1] - 7_001
     for start in (end - 1_800_000, end - MS_PER_DAY - 1):
-        alone = ledger.usage((start, end), by, where).lines()
-        assert ledger.usage((start, end), finer, where).grouped(by).lines() == alone
+        alone = present(ledger).usage((start, end), by, where).lines()
+        assert present(ledger).usage((start, end), finer, where).grouped(by).lines() == alone
         with ledger.moment(start, end) as moment:
-            assert moment.usage((start, end), finer, where).lines() == ledger.usage((start, end), finer, where).lines()
+            assert (
+                moment.usage((start, end), finer, where).lines()
+                == present(ledger).usage((start, end), finer, where).lines()
+            )
             assert moment.usage((start, end), by, where).lines() == alone
             assert (
                 moment.usage((start, end), tuple(reversed(by)), where).lines()
-                == ledger.usage((start, end), tuple(reversed(by)), where).lines()
+                == present(ledger).usage((start, end), tuple(reversed(by)), where).lines()
             )
 
 
@@ -391,10 +395,10 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
 ) -> None:
     _, ledger = site
     start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
-    everybody = ledger.usage((start, end), by).lines()
+    everybody = present(ledger).usage((start, end), by).lines()
     jobs = sorted({line.key["job"] for line in everybody})
     for chosen in (jobs[:1], jobs[-2:], ["Job/nobody"]):
-        assert ledger.usage((start, end), by, {"job": chosen}).lines() == [
+        assert present(ledger).usage((start, end), by, {"job": chosen}).lines() == [
             line for line in everybody if line.key["job"] in chosen
         ]
 

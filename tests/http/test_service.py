@@ -23,6 +23,7 @@ from gputally.server.https_server import listen, serve
 from gputally.server.tokens_and_grants import new_token
 from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
+from tests.moments import present
 from tests.price_books import price_book_text
 
 
@@ -30,10 +31,10 @@ def content(service):
     """Return everything in the ledger that an answer can show."""
     span = (NOW_MS - 86_400_000, NOW_MS)
     return (
-        service.ledger.usage(span, ("gpu", "pod", "namespace")).lines(),
+        present(service.ledger).usage(span, ("gpu", "pod", "namespace")).lines(),
         service.ledger.acks("node-1", "prod"),
-        service.ledger.quarantined(),
-        service.ledger.examine(*span).total_us,
+        present(service.ledger).quarantined(),
+        present(service.ledger).imbalance(*span).total_us,
     )
 
 
@@ -98,7 +99,7 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(start_service, clock):
     assert {row["reason"] for row in client.get("/v1/quarantine").json()} == {"future-dated"}
     assert rows(5, 0).json()["durable_seq"] == 6
     begin = NOW_MS - 60 * MINUTE_MS
-    (line,) = service.ledger.usage((begin, begin + 6 * MINUTE_MS), ()).lines()
+    (line,) = present(service.ledger).usage((begin, begin + 6 * MINUTE_MS), ()).lines()
     assert line.accounts_gpu_us.allocated == 4 * MINUTE_MS * 1000
     assert line.accounts_gpu_us.unmetered == 2 * MINUTE_MS * 1000
     metrics = client.get("/metrics").text
@@ -123,7 +124,7 @@ def test_what_a_node_lost_is_listed(start_service):
     client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
     ack = client.post("/v1/usage", content=encoded(pod_minutes(first=6, rows=2, oldest_seq=6))).json()
     assert ack["durable_seq"] == 7
-    (hole,) = service.ledger.holes()
+    (hole,) = present(service.ledger).holes()
     assert (hole.cluster, hole.node, hole.first_seq, hole.last_seq) == ("prod", "node-1", 3, 5)
     assert "3 to 5" in client.get("/coverage").text
 
@@ -214,7 +215,9 @@ def test_a_changed_inventory_and_policy_are_taken(start_service, tmp_path, clock
     client.post("/v1/usage", content=encoded(pod_minutes(rows=30)))
 
     def pools():
-        return {line.key["pool"] for line in service.ledger.usage((NOW_MS - 3_600_000, NOW_MS), ("pool",)).lines()}
+        return {
+            line.key["pool"] for line in present(service.ledger).usage((NOW_MS - 3_600_000, NOW_MS), ("pool",)).lines()
+        }
 
     assert pools() == {"spare"}
     inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training, since: 2026-01-01}]\n")

@@ -44,6 +44,7 @@ from gputally.server.tokens_and_grants import (
 from tests import empty_ledger
 from tests.inventory.signed_tokens import EDGE, GRANTS, KEY, LOGIN, ask, signed
 from tests.inventory.token_review_server import Reviewing, account
+from tests.moments import present
 from tests.usage_records import batch, interval
 
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -512,7 +513,7 @@ def test_an_issuer_that_names_nodes_without_end_is_refused_named_and_counted(tmp
             answer = client.post("/v1/usage", content=content, headers={"Authorization": f"Bearer {token}"})
             statuses.append(answer.status_code)
         metrics = client.get("/metrics").text
-        owners = [one.gpu_uuid for one in service.ledger.gpu_owners()]
+        owners = [one.gpu_uuid for one in present(service.ledger).gpu_owners()]
     assert statuses == [200] * 2 + [429] * 6
     assert int(answer.headers["Retry-After"]) > 0
     assert 'gputally_ingest_over_quota_records_total{quota="nodes"} 6.0' in metrics

@@ -13,6 +13,7 @@ from accountant.inventory.pod_facts import job
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.wire.policy_models import UNASSIGNED, Policy
 from agent.wire import Batch, Owner, PodFacts
+from tests.moments import present
 
 
 def chain(named: str) -> tuple[Owner, ...]:
@@ -158,9 +159,11 @@ def test_the_ledger_knows_the_pods_of_a_span_with_team_and_queue(ledger):
     seen = fact(uid="both", created_ms=NOW - 500, scheduled_ms=NOW - 400, queue_ref="kai:a", observed_ms=NOW - 400)
     waiting = fact(uid="waiting", namespace="other", created_ms=NOW - 100, observed_ms=NOW - 100)
     ledger.observe(Facts(pods=(("c", seen), ("c", waiting))), NOW)
-    found = {pod.facts.uid: (pod.team, pod.queue, pod_wait(pod.facts, NOW)) for pod in ledger.pods(NOW - 600, NOW)}
+    found = {
+        pod.facts.uid: (pod.team, pod.queue, pod_wait(pod.facts, NOW)) for pod in present(ledger).pods(NOW - 600, NOW)
+    }
     assert found == {
         "both": ("vision", "a", PodWait(100, 100, False)),
         "waiting": (UNASSIGNED, UNASSIGNED, PodWait(100, None, True)),
     }
-    assert [pod.facts.uid for pod in ledger.pods(NOW - 1000, NOW - 850)] == ["early"]
+    assert [pod.facts.uid for pod in present(ledger).pods(NOW - 1000, NOW - 850)] == ["early"]

@@ -21,6 +21,7 @@ from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import sha256
 from tests import empty_ledger
 from tests.inventory.memory_api_server import FakeApi, node
+from tests.moments import present
 from tests.usage_records import interval
 
 pytestmark = pytest.mark.usefixtures("logs")
@@ -140,8 +141,8 @@ def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path, queue_
 
     with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
         assert ship(url) == "accepted"
-        lines = service.ledger.usage((START, START + 12 * MINUTE), ("team", "job")).lines()
-        assert service.ledger.imbalance(START, START + 12 * MINUTE) == 0
+        lines = present(service.ledger).usage((START, START + 12 * MINUTE), ("team", "job")).lines()
+        assert present(service.ledger).imbalance(START, START + 12 * MINUTE).total_us == 0
     held = {tuple(line.key.values()): line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
     assert {key: minutes for key, minutes in held.items() if minutes} == {(team, "Job/train"): 10}
     assert sum(line.accounts_gpu_us.total for line in lines) == 12 * MINUTE * 1000

@@ -16,6 +16,7 @@ from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
 from agent.wire import Owner, PodFacts
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send
+from tests.moments import present
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_history_is_what_the_last_word_about_each_instant_was(changes):
 def by(ledger: DuckLedger, dimension: Any, **where: str) -> dict[str, int]:
     """Return the allocated minutes of the hour before the clock."""
     chosen: Any = {key: {value} for key, value in where.items()}
-    lines = ledger.usage((START_MS, NOW_MS), (dimension,), chosen).lines()
+    lines = present(ledger).usage((START_MS, NOW_MS), (dimension,), chosen).lines()
     found = {line.key[dimension]: line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
     return {key: held for key, held in found.items() if held}
 
@@ -138,7 +139,7 @@ def test_a_namespace_that_changes_hands_does_so_from_then_on(booked, opened):
     booked.close()
     with_history = opened()
     assert by(with_history, "team") == {"old": 10, "new": 50}
-    assert with_history.imbalance(START_MS, NOW_MS) == 0
+    assert present(with_history).imbalance(START_MS, NOW_MS).total_us == 0
 
 
 def test_a_node_that_is_relabelled_is_so_from_then_on(booked):

@@ -34,6 +34,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.clock import VirtualClock
 from tests.ledger.busy_ledger import BOOK, HAND, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
+from tests.moments import present
 from tests.usage_relation import figures_of, start_up
 
 HOUR = 60 * MINUTE
@@ -87,14 +88,14 @@ QUESTIONS: dict[str, Reading] = {
 def ledger_questions(ledger: Any) -> dict[str, object]:
     """Return a ledger's answers that are not tied to a snapshot."""
     return {
-        "acts": ledger.acts(),
+        "acts": present(ledger).acts(),
         "last act": ledger.last_act(),
-        "trail": ledger.trail(0, 10),
+        "trail": present(ledger).acts(after=0, limit=10),
         "nodes": ledger.nodes(),
-        "decisions": ledger.decisions(*SPAN),
-        "decisions of a kind": ledger.decisions(*SPAN, kind="weight", cluster="prod"),
-        "decisions about a gang": ledger.decisions(*SPAN, gang=("ns-0/j",)),
-        "newest decisions": ledger.decisions(*SPAN, 2),
+        "decisions": present(ledger).decisions(*SPAN),
+        "decisions of a kind": present(ledger).decisions(*SPAN, kind="weight", cluster="prod"),
+        "decisions about a gang": present(ledger).decisions(*SPAN, gang=("ns-0/j",)),
+        "newest decisions": present(ledger).decisions(*SPAN, 2),
         "extent": ledger.extent(),
         "clusters": ledger.clusters(),
         "newest by cluster": ledger.newest_by_cluster(),

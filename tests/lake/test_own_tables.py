@@ -30,6 +30,7 @@ from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, over
 from tests.lake.publishers import lake_of, publisher
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import START_MS
+from tests.moments import present
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -139,7 +140,7 @@ def test_a_first_publication_that_is_not_finished_is_not_taken_over(tmp_path):
 
         publisher(first, lambda: Woken(first, another_starts)).publish()
         assert publisher(first).compare() == LakeComparison(1, ())
-        assert second.ledger.acts("lake") == []
+        assert present(second.ledger).acts("lake") == []
 
 
 def test_a_process_that_ends_before_its_first_claim_leaves_tables_that_the_next_one_uses(tmp_path):
@@ -154,7 +155,7 @@ def test_a_process_that_ends_before_its_first_claim_leaves_tables_that_the_next_
         with pytest.raises(LakeUnavailable):
             publisher(known, lambda: Ends(good._catalog, good.place, lake_of(known))).publish()
         publisher(known).publish()
-        assert len(known.ledger.acts("lake")) == 1
+        assert len(present(known.ledger).acts("lake")) == 1
         assert known.publisher.compare() == LakeComparison(1, ())
 
 
@@ -233,7 +234,7 @@ def test_a_leader_that_wakes_inside_a_publication_writes_over_nothing_newer():
 
 def test_every_commit_names_its_ledger_its_term_and_its_publication(known):
     publisher(known).publish()
-    (act,) = known.ledger.acts("lake")
+    (act,) = present(known.ledger).acts("lake")
     ledger_id = json.loads(act.content)["id"]
     terms = set()
     for table in tables.TABLES:
@@ -322,9 +323,9 @@ def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_i
         writer.repair("ana", "the backup is what is left")
         assert not writer.refused
         assert {row["digest"] for row in restored.connect().read(tables.ACTS)} == {
-            act.digest for act in restored.ledger.acts()
+            act.digest for act in present(restored.ledger).acts()
         }
-        assert restored.ledger.acts()[-1].who == "ana"
+        assert present(restored.ledger).acts()[-1].who == "ana"
         assert writer.compare().differences == ()
 
 
@@ -427,7 +428,7 @@ def test_the_first_publication_needs_a_folder_that_exists(tmp_path):
         with pytest.raises(LakeRefused):
             publisher(known, warehouse=str(tmp_path / "nowhere")).publish()
         assert not (tmp_path / "nowhere").exists()
-        assert known.ledger.acts("lake") == []
+        assert present(known.ledger).acts("lake") == []
 
 
 def test_a_lake_that_was_lost_is_begun_again_only_by_a_person(known):
@@ -452,7 +453,7 @@ def test_a_repair_writes_what_another_hand_changed_and_nothing_else(known):
     assert known.publisher.publish().days == (), "the control totals are as they were"
     assert known.publisher.repair("ana", "a row was deleted").days == (hourly["day"][0].as_py(),)
     assert known.publisher.compare() == LakeComparison(2, ())
-    assert known.ledger.acts("lake")[-1].reason == "a row was deleted"
+    assert present(known.ledger).acts("lake")[-1].reason == "a row was deleted"
 
 
 def test_a_ledger_that_is_retired_leaves_the_lake_and_no_other_does(tmp_path):

@@ -31,6 +31,7 @@ from tests.hypothesis_examples import examples
 from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
 from tests.lake.publishers import Unplugged, another_process
 from tests.ledger.busy_ledger import BOOK, HAND
+from tests.moments import present
 
 SEPTEMBER = Month(2026, 9)
 
@@ -79,7 +80,7 @@ def close_september(known: PublishedLedger) -> None:
 def priced(known: PublishedLedger, book: PriceBook, *by: Dimension) -> Decimal:
     """Return the ledger's cost of the one day in the lake."""
     (total,) = rows(known, tables.DAYS)
-    found = cost(known.ledger, book, total["start_ms"], total["end_ms"], by)
+    found = cost(present(known.ledger), book, total["start_ms"], total["end_ms"], by)
     return sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
 
 
@@ -98,7 +99,7 @@ def test_another_process_finds_every_day_written_already(known):
 
 
 def test_another_process_writes_the_part_of_a_register_that_changed_and_no_other(known):
-    (last, *_) = known.ledger.decisions(*SPAN)
+    (last, *_) = present(known.ledger).decisions(*SPAN)
     known.ledger.record_decisions([last.model_copy(update={"id": "later", "at_ms": SPAN[1] + 24 * HOUR})], SPAN[1])
     assert another_process(known).publish().registers == ("decisions", "ledgers")
     snapshot = known.connect().open(tables.DECISIONS).current_snapshot()
@@ -129,7 +130,7 @@ def test_a_day_has_the_accounts_and_the_cost_of_the_ledger(known):
     (total,) = rows(known, tables.DAYS)
     hourly = rows(known, tables.USAGE_HOURLY)
     span = total["start_ms"], total["end_ms"]
-    (line,) = known.ledger.usage(span, ()).lines()
+    (line,) = present(known.ledger).usage(span, ()).lines()
     for name in tables.ACCOUNT_COLUMNS[:6]:
         expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
         assert total[name] == sum(row[name] for row in hourly) == expected
@@ -182,7 +183,7 @@ def test_late_records_write_their_day_again(running):
     assert len(running.publisher.publish().days) == 1
     (after,) = rows(running, tables.DAYS)
     assert after["digest"] != before["digest"]
-    (line,) = running.ledger.usage((after["start_ms"], after["end_ms"]), ()).lines()
+    (line,) = present(running.ledger).usage((after["start_ms"], after["end_ms"]), ()).lines()
     assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
     assert after["end_ms"] == before["end_ms"] + 2 * HOUR
 
@@ -396,7 +397,7 @@ def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next(kept_un
             second.publish()
             (total,) = rows(known, tables.DAYS)[:1]
             hourly = [row for row in rows(known, tables.USAGE_HOURLY) if row["day"] == total["day"]]
-            (line,) = known.ledger.usage((total["start_ms"], total["end_ms"]), ()).lines()
+            (line,) = present(known.ledger).usage((total["start_ms"], total["end_ms"]), ()).lines()
             assert sum(row["busy_us"] for row in hourly) == line.accounts_gpu_us.busy
             assert sum(row["unmetered_us"] for row in hourly) == line.accounts_gpu_us.unmetered
             assert second.compare() == LakeComparison(1, ())

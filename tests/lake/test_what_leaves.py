@@ -17,6 +17,7 @@ from tests.lake.comparison_queries import HOUR, ROWS, PublishedLedger, overwrite
 from tests.lake.publishers import Unplugged, another_process, publisher
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import START_MS
+from tests.moments import present
 
 DAY = 24 * HOUR
 
@@ -78,7 +79,7 @@ def test_nothing_is_published_while_the_clock_is_behind_the_records():
             with pytest.raises(LedgerUnavailable):
                 write()
         assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
-        assert len(known.ledger.acts("lake")) == 1
+        assert len(present(known.ledger).acts("lake")) == 1
 
 
 def test_days_that_a_clock_behind_took_from_the_lake_come_back():
@@ -134,7 +135,7 @@ def test_what_was_left_over_is_named_and_leaves(repair):
         for table in divided:
             assert {row["month"] for row in lake.read(table)} == {"2026-10"}
         assert {row["day"] for row in lake.read(tables.DECISIONS)} == first_of_october(1)
-        assert len(lake.read(tables.DECISIONS)) == len(known.ledger.decisions(0, 2**53))
+        assert len(lake.read(tables.DECISIONS)) == len(present(known.ledger).decisions(0, 2**53))
 
 
 def test_a_repair_that_ends_midway_leaves_no_control_total_without_figures():

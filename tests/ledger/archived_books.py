@@ -10,6 +10,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Batch, Skipped, Slice
 from gputally.base.units import MS_PER_HOUR
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 from tests.usage_relation import start_up
 
 BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
@@ -48,17 +49,17 @@ def everything(ledger: DuckLedger) -> object:
     end = START_MS + 2 * MS_PER_HOUR
     spec = WindowSpec(size=7200, half_life=3600)
     return (
-        ledger.usage((START_MS, end), BY).lines(),
-        ledger.usage((START_MS + 61_001, START_MS + 17 * MINUTE + 7), BY).lines(),
-        start_up(ledger.usage((START_MS, end), ("team",), measures=START_UP)),
+        present(ledger).usage((START_MS, end), BY).lines(),
+        present(ledger).usage((START_MS + 61_001, START_MS + 17 * MINUTE + 7), BY).lines(),
+        start_up(present(ledger).usage((START_MS, end), ("team",), measures=START_UP)),
         ledger.window(spec, end - 12_345, "energy", 0.98),
         ledger.window(spec, end - 12_345, "busy", 0.98),
-        ledger.quarantined(),
-        ledger.holes(),
+        present(ledger).quarantined(),
+        present(ledger).holes(),
         ledger.policies(START_MS, end),
         ledger.nodes(),
-        ledger.acts(),
-        ledger.examine(START_MS, end).total_us,
+        present(ledger).acts(),
+        present(ledger).imbalance(START_MS, end).total_us,
     )
 
 

@@ -15,6 +15,7 @@ from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
+from tests.moments import present
 
 START_MS = 1_790_812_800_000
 MINUTE = 60_000
@@ -123,7 +124,7 @@ def accounts(ledger: DuckLedger) -> Accounts:
     def ask(start: float, end: float, **where: str) -> dict[str, int]:
         chosen: Any = {dimension: {value} for dimension, value in where.items()}
         span = (START_MS + round(start * MINUTE), START_MS + round(end * MINUTE))
-        lines = ledger.usage(span, (), chosen).lines()
+        lines = present(ledger).usage(span, (), chosen).lines()
         return {k: v for line in lines for k, v in line.accounts_gpu_us.model_dump().items() if v}
 
     return ask

@@ -14,6 +14,7 @@ from agent.wire import Batch
 from gputally.base.clock import VirtualClock
 from tests.chaos.accountant_process import Outbox
 from tests.ledger.conftest import START_MS, booked
+from tests.moments import present
 
 
 def two_replicas(
@@ -64,7 +65,7 @@ def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock)
         restored = take_over(mine, clock)
         assert (restored is not None) == (turn > 1)  # before there is no backup
         ledger = opened(mine, clock)
-        assert [act.subject for act in ledger.acts()] == months[:turn]
+        assert [act.subject for act in present(ledger).acts()] == months[:turn]
         deliver(ledger, 4 + turn, clock)
         ledger.record([act(month, clock)], ledger.last_act())  # in the archive when it is answered
         if turn == 1:
@@ -74,10 +75,11 @@ def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock)
     assert take_over(mine, clock) is None  # nobody else led since
     ledger = opened(mine, clock)
     busy = {
-        line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage((START_MS, sender.end_ms), ("gpu",)).lines()
+        line.key["gpu"]: line.accounts_gpu_us.busy
+        for line in present(ledger).usage((START_MS, sender.end_ms), ("gpu",)).lines()
     }
     assert busy == {gpu: figures[0] for gpu, figures in sender.truth().items()}
-    assert [act.subject for act in ledger.acts()] == months
-    assert ledger.examine(START_MS, sender.end_ms).total_us == 0
+    assert [act.subject for act in present(ledger).acts()] == months
+    assert present(ledger).imbalance(START_MS, sender.end_ms).total_us == 0
     assert (mine.data / "set-aside" / "ledger.duckdb").is_file()
     ledger.close()

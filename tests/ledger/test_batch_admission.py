@@ -27,6 +27,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 from tests.shared_files import shared
 
 MINUTE_US = 60_000_000
@@ -65,7 +66,7 @@ def test_numbers_that_nobody_has_any_more_are_lost_and_stay_unmetered(send, ledg
     # A lost number that turns up after all is set aside, not booked behind everybody's back.
     late = send(hand.row(3, 2, 3))
     assert (late.stored, late.quarantined) == (0, 1)
-    assert ledger.quarantined()[0].detail == "the record with number 3 was declared lost before"
+    assert present(ledger).quarantined()[0].detail == "the record with number 3 was declared lost before"
 
 
 def test_a_skipped_number_advances_the_mark(send, hand):
@@ -77,7 +78,7 @@ def test_a_skipped_number_that_is_sent_again_is_one_hole(ledger, send, hand):
     known = hand.row(1), Skipped(seq=2, reason="undecodable")
     send(*known)
     send(*known, hand.row(3, 2, 3))
-    assert [(hole.first_seq, hole.last_seq, hole.reason) for hole in ledger.holes()] == [(2, 2, "undecodable")]
+    assert [(hole.first_seq, hole.last_seq, hole.reason) for hole in present(ledger).holes()] == [(2, 2, "undecodable")]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_what_cannot_be_true_is_quarantined_and_the_rest_booked(send, ledger, ha
     good = hand.row(len(bad) + 1, 10, 11, gpu="gpu-2")
     receipt = send(*bad, good)
     assert (receipt.stored, receipt.quarantined, receipt.ack.durable_seq) == (1, len(bad), len(bad) + 1)
-    assert {item.reason for item in ledger.quarantined()} == {reason}
+    assert {item.reason for item in present(ledger).quarantined()} == {reason}
     assert accounts(-120, 60, gpu="gpu-1") == {}
     assert accounts(10, 11, gpu="gpu-2") == {"busy": MINUTE_US // 2, "allocated_idle": MINUTE_US // 2}
     # Sent again, it is known already.
@@ -173,7 +174,7 @@ def test_other_content_under_a_known_number_is_set_aside(send, ledger, hand, acc
         receipt = send(hand.row(1, busy_us=7), hand.fact(2, queue_ref="kai:mine"))
         assert (receipt.stored, receipt.duplicates, receipt.quarantined) == (0, duplicates, quarantined)
     assert accounts(0, 1) == before
-    found = ledger.quarantined()
+    found = present(ledger).quarantined()
     assert [(item.seq, item.reason) for item in found] == [(2, "contradicts"), (1, "contradicts")]
     assert '"busy_us":7' in found[1].content
 
@@ -208,11 +209,11 @@ def test_gaps_are_unknown_not_idle_and_busy_beyond_the_slice_is_a_memo(send, led
         ),
         hand.row(3, capacity_us=0, allocated_us=0, busy_us=9, holder=UNATTRIBUTED),
     )  # fmt: skip
-    (line,) = ledger.usage((begin, begin + 60_000), (), {"pod": {"train-0"}}).lines()
+    (line,) = present(ledger).usage((begin, begin + 60_000), (), {"pod": {"train-0"}}).lines()
     assert line.accounts_gpu_us.allocated_unknown == 10_000_000
     assert line.accounts_gpu_us.busy == 20_000_000 + 30_000_000
     assert line.borrowed_busy_us == 10_000_000 + 5_000_000
-    assert sum(found.unattributed_busy_us for found in ledger.usage((begin, begin + 60_000), ()).lines()) == 9
+    assert sum(found.unattributed_busy_us for found in present(ledger).usage((begin, begin + 60_000), ()).lines()) == 9
 
 
 def test_it_refuses_when_the_disk_is_nearly_full_and_answers_questions(path, clock, hand):
@@ -222,7 +223,7 @@ def test_it_refuses_when_the_disk_is_nearly_full_and_answers_questions(path, clo
         free[0] = 2**20
         with pytest.raises(LedgerUnavailable, match="only 1 MiB of disk are free"):
             ledger.append([hand.batch(hand.row(2, 1, 2))], hand.now_ms)
-        assert ledger.usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
+        assert present(ledger).usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
         free[0] = 2**40
         booked(ledger, hand.now_ms, hand.batch(hand.row(2, 1, 2)))
 
@@ -291,7 +292,7 @@ def test_any_other_epoch_is_refused(hand, epoch):
 )
 def test_a_record_with_an_odd_name_is_set_aside_and_its_neighbours_are_not(send, ledger, hand, make, odd):
     assert send(make(hand, 1, **odd), hand.row(2, 1, 2, gpu="gpu-2")).stored == 1
-    assert [record.reason for record in ledger.quarantined()] == ["bad-name"]
+    assert [record.reason for record in present(ledger).quarantined()] == ["bad-name"]
 
 
 def test_an_annotation_with_control_characters_is_left_out_and_the_facts_stay(hand):
@@ -303,7 +304,7 @@ def test_an_annotation_with_control_characters_is_left_out_and_the_facts_stay(ha
 
 def figures(ledger: DuckLedger) -> object:
     by = ("cluster", "node", "namespace", "pod", "job", "user", "gpu_model")
-    return ledger.usage((START_MS, NOW_MS), by).lines(), ledger.quarantined(), ledger.holes()
+    return present(ledger).usage((START_MS, NOW_MS), by).lines(), present(ledger).quarantined(), present(ledger).holes()
 
 
 ODD_NAMES = st.lists(st.tuples(ANY, ANY, ANY, ANY, ANY), min_size=4, max_size=6)
@@ -349,9 +350,9 @@ def test_a_replay_counts_once_and_an_overlap_is_clipped(send, hand, clock, ledge
         row = hand.row(int(event["id"].removeprefix("e")), *minutes, gpu=event["gpu"])
         send(row, now_ms=hand.start_ms + MS_PER_HOUR)
     whole = hand.start_ms, round(spans[-1][1])
-    (line,) = ledger.usage(whole, ("gpu",)).lines()
+    (line,) = present(ledger).usage(whole, ("gpu",)).lines()
     assert line.accounts_gpu_us.allocated == case["expect"]["gpu_seconds"] * 1_000_000
-    assert ledger.imbalance(*whole) == 0
+    assert present(ledger).imbalance(*whole).total_us == 0
 
 
 SEQ = first_seq(START_MS)
@@ -373,7 +374,7 @@ def test_what_an_agent_measured_or_carried_wins_whatever_came_first(opened, ledg
     }
     for name in order:
         booked(ledger, NOW_MS, batches[name])
-    assert ledger.imbalance(START_MS, NOW_MS) == 0
+    assert present(ledger).imbalance(START_MS, NOW_MS).total_us == 0
     told = accounts(0, 10)
     assert (told["busy"], told["allocated_unknown"], sum(told.values())) == (
         2 * MINUTE_US, 5 * MINUTE_US, 10 * MINUTE_US,
@@ -402,7 +403,7 @@ def test_numbers_between_chunks_are_no_loss_and_resending_stores_nothing(ledger,
     assert [(receipt.stored, receipt.duplicates, receipt.quarantined) for receipt in receipts] == [
         (1, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 0),
     ]  # fmt: skip
-    assert ledger.holes() == []
+    assert present(ledger).holes() == []
     assert ledger.imports("prod").marks == {"n1": {EPOCH: SEQ + 10 * 1_000_000}}
 
 
@@ -411,8 +412,8 @@ def test_what_agents_and_imports_told_stays_apart_over_a_restart_and_a_checkpoin
     booked(ledger, NOW_MS, imports(hand, (0, 10, "gpu-1"), (0, 10, "gpu-2"), node="n2"))
     send(hand.row(2, 31, 40))
     ledger.checkpoint()
-    before = ledger.imports("prod"), ledger.usage((START_MS, NOW_MS), ("node",)).lines()
+    before = ledger.imports("prod"), present(ledger).usage((START_MS, NOW_MS), ("node",)).lines()
     ledger.close()
     again = opened()
-    assert (again.imports("prod"), again.usage((START_MS, NOW_MS), ("node",)).lines()) == before
+    assert (again.imports("prod"), present(again).usage((START_MS, NOW_MS), ("node",)).lines()) == before
     assert before[0].metered == {"n1": (START_MS + 30 * MINUTE, START_MS + 40 * MINUTE)}

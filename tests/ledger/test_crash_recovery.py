@@ -38,6 +38,7 @@ from accountant.wire.policy_models import WindowSpec
 from tests.chaos.power_cuts import torn
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import NOW_MS, START_MS, booked
+from tests.moments import present
 
 OWNER = """
 import sys
@@ -211,7 +212,7 @@ def _read(path: Path, clock: Any) -> list[dict[tuple[str, ...], int]] | None:
     spans = [(START_MS + n * 60_000, START_MS + (n + 1) * 60_000) for n in range(1, 6)]
     try:
         with closing(open_ledger(path, clock)) as ledger:
-            minutes = [ledger.usage(span, ("gpu", "node")).lines() for span in spans]
+            minutes = [present(ledger).usage(span, ("gpu", "node")).lines() for span in spans]
             return [{tuple(one.key.values()): one.accounts_gpu_us.unallocated for one in lines} for lines in minutes]
     except (LedgerDamaged, LedgerUnavailable):
         return None
@@ -325,13 +326,13 @@ def test_a_copy_is_a_whole_ledger(ledger, opened, send, hand, tmp_path):
     other = opened(copy)
     assert other.acks("n1", "prod")["0192-a"].durable_seq == 2
     minute = hand.start_ms, hand.start_ms + 60_000
-    assert other.usage(minute, ("pod", "gpu")).lines() == ledger.usage(minute, ("pod", "gpu")).lines()
+    assert present(other).usage(minute, ("pod", "gpu")).lines() == present(ledger).usage(minute, ("pod", "gpu")).lines()
 
 
 def test_closed_is_closed(ledger, hand):
     ledger.close()
     with pytest.raises(LedgerUnavailable):
-        ledger.usage((hand.start_ms, hand.now_ms), ()).lines()
+        present(ledger).usage((hand.start_ms, hand.now_ms), ()).lines()
     with pytest.raises(LedgerUnavailable):
         ledger.append([hand.batch(hand.row(1))], hand.now_ms)
 
@@ -397,8 +398,8 @@ def test_every_block_that_matters_is_kept_and_put_back(cut_short, path, clock, h
         block_copy_path(path).write_bytes(kept)
         with closing(open_ledger(path, clock)) as ledger:
             end = hand.start_ms + (ROWS * (number + 1) + 1) * 60_000
-            assert ledger.examine(hand.start_ms, end).total_us == 0
-            (line,) = ledger.usage((hand.start_ms, end), ()).lines()
+            assert present(ledger).imbalance(hand.start_ms, end).total_us == 0
+            (line,) = present(ledger).usage((hand.start_ms, end), ()).lines()
         assert line.accounts_gpu_us.allocated == ROWS * (number + 1) * 60_000_000
     assert refused, "without what was kept some of these do not open"
 

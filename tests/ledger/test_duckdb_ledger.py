@@ -16,6 +16,7 @@ from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
 from gputally.base.units import MS_PER_DAY
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send
+from tests.moments import present
 
 
 def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
@@ -26,9 +27,9 @@ def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
         send(hand.row(2, 1, 2), hand.fact(3, created_ms=hand.start_ms))
         assert moment.usage(span, ("pod",)).lines() == before
         assert moment.pods(*span) == []
-        assert coverage(moment.usage(span, ())) < coverage(ledger.usage(span, ()))
-    assert ledger.usage(span, ("pod",)).lines() != before
-    assert len(ledger.pods(*span)) == 1
+        assert coverage(moment.usage(span, ())) < coverage(present(ledger).usage(span, ()))
+    assert present(ledger).usage(span, ("pod",)).lines() != before
+    assert len(present(ledger).pods(*span)) == 1
 
 
 DAY = MS_PER_DAY // MINUTE
@@ -51,11 +52,11 @@ def decided(cluster: str, at_ms: int = 1) -> Decision:
 
 def test_time_that_is_over_keeps_its_mark_while_records_come_in(send, ledger, hand, now_ms):
     marks = ledger.mark(*YESTERDAY), ledger.mark(*TODAY)
-    told = ledger.usage(YESTERDAY, ("gpu",)).lines()
+    told = present(ledger).usage(YESTERDAY, ("gpu",)).lines()
     send(hand.row(4, DAY + 15, DAY + 30), hand.fact(5, "p2", created_ms=TODAY[0]), now_ms=now_ms)
     ledger.checkpoint()
     ledger.record_decisions([decided("prod", at_ms=now_ms)], now_ms)
-    assert ledger.usage(YESTERDAY, ("gpu",)).lines() == told
+    assert present(ledger).usage(YESTERDAY, ("gpu",)).lines() == told
     assert ledger.mark(*YESTERDAY) == marks[0]
     assert ledger.mark(*TODAY) != marks[1]
 
@@ -75,10 +76,10 @@ def test_whatever_may_change_an_answer_changes_the_mark(send, ledger, hand, now_
         assert ledger.retire(Retirement(gpus=("gpu-1",)), START_MS, now_ms, "ada", "sold")
     elif what == "unlisted":
         send(hand.row(4, 60, 61, "gpu-2"), now_ms=now_ms)
-        span, before, told = TODAY, ledger.mark(*TODAY), ledger.usage(TODAY, ("gpu",)).lines()
+        span, before, told = TODAY, ledger.mark(*TODAY), present(ledger).usage(TODAY, ("gpu",)).lines()
         # No record of that day: the node lists the other GPU, and not this one any more.
         send(hand.row(5, 3 * DAY, 3 * DAY + 1), now_ms=now_ms + 2 * MS_PER_DAY)
-        assert ledger.usage(TODAY, ("gpu",)).lines() != told
+        assert present(ledger).usage(TODAY, ("gpu",)).lines() != told
     else:
         ledger._reread()
     assert ledger.mark(*span) != before
@@ -88,8 +89,8 @@ def test_two_controllers_may_decide_alike_in_one_millisecond(ledger):
     both = [decided("prod"), decided("staging")]
     assert ledger.record_decisions(both, NOW_MS) == 2
     assert ledger.record_decisions([*both, decided("")], NOW_MS) == 1, "those of both are known by now"
-    assert {decision.cluster for decision in ledger.decisions(0, 2)} == {"prod", "staging", ""}
-    own = ledger.decisions(0, 2, cluster="prod")
+    assert {decision.cluster for decision in present(ledger).decisions(0, 2)} == {"prod", "staging", ""}
+    own = present(ledger).decisions(0, 2, cluster="prod")
     assert {decision.cluster for decision in own} == {"prod", ""}, "an older controller said no name"
 
 
@@ -100,19 +101,19 @@ def test_decisions_are_recorded_once_and_read_newest_first(ledger, hand):
     assert ledger.record_decisions([decision(1), decision(2), decision(2, reason="again")], hand.now_ms) == 2
     assert ledger.record_decisions([decision(2, reason="other"), decision(3)], hand.now_ms) == 1
     assert ledger.record_decisions([], hand.now_ms) == 0
-    assert ledger.decisions(hand.start_ms, hand.now_ms, 2) == [decision(3), decision(2)]
-    assert ledger.decisions(hand.start_ms, hand.start_ms + 2) == [decision(1)]
+    assert present(ledger).decisions(hand.start_ms, hand.now_ms, 2) == [decision(3), decision(2)]
+    assert present(ledger).decisions(hand.start_ms, hand.start_ms + 2) == [decision(1)]
     told = [
         decision(4, kind="preemption", subject=subject, id=f"p{number}")
         for number, subject in enumerate(("Job/vision/train-0", "Job/vision/other", "vision/train", "train"))
     ]
     ledger.record_decisions(told, hand.now_ms)
     span = (hand.start_ms, hand.now_ms)
-    assert ledger.decisions(*span, kind="preemption") == told[::-1]
-    assert ledger.decisions(*span, subject="train") == [told[3]]
-    assert ledger.decisions(*span, kind="preemption", gang=("vision/train",)) == [told[0]]
-    assert ledger.decisions(*span, 1, gang=("train",)) == [told[2]]
-    assert ledger.decisions(*span, kind="hold", subject="train") == []
+    assert present(ledger).decisions(*span, kind="preemption") == told[::-1]
+    assert present(ledger).decisions(*span, subject="train") == [told[3]]
+    assert present(ledger).decisions(*span, kind="preemption", gang=("vision/train",)) == [told[0]]
+    assert present(ledger).decisions(*span, 1, gang=("train",)) == [told[2]]
+    assert present(ledger).decisions(*span, kind="hold", subject="train") == []
 
 
 def test_more_decisions_of_one_millisecond_than_an_answer_has_are_read_in_several(ledger, hand):
@@ -121,7 +122,7 @@ def test_more_decisions_of_one_millisecond_than_an_answer_has_are_read_in_severa
     ledger.record_decisions([*made, decided("c1", at_ms - 1), decided("c1", at_ms + 1)], hand.now_ms)
     found: list[Decision] = []
     before = None
-    while page := ledger.decisions(at_ms - 1, at_ms + 1, 3, before=before):
+    while page := present(ledger).decisions(at_ms - 1, at_ms + 1, 3, before=before):
         found += page
         before = page[-1].key
         if len(page) < 3 or page[-1].at_ms < at_ms:
@@ -161,7 +162,7 @@ def test_decisions_past_their_retention_leave_the_ledger_and_the_newer_stay(ledg
     told = [of_day(day) for day in range(5)]
     ledger.record_decisions(told, NOW_MS)
     assert ledger.remove_decisions(NOW_MS + 2 * MS_PER_DAY) == 2
-    assert ledger.decisions(0, NOW_MS + 9 * MS_PER_DAY) == told[:1:-1]
+    assert present(ledger).decisions(0, NOW_MS + 9 * MS_PER_DAY) == told[:1:-1]
     assert ledger.remove_decisions(NOW_MS + 2 * MS_PER_DAY) == 0
     assert ledger.record_decisions(told[2:], NOW_MS) == 0
 
@@ -177,9 +178,9 @@ def test_only_archived_decisions_are_removed_and_new_ones_are_archived_afterward
     ledger = opened(archive=archive)  # that it once had others is known from the archive's numbers alone
     ledger.record_decisions([of_day(2)], NOW_MS)
     ledger.archive(NOW_MS)
-    assert ledger.decisions(0, later_ms) == [of_day(2)]
+    assert present(ledger).decisions(0, later_ms) == [of_day(2)]
     rebuilt = opened(tmp_path / "rebuilt.duckdb", archive=archive)
-    assert rebuilt.decisions(0, later_ms) == [of_day(2), of_day(1), of_day(0)]
+    assert present(rebuilt).decisions(0, later_ms) == [of_day(2), of_day(1), of_day(0)]
 
 
 def test_a_given_part_replaces_the_placeholder_of_its_name():

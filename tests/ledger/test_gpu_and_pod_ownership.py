@@ -16,6 +16,7 @@ from accountant.wire.policy_models import Policy
 from agent.wire import Batch, Holder
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, Hand, booked
+from tests.moments import present
 
 OLDEST = "00000000-0000-7000-8000-000000000000"
 """Sorts before every honest epoch."""
@@ -23,7 +24,7 @@ ATTACKER: dict[str, Any] = {"node": "n2", "epoch": OLDEST}
 
 
 def _reasons(ledger: DuckLedger) -> set[tuple[str, str]]:
-    return {(one.node, one.reason) for one in ledger.quarantined()}
+    return {(one.node, one.reason) for one in present(ledger).quarantined()}
 
 
 def test_an_epoch_that_sorts_first_displaces_no_other_nodes_rows(send, ledger, hand, accounts):
@@ -33,7 +34,7 @@ def test_an_epoch_that_sorts_first_displaces_no_other_nodes_rows(send, ledger, h
     assert (receipt.stored, receipt.quarantined, receipt.ack.durable_seq) == (0, 2, 2)
     assert accounts(0, 2, node="n1") == before
     assert accounts(0, 2, node="n2") == {}
-    refused = ledger.quarantined()[0]
+    refused = present(ledger).quarantined()[0]
     assert refused.reason == "foreign-gpu"
     assert all(name in refused.detail for name in ("'n1'", "'n2'", "gpu-1"))
 
@@ -53,7 +54,7 @@ def test_of_two_claims_in_one_commit_the_first_counts(ledger, hand, accounts):
 
 def test_the_same_uuid_in_another_cluster_is_another_gpu(ledger, hand):
     ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1), cluster="other", node="n2")], hand.now_ms)
-    assert not ledger.quarantined()
+    assert not present(ledger).quarantined()
 
 
 @pytest.mark.parametrize("reopened", [False, True], ids=["same process", "restarted"])
@@ -114,11 +115,11 @@ def test_an_agents_measurement_takes_precedence_over_an_import_in_every_order(op
             ledger.close()
             ledger = opened()
     assert ("n1", "foreign-gpu") not in _reasons(ledger)
-    (line,) = ledger.usage((hand.start_ms, hand.now_ms), (), {"node": {"n1"}}).lines()
+    (line,) = present(ledger).usage((hand.start_ms, hand.now_ms), (), {"node": {"n1"}}).lines()
     assert line.accounts_gpu_us.busy == 30 * MINUTE * 1000
-    assert ledger.usage((hand.start_ms, hand.now_ms), (), {"node": {"n2"}}).lines() == []
-    assert ledger.examine(hand.start_ms - 60 * MINUTE, hand.now_ms).total_us == 0
-    (shown,) = ledger.gpu_owners()
+    assert present(ledger).usage((hand.start_ms, hand.now_ms), (), {"node": {"n2"}}).lines() == []
+    assert present(ledger).imbalance(hand.start_ms - 60 * MINUTE, hand.now_ms).total_us == 0
+    (shown,) = present(ledger).gpu_owners()
     assert shown.owners[-1].node == "n1"
     more = hand.row(3, 61, 62, method="imported")
     assert booked(ledger, hand.now_ms + 2 * MINUTE, hand.batch(more, **IMPORTED)).quarantined == 1
@@ -150,7 +151,7 @@ def two_nodes(hand: Hand) -> list[Batch]:
 def test_an_admin_confirms_a_move_and_what_lies_before_stays_the_former_owners(send, ledger, hand, accounts):
     ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, 1, 2), node="n2")], hand.now_ms)
     before = accounts(0, 1, node="n1")
-    (shown,) = ledger.gpu_owners()
+    (shown,) = present(ledger).gpu_owners()
     assert [(one.node, one.until_ms) for one in shown.owners] == [("n1", None)]
     assert [(one.node, one.records) for one in shown.claims] == [("n2", 1)]
     (moved,) = move(ledger, TO_N2, hand.now_ms)
@@ -158,7 +159,7 @@ def test_an_admin_confirms_a_move_and_what_lies_before_stays_the_former_owners(s
         ("n1", hand.start_ms, hand.start_ms + MINUTE, ""),
         ("n2", hand.start_ms + MINUTE, None, "ada"),
     ]
-    assert ledger.gpu_owners() == (moved,)
+    assert present(ledger).gpu_owners() == (moved,)
     receipt = send(hand.row(2, 1, 2), hand.row(3, 0, 1), **ATTACKER, first_seq=2, oldest_seq=2)
     assert (receipt.stored, receipt.quarantined) == (1, 1)
     assert send(hand.row(2, 2, 3)).quarantined == 1
@@ -170,14 +171,14 @@ def test_a_confirmed_move_is_an_act_and_the_former_owner_has_to_wait_again(ledge
     ledger.append(two_nodes, hand.now_ms)
     later = hand.start_ms + 180 * MINUTE
     move(ledger, TO_N2, later)
-    (act,) = ledger.acts("moved")
+    (act,) = present(ledger).acts("moved")
     assert (act.who, act.reason, act.subject) == ("ada", "card swapped", "prod/n2")
     assert json.loads(act.content) == [
         {"gpu": "gpu-1", "from_node": "n1", "node": "n2", "from_ms": hand.start_ms + MINUTE}
     ]
     assert send(hand.row(2, 179, 180), now_ms=later).quarantined == 1
     ledger.close()
-    moved = next(one for one in opened().gpu_owners() if one.gpu_uuid == "gpu-1")
+    moved = next(one for one in present(opened()).gpu_owners() if one.gpu_uuid == "gpu-1")
     assert [(one.node, one.confirmed_by) for one in moved.owners] == [("n1", ""), ("n2", "ada")]
 
 
@@ -194,11 +195,11 @@ def test_a_confirmed_move_is_an_act_and_the_former_owner_has_to_wait_again(ledge
 )
 def test_a_move_that_cannot_be_is_refused_as_a_whole(ledger, hand, two_nodes, asked, said):
     ledger.append(two_nodes, hand.now_ms)
-    before = ledger.gpu_owners()
+    before = present(ledger).gpu_owners()
     with pytest.raises(CannotMove, match=said):
         move(ledger, asked, hand.now_ms)
-    assert ledger.gpu_owners() == before
-    assert ledger.acts("moved") == []
+    assert present(ledger).gpu_owners() == before
+    assert present(ledger).acts("moved") == []
 
 
 def test_a_move_from_an_instant_on_leaves_the_former_owner_its_time_until_then(send, ledger, hand, two_nodes):
@@ -215,9 +216,9 @@ def test_a_move_is_in_the_archive(opened, tmp_path, hand, two_nodes):
     with closing(opened(archive=archive)) as ledger:
         ledger.append(two_nodes, hand.now_ms)
         move(ledger, TO_N2, hand.now_ms)
-        known = ledger.gpu_owners()
+        known = present(ledger).gpu_owners()
         ledger.archive(hand.now_ms)
-    assert opened(tmp_path / "two.duckdb", archive=archive).gpu_owners() == known
+    assert present(opened(tmp_path / "two.duckdb", archive=archive)).gpu_owners() == known
 
 
 QUEUES = [{"name": name, "refs": [f"kai:{name}"], "team": name} for name in ("vision", "other")]
@@ -230,7 +231,7 @@ def books(ledger: Any, hand: Hand) -> Any:
     ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "vision", team="vision"),)), hand.now_ms)
 
     def ask() -> dict[tuple[str, str], int]:
-        lines = ledger.usage((hand.start_ms, hand.now_ms), ("node", "team"), {}).lines()
+        lines = present(ledger).usage((hand.start_ms, hand.now_ms), ("node", "team"), {}).lines()
         allocated = {(line.key["node"], line.key["team"]): line.accounts_gpu_us.allocated for line in lines}
         return {key: value // 60_000_000 for key, value in allocated.items() if value}
 
@@ -243,7 +244,7 @@ def test_a_fact_of_another_node_does_not_change_who_pays(send, ledger, hand, boo
         foreign = hand.fact(1, queue_ref="kai:other", node="n1", observed_ms=observed, scheduled_ms=1, created_ms=1)
         send(foreign, node="n2", epoch=f"0000-{observed}")
     assert books() == {("n1", "vision"): 1}
-    refused = ledger.quarantined()
+    refused = present(ledger).quarantined()
     assert [one.reason for one in refused] == ["foreign-pod", "foreign-pod"]
     assert all(name in refused[0].detail for name in ("'n1'", "'n2'", "pod-1"))
 
@@ -251,7 +252,7 @@ def test_a_fact_of_another_node_does_not_change_who_pays(send, ledger, hand, boo
 def test_the_inventory_says_whose_word_counts_before_any_row(send, ledger, hand, books):
     ledger.observe(Facts(pods=(("prod", hand.fact(0)),)), hand.now_ms)
     assert send(hand.row(1, gpu="gpu-2"), hand.fact(2, queue_ref="kai:other"), **ATTACKER).quarantined == 1
-    assert {one.reason for one in ledger.quarantined()} == {"foreign-pod"}
+    assert {one.reason for one in present(ledger).quarantined()} == {"foreign-pod"}
     send(hand.row(1), hand.fact(2, queue_ref="kai:vision"))
     assert books() == {("n1", "vision"): 1}
 
@@ -264,7 +265,7 @@ def test_a_node_that_names_a_pod_before_its_own_node_does_gains_nothing(send, le
     send(hand.row(1), hand.fact(2, queue_ref="kai:vision"))
     assert books()["n1", "vision"] == 1
     assert ("n1", "other") not in books()
-    assert not ledger.quarantined()
+    assert not present(ledger).quarantined()
     # What was sent is what a replay is held against, however it was booked.
     again = send(hand.row(1), hand.fact(2, queue_ref="kai:vision"))
     assert (again.duplicates, again.quarantined) == (1, 0)
@@ -356,7 +357,7 @@ def test_a_job_keeps_its_team_whoever_named_its_number_first(send, ledger, hand,
         send(told, epoch="import:slurm:00000000000000")
     else:
         ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
-    lines = ledger.usage((hand.start_ms, hand.start_ms + MINUTE), ("team",), {"node": {"n1"}}).lines()
+    lines = present(ledger).usage((hand.start_ms, hand.start_ms + MINUTE), ("team",), {"node": {"n1"}}).lines()
     assert [line.key["team"] for line in lines] == ["red"]
 
 
@@ -366,6 +367,9 @@ def test_processes_of_one_number_on_two_nodes_are_two_holders(send, ledger, hand
     send(hand.row(1, gpu="gpu-2", holder=process), node="n2")
     send(hand.fact(2, "812:77", node="n2", queue_ref="kai:blue"), node="n2")
     assert (
-        ledger.usage((hand.start_ms, hand.start_ms + MINUTE), ("queue",), {"node": {"n1"}}).lines()[0].key["queue"]
+        present(ledger)
+        .usage((hand.start_ms, hand.start_ms + MINUTE), ("queue",), {"node": {"n1"}})
+        .lines()[0]
+        .key["queue"]
         == "__unassigned__"
     )

@@ -21,6 +21,7 @@ from accountant.wire.policy_models import WindowSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, START_MS, Accounts, Hand, Send
+from tests.moments import present
 
 CENSUS_NODES = ("n0", "n1", "n2")
 CLUSTERS = ("c", "d")
@@ -150,7 +151,7 @@ def test_a_node_that_went_is_capacity_until_then(gone, total_us):
 
 def test_it_is_an_act_and_outlives_a_restart(gone, total_us):
     retire(gone, gpus=("b",))
-    (act,) = gone.acts("retired")
+    (act,) = present(gone).acts("retired")
     assert (act.who, act.reason, act.subject) == ("ada", "sold", "prod/n1")
     assert json.loads(act.content) == [{"node": "n1", "gpu": "b", "end_ms": OFF_MS}]
     gone._reread()
@@ -192,7 +193,7 @@ def test_what_cannot_be_is_refused_whole(gone, accounts, asked, why):
     before = [accounts(0, 3 * DAY, gpu=gpu) for gpu in "abc"]
     with pytest.raises(CannotRetire, match=why):
         retire(gone, **asked)
-    assert gone.acts("retired") == []
+    assert present(gone).acts("retired") == []
     assert [accounts(0, 3 * DAY, gpu=gpu) for gpu in "abc"] == before
 
 

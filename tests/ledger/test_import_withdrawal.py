@@ -21,6 +21,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 from tests.billing.usage_rows import OCT, price_book
 from tests.ledger.conftest import START_MS, Opener
+from tests.moments import present
 from tests.usage_records import batch, deliver, interval, pod_facts
 
 HOUR_MS = START_MS // MS_PER_HOUR * MS_PER_HOUR
@@ -55,11 +56,14 @@ def imports(
 
 def figures(ledger: DuckLedger) -> object:
     return (
-        ledger.usage(SPAN, ("cluster", "node", "gpu", "namespace", "queue", "job")).lines(),
-        ledger.usage((SPAN[0] + 1, SPAN[1] - 1), ("namespace",)).lines(),
-        ledger.gpu_hours(*SPAN), coverage(ledger.usage(SPAN, ())), ledger.imbalance(*SPAN), ledger.quarantined(),
-        ledger.holes(),
-    )  # fmt: skip
+        present(ledger).usage(SPAN, ("cluster", "node", "gpu", "namespace", "queue", "job")).lines(),
+        present(ledger).usage((SPAN[0] + 1, SPAN[1] - 1), ("namespace",)).lines(),
+        ledger.gpu_hours(*SPAN),
+        coverage(present(ledger).usage(SPAN, ())),
+        present(ledger).imbalance(*SPAN).total_us,
+        present(ledger).quarantined(),
+        present(ledger).holes(),
+    )
 
 
 def others(ledger: DuckLedger) -> None:
@@ -89,7 +93,7 @@ def test_figures_capacity_and_accounts_are_those_without_it(opened: Opener, tmp_
 
 
 def named(ledger: DuckLedger) -> list[tuple[str, ...]]:
-    return [tuple(line.key.values()) for line in ledger.usage(SPAN, ("namespace", "queue")).lines()]
+    return [tuple(line.key.values()) for line in present(ledger).usage(SPAN, ("namespace", "queue")).lines()]
 
 
 def test_what_a_later_import_says_about_a_job_counts(opened: Opener, tmp_path: Path):
@@ -127,8 +131,8 @@ def test_a_part_is_withdrawn_and_the_rest_stays(opened: Opener, tmp_path: Path):
     imports(ledger, quarters("g1"), account("vision"))
     first = SLURM.model_copy(update={"end_ms": SLURM.start_ms + MS_PER_HOUR})
     assert ledger.withdraw_import(first, NOW_MS, "ann", "the first hour") == 4
-    assert ledger.usage((first.start_ms, first.end_ms), ("namespace",)).lines() == []
-    (line,) = ledger.usage(SPAN, ("job",)).lines()
+    assert present(ledger).usage((first.start_ms, first.end_ms), ("namespace",)).lines() == []
+    (line,) = present(ledger).usage(SPAN, ("job",)).lines()
     assert line.accounts_gpu_us.allocated == MS_PER_HOUR * 1000
     other = SLURM.model_copy(update={"cluster": "elsewhere"})
     assert ledger.withdraw_import(other, NOW_MS, "ann", "another cluster") == 0
@@ -148,12 +152,12 @@ def test_it_stays_withdrawn_after_a_restore_from_the_archive(opened: Opener, tmp
     ledger.checkpoint()
     ledger.archive(NOW_MS)
     ledger.freeze(SPAN[1])
-    truth = figures(ledger), ledger.acts()
+    truth = figures(ledger), present(ledger).acts()
     plain = opened(tmp_path / "plain.duckdb")
     imports(plain, quarters("g1", last=4), account("vision"))
     assert figures(ledger) == figures(plain)
     rebuilt = opened(tmp_path / "rebuilt.duckdb", archive=archive)
-    assert (figures(rebuilt), rebuilt.acts()) == truth
+    assert (figures(rebuilt), present(rebuilt).acts()) == truth
 
 
 def test_a_replay_that_ends_at_any_commit_is_continued(opened: Opener, tmp_path: Path):
@@ -164,7 +168,7 @@ def test_a_replay_that_ends_at_any_commit_is_continued(opened: Opener, tmp_path:
     ledger.withdraw_import(SLURM, NOW_MS, "ann", "wrong account")
     imports(ledger, quarters("g1", last=4), account("vision"), generation=1)
     ledger.archive(NOW_MS)
-    truth = figures(ledger), ledger.acts()
+    truth = figures(ledger), present(ledger).acts()
     for commits in count():
         left = iter(range(commits))
         try:
@@ -175,7 +179,7 @@ def test_a_replay_that_ends_at_any_commit_is_continued(opened: Opener, tmp_path:
             ).close()
         except LedgerUnavailable:
             rebuilt = opened(tmp_path / f"{commits}.duckdb", archive=archive)
-            assert (figures(rebuilt), rebuilt.acts()) == truth, commits
+            assert (figures(rebuilt), present(rebuilt).acts()) == truth, commits
         else:
             break
     assert commits > 3

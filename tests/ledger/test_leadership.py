@@ -20,6 +20,7 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.leader_election import Term
 from tests.deadlines import until
 from tests.ledger.replica_turns import START_MS, act, deliver, leaders_take_turns, opened, two_replicas
+from tests.moments import present
 
 
 class Scripted:
@@ -163,10 +164,11 @@ def test_damaged_backups_do_not_stop_the_replica_that_takes_over(replicas, clock
     restored = take_over(other, clock)
     assert restored == (kept[0] if made == 2 else None)
     ledger = opened(other, clock)
-    assert [entry.subject for entry in ledger.acts()] == [*["2026-01", "2026-02"][:made], "2026-04"]
+    assert [entry.subject for entry in present(ledger).acts()] == [*["2026-01", "2026-02"][:made], "2026-04"]
     deliver(ledger, 4, clock)  # the agent sends again
     busy = {
-        line.key["gpu"]: line.accounts_gpu_us.busy for line in ledger.usage((START_MS, sender.end_ms), ("gpu",)).lines()
+        line.key["gpu"]: line.accounts_gpu_us.busy
+        for line in present(ledger).usage((START_MS, sender.end_ms), ("gpu",)).lines()
     }
     ledger.close()
     assert busy == {gpu: figures[0] for gpu, figures in sender.truth().items()}

@@ -22,6 +22,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 
 NEXT = (
     *migrations(),
@@ -40,13 +41,13 @@ def answers(ledger: DuckLedger) -> Mapping[str, Any]:
     """Return the ledger's answers to users and schedulers."""
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     return {
-        "usage": ledger.usage(span, ("gpu", "team", "queue", "job", "pool")).lines(),
+        "usage": present(ledger).usage(span, ("gpu", "team", "queue", "job", "pool")).lines(),
         "window": ledger.window(WindowSpec(size=10_800, half_life=3_600), span[1], "allocated", 0.98),
         "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
-        "acts": ledger.acts(),
-        "holes": ledger.holes(),
-        "quarantined": ledger.quarantined(),
-        "imbalance": ledger.imbalance(*span),
+        "acts": present(ledger).acts(),
+        "holes": present(ledger).holes(),
+        "quarantined": present(ledger).quarantined(),
+        "imbalance": present(ledger).imbalance(*span).total_us,
     }
 
 
@@ -116,7 +117,7 @@ def test_a_ledger_answers_the_same_after_an_upgrade_and_books_on(written, opened
     receipt = booked(ledger, NOW_MS + 2 * MS_PER_HOUR, hand.batch(hand.row(16, 61, 62, gpu="gpu-2")))
     assert (receipt.stored, receipt.quarantined) == (1, 0)
     ledger.checkpoint()
-    assert ledger.imbalance(START_MS, START_MS + 3 * MS_PER_HOUR) == 0
+    assert present(ledger).imbalance(START_MS, START_MS + 3 * MS_PER_HOUR).total_us == 0
 
 
 def test_a_step_that_fails_changes_nothing_and_frees_the_ledger(written, opened):

@@ -16,6 +16,7 @@ from accountant.storage.write import record_columns
 from accountant.storage.write.record_columns import MOST_AS_LISTS, add
 from agent.wire import PodFacts
 from tests.ledger.conftest import Hand, booked
+from tests.moments import present
 
 
 class Said(NamedTuple):
@@ -43,7 +44,7 @@ def inventory(queue: str, after_ms: int) -> Said:
 
 
 def queues(ledger: DuckLedger, hand: Any) -> list[tuple[str, str]]:
-    return [(pod.facts.uid, pod.facts.queue_ref) for pod in ledger.pods(hand.start_ms, hand.now_ms)]
+    return [(pod.facts.uid, pod.facts.queue_ref) for pod in present(ledger).pods(hand.start_ms, hand.now_ms)]
 
 
 CASES: dict[str, tuple[list[Said], str]] = {

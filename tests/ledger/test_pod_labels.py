@@ -22,6 +22,7 @@ from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, START_MS, Hand, booked
+from tests.moments import present
 
 PROJECT, CENTRE = label_dimension("project"), label_dimension("example.com/cost-center")
 EXPORTED = ("project", "example.com/cost-center")
@@ -51,7 +52,7 @@ def seen(ledger: DuckLedger, pod: str, minute: float, namespace: str = "vision",
 
 def held(ledger: DuckLedger, *by: Dimension, until: float = 600, where=None) -> dict[tuple[str, ...], int]:
     """The time that pods held or that was free, in quarter-hours, by these dimensions."""
-    usage = ledger.usage((START_MS, START_MS + round(until * MINUTE)), by, where)
+    usage = present(ledger).usage((START_MS, START_MS + round(until * MINUTE)), by, where)
     metered = usage.columns(ACCOUNTS[:4]).sum(axis=1).tolist()
     return {key: us // QUARTER_US for key, us in zip(usage.row_keys(), metered, strict=True) if us}
 

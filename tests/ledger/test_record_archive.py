@@ -28,6 +28,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.deadlines import patience_s
 from tests.ledger.archived_books import POLICY, everything, filled, sent
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Opener, booked
+from tests.moments import present
 
 LATER_MS = NOW_MS + 10 * MS_PER_DAY
 TWO_HOURS = START_MS, START_MS + 2 * MS_PER_HOUR
@@ -189,7 +190,7 @@ def test_frozen_rows_are_still_asked_for_and_come_back_when_late_ones_touch_them
     again = make()
     assert everything(again) == truth
     again.append([hand.batch(hand.row(151, 3.25, 4.5, gpu="gpu-1", method="carried"))], LATER_MS)
-    assert again.examine(*TWO_HOURS).total_us == 0
+    assert present(again).imbalance(*TWO_HOURS).total_us == 0
     assert everything(again) == truth  # what is carried gives way to what was metered
 
 
@@ -227,7 +228,7 @@ def test_an_archive_that_says_something_else_keeps_the_rows_in_the_file(make, ha
     Path(f"{rows}.new").replace(rows)
     with pytest.raises(LedgerDamaged, match="differ from the ledger's, so the ledger keeps them"):
         ledger.freeze(LATER_MS)
-    assert coverage(ledger.usage((START_MS + MINUTE, START_MS + 30 * MINUTE), ())) == 1.0
+    assert coverage(present(ledger).usage((START_MS + MINUTE, START_MS + 30 * MINUTE), ())) == 1.0
 
 
 @in_both_stores
@@ -297,11 +298,11 @@ def test_a_part_holds_of_registers_only_what_is_new_since_the_part_before(make, 
     ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="b"),)), NOW_MS)
     ledger.archive(NOW_MS)
     assert {file.name for file in archive.glob("part-00000007/n*")} == {"node.parquet"}
-    truth, told = everything(ledger), ledger.decisions(0, NOW_MS, 5_000)
+    truth, told = everything(ledger), present(ledger).decisions(0, NOW_MS, 5_000)
     ledger.close()
     rebuilt = make(tmp_path / "other" / "ledger.duckdb")
     assert everything(rebuilt) == truth
-    assert (rebuilt.decisions(0, NOW_MS, 5_000), len(told)) == (told, 3_000)
+    assert (present(rebuilt).decisions(0, NOW_MS, 5_000), len(told)) == (told, 3_000)
     assert rebuilt.record_decisions([decision(9_999)], NOW_MS) == 1
     rebuilt.archive(NOW_MS)
     assert len(register(archive, 8, "decision")) == 1
@@ -323,7 +324,7 @@ def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_ne
         ledger.record_decisions([decision(3)], NOW_MS)
     shutil.move(tmp_path / "away", archive)
     ledger = make()
-    assert len(ledger.decisions(0, NOW_MS)) == 3
+    assert len(present(ledger).decisions(0, NOW_MS)) == 3
     ledger.archive(NOW_MS)
     assert [row[0] for row in register(archive, 2, "decision")] == ["d/3"]
 
@@ -337,7 +338,7 @@ def test_a_replay_that_is_killed_after_any_commit_is_taken_up(make, hand, path, 
     ledger = filled(ledger, hand)
     ledger.retire(Retirement(node="n1"), NOW_MS, NOW_MS, "ann", "sold")
     ledger.archive(NOW_MS)
-    truth = everything(ledger), ledger.gpu_owners()
+    truth = everything(ledger), present(ledger).gpu_owners()
     put_back(ledger, copy, path)
     left = commits
 
@@ -349,7 +350,7 @@ def test_a_replay_that_is_killed_after_any_commit_is_taken_up(make, hand, path, 
     with contextlib.suppress(LedgerUnavailable):
         make(fence=killed).close()
     again = make()
-    assert (everything(again), again.gpu_owners()) == truth
+    assert (everything(again), present(again).gpu_owners()) == truth
 
 
 def test_a_part_with_only_an_act_and_its_register_is_newer_than_a_copy_of_before(make, hand, path, copied):
@@ -358,10 +359,10 @@ def test_a_part_with_only_an_act_and_its_register_is_newer_than_a_copy_of_before
     copy = copied(ledger)
     ledger.retire(Retirement(node="n1"), NOW_MS, NOW_MS, "ann", "sold")
     ledger.archive(NOW_MS)
-    truth = everything(ledger), ledger.gpu_owners()
+    truth = everything(ledger), present(ledger).gpu_owners()
     put_back(ledger, copy, path)
     again = make()
-    assert (everything(again), again.gpu_owners()) == truth
+    assert (everything(again), present(again).gpu_owners()) == truth
 
 
 @in_both_stores
@@ -396,19 +397,19 @@ def test_what_was_healed_stays_healed_after_a_restore(make, hand, tmp_path, copi
         astray.copy_to(copy)
     astray.close()
     ledger = make()
-    assert {one.kind for one in ledger.misdated(NOW_MS)} >= {"records", "policies"}
+    assert {one.kind for one in present(ledger).misdated(NOW_MS)} >= {"records", "policies"}
     ledger.redate(NOW_MS, "ann", "the clock was wrong")
     ledger.append([hand.batch(hand.row(39, 45, 46))], NOW_MS)
     ledger.checkpoint()
-    assert {one.kind for one in ledger.misdated(NOW_MS)} <= {"acts"}
+    assert {one.kind for one in present(ledger).misdated(NOW_MS)} <= {"acts"}
     ledger.archive(NOW_MS)
     ledger.append([hand.batch(hand.row(40, 46, 47))], NOW_MS)
     ledger.archive(NOW_MS)
     truth = everything(ledger)
-    misdated, version = ledger.misdated(NOW_MS), ledger.policies(0, ahead_ms)
+    misdated, version = present(ledger).misdated(NOW_MS), ledger.policies(0, ahead_ms)
     ledger.close()
     rebuilt = make(copy)
-    assert rebuilt.misdated(NOW_MS) == misdated
+    assert present(rebuilt).misdated(NOW_MS) == misdated
     assert rebuilt.policies(0, ahead_ms) == version
     assert everything(rebuilt) == truth
-    assert [row.reason for row in rebuilt.quarantined()].count("future-dated") == 3
+    assert [row.reason for row in present(rebuilt).quarantined()].count("future-dated") == 3

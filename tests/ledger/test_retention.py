@@ -26,6 +26,7 @@ from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.archived_books import everything
 from tests.ledger.conftest import NOW_MS, START_MS, Hand, Opener, booked
+from tests.moments import present
 
 LATER_MS = NOW_MS + 10 * MS_PER_DAY
 HOURS = tuple(START_MS + n * MS_PER_HOUR for n in range(1, 4))
@@ -154,8 +155,8 @@ def test_what_arrives_in_an_hour_while_it_is_read_counts_too(two_hours, hand, st
     two_hours.checkpoint()
     two_hours.archive(LATER_MS)
     assert everything(opened(tmp_path / "rebuilt.duckdb", archive=in_folder(store.folder))) == everything(two_hours)
-    assert two_hours.examine(START_MS, HOURS[1]).total_us == 0
-    lines = two_hours.usage((START_MS, HOURS[1]), ("gpu",)).lines()
+    assert present(two_hours).imbalance(START_MS, HOURS[1]).total_us == 0
+    lines = present(two_hours).usage((START_MS, HOURS[1]), ("gpu",)).lines()
     assert {line.key["gpu"]: line.accounts_gpu_us.allocated for line in lines} == {
         "gpu-1": 24 * 60_000_000, "gpu-2": 60_000_000,
     }  # fmt: skip
@@ -179,7 +180,7 @@ def test_an_archive_that_cannot_be_read_refuses_only_the_batches_that_need_it(tw
     store.folder.with_name("away").rename(store.folder)
     assert ingest.submit_batch(hand.batch(hand.row(26, 7, 8))).result(patience_s(30)).stored == 1
     ingest.close()
-    assert two_hours.examine(START_MS, HOURS[1]).total_us == 0
+    assert present(two_hours).imbalance(START_MS, HOURS[1]).total_us == 0
 
 
 def test_files_of_a_process_that_was_killed_while_it_read_are_removed(opened, path):
@@ -261,9 +262,9 @@ def _leave(ledger: DuckLedger, before_ms: int) -> None:
 
 def _figures(ledger: DuckLedger) -> object:
     span = START_MS, HOURS[-1]
-    assert ledger.examine(*span).total_us == 0
+    assert present(ledger).imbalance(*span).total_us == 0
     return (
-        ledger.usage(span, ("gpu", "job")).lines(),
-        ledger.usage((START_MS + 61_001, HOURS[1] - 7), ()).lines(),
-        ledger.quarantined(),
+        present(ledger).usage(span, ("gpu", "job")).lines(),
+        present(ledger).usage((START_MS + 61_001, HOURS[1] - 7), ()).lines(),
+        present(ledger).quarantined(),
     )

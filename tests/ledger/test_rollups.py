@@ -26,6 +26,7 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 
 ZONES = ("UTC", "Europe/Berlin", "Asia/Kathmandu", "Australia/Lord_Howe", "Africa/Cairo", "Pacific/Kiritimati")
 QUARTER = 15
@@ -75,14 +76,14 @@ def test_a_day_that_is_over_has_sums_and_a_late_row_takes_them_away(tmp_path):
     assert kept(path) == {days[0]: 2, days[1]: 1}
     with opened_in_zone(path, "UTC") as ledger:
         put(ledger, [5], "late", "gpu-2")
-        told = ledger.usage(days[0], ("gpu",)).lines()
+        told = present(ledger).usage(days[0], ("gpu",)).lines()
     assert [line.accounts_gpu_us.allocated // 60_000_000 for line in told] == [2 * QUARTER, QUARTER]
     assert kept(path).keys() == {days[1]}
     with opened_in_zone(path, "UTC") as ledger:
         put(ledger, [2 * DAY + 1], "later")
         ledger.checkpoint()
-        assert ledger.usage(days[0], ("gpu",)).lines() == told
-        assert ledger.imbalance(FIRST_MS, LAST_MS) == 0
+        assert present(ledger).usage(days[0], ("gpu",)).lines() == told
+        assert present(ledger).imbalance(FIRST_MS, LAST_MS).total_us == 0
     assert kept(path)[days[0]] == 3
 
 
@@ -92,7 +93,7 @@ def test_days_of_another_zone_are_made_anew(tmp_path):
         with opened_in_zone(path, zone) as ledger:
             put(ledger, [*range(0, 4 * DAY, 5), 4 * DAY + number] if number == 1 else [4 * DAY + number], f"e{number}")
             ledger.checkpoint()
-            assert ledger.imbalance(FIRST_MS, LAST_MS) == 0
+            assert present(ledger).imbalance(FIRST_MS, LAST_MS).total_us == 0
         tz = ZoneInfo(zone)
         days = [local_day(FIRST_MS + n * MS_PER_DAY + MS_PER_HOUR, tz) for n in range(5)]
         assert sorted(day for day, rows in kept(path).items() if rows) == [
@@ -164,7 +165,7 @@ def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
                 put(ledger, sorted(part), f"e{number}")
             zone = zones[-1]
             spans = [(low, high), (FIRST_MS, LAST_MS), local_day(low, ZoneInfo(zone))]
-            expected = [ledger.usage(span, by, None, zone).lines() for span in spans for by in BYS]
+            expected = [present(ledger).usage(span, by, None, zone).lines() for span in spans for by in BYS]
         for number, part in enumerate(parts):
             with opened_in_zone(summed, zones[min(number, len(zones) - 1)]) as ledger:
                 put(ledger, sorted(part), f"e{number}")
@@ -172,8 +173,8 @@ def test_sums_of_days_are_sums_of_rows(quarters, zones, order, edges, whole):
                     ledger.checkpoint()
         with opened_in_zone(summed, zone) as ledger:
             for _ in range(2):
-                assert [ledger.usage(span, by, None, zone).lines() for span in spans for by in BYS] == expected
-                examined = ledger.examine(FIRST_MS, LAST_MS)
+                assert [present(ledger).usage(span, by, None, zone).lines() for span in spans for by in BYS] == expected
+                examined = present(ledger).imbalance(FIRST_MS, LAST_MS)
                 assert examined.total_us == 0, examined.lines
                 ledger.append([HAND.batch(HAND.fact(1, "nobody"), epoch="x")], LAST_MS)
                 ledger.checkpoint()
@@ -199,7 +200,7 @@ def test_what_is_unknown_and_its_time_are_told_through_every_width_of_sums(
     hour, half = 60 * MINUTE_US, 30 * MINUTE_US
 
     def told(ledger: DuckLedger, end_ms: int, *by: Dimension) -> list[tuple[int | None, int, int]]:
-        lines = ledger.usage((START_MS, end_ms), by).lines()
+        lines = present(ledger).usage((START_MS, end_ms), by).lines()
         return [(getattr(one, figure), getattr(one, unknown), one.accounts_gpu_us.allocated) for one in lines]
 
     def check(ledger: DuckLedger) -> None:

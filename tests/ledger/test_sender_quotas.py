@@ -17,6 +17,7 @@ from agent.wire import Gap, Holder, Slice, UsageInterval
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Opener, booked
+from tests.moments import present
 
 SMALL = Quotas(gpus=2, parts=3, holders=4, outboxes=3, import_nodes=2)
 IMPORT: dict[str, Any] = {"epoch": "import:slurm:00000000000000"}
@@ -32,7 +33,7 @@ def pod(number: int) -> Holder:
 
 
 def reasons(ledger: DuckLedger) -> list[str]:
-    return [one.reason for one in ledger.quarantined()]
+    return [one.reason for one in present(ledger).quarantined()]
 
 
 def test_invented_gpus_count_in_no_capacity_and_no_window(send, ledger, hand, accounts):
@@ -40,9 +41,9 @@ def test_invented_gpus_count_in_no_capacity_and_no_window(send, ledger, hand, ac
     assert (receipt.stored, receipt.quarantined, receipt.over_quota) == (2, 48, {"gpus": 48})
     assert receipt.ack.durable_seq == 50, "the node goes on"
     assert set(reasons(ledger)) == {"over-quota"}
-    assert {one.gpu_uuid for one in ledger.gpu_owners()} == {"gpu-1", "gpu-2"}
+    assert {one.gpu_uuid for one in present(ledger).gpu_owners()} == {"gpu-1", "gpu-2"}
     assert ledger.gpu_hours(START_MS, START_MS + MS_PER_HOUR) <= 2
-    assert coverage(ledger.usage((START_MS, START_MS + MINUTE), ())) == 1
+    assert coverage(present(ledger).usage((START_MS, START_MS + MINUTE), ())) == 1
     assert sum(accounts(0, 1).values()) == 2 * MINUTE * 1000
     again = send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 51)))
     assert (again.stored, again.duplicates, again.quarantined) == (0, 50, 0), "the same records have the same outcome"
@@ -76,8 +77,8 @@ def test_holders_beyond_the_allowance_are_set_aside_with_their_names(send, ledge
     rows = [hand.row(seq, seq, seq + 1, holder=pod(seq)) for seq in range(1, 10)]
     receipt = send(*rows)
     assert (receipt.stored, receipt.over_quota) == (4, {"holders": 5})
-    assert "train-9" in ledger.quarantined()[0].content
-    assert len(ledger.pods(START_MS, START_MS + MS_PER_HOUR)) == 0
+    assert "train-9" in present(ledger).quarantined()[0].content
+    assert len(present(ledger).pods(START_MS, START_MS + MS_PER_HOUR)) == 0
     assert send(hand.row(10, 20, 21, holder=pod(4))).stored == 1
     assert accounts(5, 10) == {"unmetered": 5 * MINUTE * 1000}
     facts = [hand.fact(seq, f"new-{seq}") for seq in (11, 12)]
@@ -144,11 +145,13 @@ def test_beyond_its_bytes_a_sender_leaves_no_content_and_its_numbers_advance(nar
     receipt = booked(narrow, hand.now_ms, hand.batch(*surplus))
     assert (receipt.stored, receipt.over_quota, receipt.ack.durable_seq) == (0, {"bytes": 2000}, 5000)
     assert most < 3000 + 2000
-    assert narrow.quarantined() == []
-    assert [(one.first_seq, one.last_seq, one.reason) for one in narrow.holes()] == [(3001, 5000, "over-quota")]
+    assert present(narrow).quarantined() == []
+    assert [(one.first_seq, one.last_seq, one.reason) for one in present(narrow).holes()] == [
+        (3001, 5000, "over-quota")
+    ]
     again = booked(narrow, hand.now_ms, hand.batch(*surplus))
     assert (again.duplicates, again.quarantined) == (2000, 0), "the same records have the same outcome"
-    assert len(narrow.holes()) == 1
+    assert len(present(narrow).holes()) == 1
     assert booked(narrow, hand.now_ms + MS_PER_DAY, hand.batch(*minutes(hand, 5001, 10))).stored == 10
 
 
@@ -157,7 +160,7 @@ def test_a_sender_of_holes_alone_must_wait(narrow, hand):
     batches = [hand.batch(first_seq=seq, oldest_seq=seq) for seq in range(2, 2 * most, 2)]
     results = narrow.append(batches, hand.now_ms)
     assert isinstance(results[-1], OverQuota)
-    left = len(narrow.holes(2 * most))
+    left = len(present(narrow).holes(2 * most))
     assert left == sum(not isinstance(one, Exception) for one in results) <= most
     later = narrow.append(batches[left : left + 1], hand.now_ms + MS_PER_DAY // 2)
     assert not isinstance(later[0], Exception)
@@ -170,7 +173,7 @@ def test_contradictions_beyond_the_bytes_are_counted_and_not_kept(narrow, hand):
             hand.row(row.seq, row.seq / 60, (row.seq + 1) / 60, busy_us=number) for row in minutes(hand, 1, 3000)
         ]
         assert booked(narrow, hand.now_ms, hand.batch(*changed)).quarantined == 3000
-    kept = len(narrow.quarantined(10_000))
+    kept = len(present(narrow).quarantined(10_000))
     assert 0 < kept < 1000, "about as many as the bytes that are left"
 
 
@@ -183,11 +186,11 @@ def test_large_records_leave_little_in_the_quarantine_and_their_gaps_count(narro
     assert wide.over_quota == {"bytes": 2}, "more than a megabyte"
     small = hand.row(3, gpu_model="m" * 100_000, gaps=gaps[:10])
     assert booked(narrow, hand.now_ms, hand.batch(small)).quarantined == 1
-    (kept,) = narrow.quarantined()
+    (kept,) = present(narrow).quarantined()
     assert kept.reason == "bad-name"
     assert len(kept.content) < 10_000
     assert json.loads(kept.content)["start_ms"] == START_MS, "its time is still known"
-    assert (narrow.quarantined_rows(10), narrow.quarantined_rows(0)) == (1, 0)
+    assert (present(narrow).quarantined_rows(10), present(narrow).quarantined_rows(0)) == (1, 0)
 
 
 def test_new_outboxes_are_limited_and_nothing_of_the_refused_one_is_stored(ledger, hand):
@@ -226,8 +229,8 @@ def test_an_issuer_of_another_cluster_introduces_a_limited_number_of_nodes(few, 
     assert [isinstance(answer, OverQuota) for answer in answers] == [False] * 3 + [True] * 3
     assert {answer.quota for answer in answers[3:]} == {"nodes"}
     assert "'n3'" in str(answers[3])
-    assert {one.gpu_uuid for one in few.gpu_owners()} == {"gpu-0", "gpu-1", "gpu-2"}
-    assert coverage(few.usage((START_MS, START_MS + MINUTE), ())) == 1
+    assert {one.gpu_uuid for one in present(few).gpu_owners()} == {"gpu-0", "gpu-1", "gpu-2"}
+    assert coverage(present(few).usage((START_MS, START_MS + MINUTE), ())) == 1
     known = hand.batch(hand.row(1, 5, 6, gpu="gpu-1"), cluster="edge", node="n1", epoch="0192-new")
     assert booked(few, hand.now_ms, known).stored == 1, "a node that is known begins another outbox"
     own = hand.batch(hand.row(1, gpu="gpu-own"), cluster="prod", node="own")
@@ -257,7 +260,7 @@ def test_a_restart_gives_a_node_one_more_allowance_and_no_more(opened, path, han
             seq += 3
             rows = [hand.row(number, gpu=f"gpu-{number}") for number in range(seq - 2, seq + 1)]
             booked(started, hand.now_ms, hand.batch(*rows))
-        known = len(started.gpu_owners())
+        known = len(present(started).gpu_owners())
         started.close()
     assert known == (1 + restarts) * SMALL.gpus
 
@@ -270,8 +273,8 @@ def test_the_nodes_of_a_cluster_report_a_limited_number_of_gpus_together(few, ha
         over.update(receipt.over_quota)
     assert over == {"cluster_gpus": 9 - 5}
     assert set(reasons(few)) == {"over-quota"}
-    assert len(few.gpu_owners()) == 5
-    assert coverage(few.usage((START_MS, START_MS + MINUTE), ())) == 1
+    assert len(present(few).gpu_owners()) == 5
+    assert coverage(present(few).usage((START_MS, START_MS + MINUTE), ())) == 1
 
 
 def test_a_first_installation_of_20000_nodes_stays_below_the_default_quotas():

@@ -37,6 +37,7 @@ from tests.billing.usage_rows import price_book
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 from tests.usage_records import pod_holder
 from tests.usage_relation import figures_of, start_up
 
@@ -50,7 +51,7 @@ def holder_of(name, namespace="vision"):
 
 def phases(ledger: DuckLedger, start=0.0, end=60.0):
     span = START_MS + round(start * MINUTE), START_MS + round(end * MINUTE)
-    return start_up(ledger.usage(span, BY, measures=START_UP))
+    return start_up(present(ledger).usage(span, BY, measures=START_UP))
 
 
 def test_idle_at_the_beginning_is_start_up(send, hand, ledger):
@@ -91,7 +92,7 @@ def shared_gpu(hand, ledger):
 
 
 def test_borrowed_time_comes_from_the_free_part_then_from_co_holders(shared_gpu):
-    found = shared_gpu.usage((START_MS, START_MS + 10 * MINUTE), ("pod",), measures=LENT)
+    found = present(shared_gpu).usage((START_MS, START_MS + 10 * MINUTE), ("pod",), measures=LENT)
     assert figures_of(found, LENT) == {
         ("",): (0, 0, -300_000_000), ("calm",): (0, -140_000_000, 0), ("greedy",): (440_000_000, 0, 0),
     }  # fmt: skip
@@ -111,7 +112,9 @@ def test_the_bill_never_exceeds_the_gpu(shared_gpu):
 def test_a_node_that_is_down_lends_nothing(shared_gpu):
     down = Down(START_MS, START_MS + 10 * MINUTE, "maintenance")
     shared_gpu.observe(Facts(nodes=(NodeFacts("prod", "n1", down=(down,)),)), NOW_MS)
-    busy, idle, unallocated = shared_gpu.usage((START_MS, START_MS + 10 * MINUTE), BY, measures=LENT).columns(LENT).T
+    busy, idle, unallocated = (
+        present(shared_gpu).usage((START_MS, START_MS + 10 * MINUTE), BY, measures=LENT).columns(LENT).T
+    )
     assert (busy.sum() > 0, busy.sum() + idle.sum(), unallocated.any()) == (True, 0, False)
 
 
@@ -320,8 +323,8 @@ def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(send, ledge
     idle = [hand.row(4 + n, n, n + 1, "gpu-0", busy_us=0, holder=holder_of("early")) for n in range(120)]
     send(*facts, busy, *idle, now_ms=END_MS)
     hours = [START_MS, START_MS + MS_PER_HOUR, START_MS + 2 * MS_PER_HOUR]
-    by_hour = [start_up(ledger.usage(span, ("pod",), measures=START_UP)) for span in pairwise(hours)]
-    whole = start_up(ledger.usage((hours[0], hours[-1]), ("pod",), measures=START_UP))
+    by_hour = [start_up(present(ledger).usage(span, ("pod",), measures=START_UP)) for span in pairwise(hours)]
+    whole = start_up(present(ledger).usage((hours[0], hours[-1]), ("pod",), measures=START_UP))
     assert whole == {("early",): (5 * MINUTE * 1000, 85 * MINUTE * 1000)}
     assert [row for piece in by_hour for row in piece.values()] == [
         (5 * MINUTE * 1000, 55 * MINUTE * 1000), (0, 30 * MINUTE * 1000),
@@ -349,7 +352,7 @@ def test_sums_and_rows_say_the_same(pods, edges, step, folded, late):
         history(pods, step, fill, path)
         asked = [(START_MS + low, START_MS + high) for low, high in [*pairwise(edges), (edges[0], edges[-1])]]
         with closing(open_ledger(path, VirtualClock(END_MS))) as ledger:
-            found = [start_up(ledger.usage(span, BY_POD, measures=START_UP)) for span in asked]
+            found = [start_up(present(ledger).usage(span, BY_POD, measures=START_UP)) for span in asked]
         assert found == [told_by_rows(pods, path, *span) for span in asked]
         *pieces, whole = found
         assert added(pieces) == whole

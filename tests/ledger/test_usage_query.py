@@ -32,6 +32,7 @@ from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
 from tests.inventory.memory_api_server import pod
 from tests.ledger.conftest import MINUTE, START_MS
+from tests.moments import present
 from tests.usage_records import batch, deliver, interval, pod_holder
 from tests.usage_relation import figures_of
 
@@ -49,9 +50,11 @@ def policy(**teams: str) -> Policy:
 
 
 def books(ledger: DuckLedger, hand: Any, end: float, *by: Any, start: float = 0, **options: Any) -> dict[Any, Any]:
-    lines = ledger.usage(
-        (hand.start_ms + round(start * MINUTE), hand.start_ms + round(end * MINUTE)), by, **options
-    ).lines()
+    lines = (
+        present(ledger)
+        .usage((hand.start_ms + round(start * MINUTE), hand.start_ms + round(end * MINUTE)), by, **options)
+        .lines()
+    )
     return {
         tuple(line.key.values()): {k: v // MINUTE_US for k, v in line.accounts_gpu_us.model_dump().items() if v}
         for line in lines
@@ -89,7 +92,7 @@ def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
     assert ledger.policies(hand.start_ms, hand.now_ms) == [first, second]
     assert ledger.policies(hand.start_ms, hand.start_ms + MINUTE) == [first]
     assert ledger.policies(hand.start_ms + 3 * MINUTE, hand.now_ms) == [second]
-    lines = ledger.usage((hand.start_ms, hand.start_ms + 4 * MINUTE), ("team",)).lines()
+    lines = present(ledger).usage((hand.start_ms, hand.start_ms + 4 * MINUTE), ("team",)).lines()
     assert {line.key["team"]: line.accounts_gpu_us.allocated for line in lines} == {
         "lab": 90_000_000,
         "research": 150_000_000,
@@ -141,7 +144,7 @@ def test_a_node_that_is_down_takes_what_nobody_holds_and_what_is_missing(send, l
     # 15 minutes of service, 10 of them metered (5 held in the down time are metered and in service, too).
     window = ledger.window(WindowSpec(size=1800), hand.start_ms + 30 * MINUTE, "allocated", 0.98)
     assert (window.capacity, window.coverage) == (15 * MINUTE_US, 10 / 15)
-    assert coverage(ledger.usage((hand.start_ms, hand.start_ms + 30 * MINUTE), ())) == 10 / 15
+    assert coverage(present(ledger).usage((hand.start_ms, hand.start_ms + 30 * MINUTE), ())) == 10 / 15
     # Late facts recompute it; what they do not name stays.
     ledger.observe(Facts(nodes=(NodeFacts("prod", "n1"),)), hand.now_ms)
     ledger.observe(Facts(nodes=(NodeFacts("prod", "n2"),)), hand.now_ms)
@@ -204,7 +207,7 @@ def test_without_node_objects_the_boots_that_agents_report_say_that_a_node_retur
     assert [(node.name, node.pool) for node in ledger.nodes()] == [("n1", "a100")] * listed
     ledger.close()
     with closing(open_ledger(path, clock)) as again:
-        lines = again.usage((hand.start_ms, at[3]), ("gpu",)).lines()
+        lines = present(again).usage((hand.start_ms, at[3]), ("gpu",)).lines()
     spans = {line.key["gpu"]: line.accounts_gpu_us.total // MINUTE_US for line in lines}
     assert spans == {"A": 15, "B": 25, "C": 45}
 
@@ -242,7 +245,7 @@ def test_months_days_and_hours_are_local(send, ledger, hand):
         ("2026-09",): {"allocated_idle": 60, "unmetered": 360},
         ("2026-10",): {"unmetered": 60},
     }
-    filtered = ledger.usage(
+    filtered = present(ledger).usage(
         (hand.start_ms, hand.start_ms + 60 * MINUTE), ("day",), {"month": ("2026-10",)}, "America/Los_Angeles"
     )
     assert not len(filtered)
@@ -327,7 +330,7 @@ def two_clusters(ledger: DuckLedger, hand: Any) -> DuckLedger:
 
 
 def sums(ledger: DuckLedger, hand: Any, by: Sequence[Dimension], **options: Any) -> dict[tuple[str, ...], int]:
-    lines = ledger.usage((hand.start_ms, hand.start_ms + 60_000), by, **options).lines()
+    lines = present(ledger).usage((hand.start_ms, hand.start_ms + 60_000), by, **options).lines()
     return {tuple(line.key.values()): line.accounts_gpu_us.total for line in lines}
 
 
@@ -354,7 +357,7 @@ def test_whatever_is_asked_for_the_sum_stays(two_clusters, hand, by):
 
 def test_breakdowns_know_the_same_names(two_clusters, hand):
     asked: tuple[Dimension, ...] = ("cluster", "container", "user")
-    found = two_clusters.usage((hand.start_ms, hand.now_ms), asked, measures=(*START_UP, *LENT))
+    found = present(two_clusters).usage((hand.start_ms, hand.now_ms), asked, measures=(*START_UP, *LENT))
     assert figures_of(found, (*START_UP, *LENT)) == {}
 
 
@@ -437,8 +440,8 @@ def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others
     with moved_gpus(hand, told, down, moved) as ledger:
         for span in ((0, 60), (7, 33)):
             at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            told_apart = ledger.usage(at, ("gpu", *by)).lines()
-            assert figures(ledger.usage(at, by).lines(), by) == figures(told_apart, by)
+            told_apart = present(ledger).usage(at, ("gpu", *by)).lines()
+            assert figures(present(ledger).usage(at, by).lines(), by) == figures(told_apart, by)
 
 
 @pytest.mark.thorough
@@ -453,10 +456,10 @@ def test_a_node_asked_for_alone_has_what_it_has_among_all(hand, told, down, move
     with moved_gpus(hand, told, down, moved) as ledger:
         for span in ((0, 60), (7, 33)):
             at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            among_all = ledger.usage(at, by).lines()
+            among_all = present(ledger).usage(at, by).lines()
             for where in filters:
                 mine = [line for line in among_all if all(line.key[name] in where[name] for name in where)]
-                assert figures(ledger.usage(at, by, where).lines(), by) == figures(mine, by)
+                assert figures(present(ledger).usage(at, by, where).lines(), by) == figures(mine, by)
 
 
 GUARANTEES = Policy(
@@ -482,8 +485,8 @@ def half_idle(ledger: DuckLedger, hand: Any) -> DuckLedger:
 
 def breakdown(ledger: DuckLedger, hand: Any, *by: Dimension, **where: Any) -> dict[tuple[str, ...], UsageLine]:
     span = hand.start_ms, hand.start_ms + 10 * MINUTE
-    lines = ledger.usage(span, by, where).lines()
-    return {tuple(line.key.values()): line for line in broken_down(ledger, lines, *span, by, where, "UTC")}
+    lines = present(ledger).usage(span, by, where).lines()
+    return {tuple(line.key.values()): line for line in broken_down(present(ledger), lines, *span, by, where, "UTC")}
 
 
 def test_the_sorts_of_idle_time_add_up(half_idle, hand):
@@ -542,7 +545,7 @@ def test_place_by_zone_and_machine(half_idle, hand):
 def test_what_somebody_reported_is_recorded_with_it(half_idle, hand):
     act = NewAct(hand.now_ms, "pods", "hpc", "ada", "no holders at all")
     half_idle.observe(Facts(), hand.now_ms, act=act)
-    assert [(found.who, found.subject) for found in half_idle.acts("pods")] == [("ada", "hpc")]
+    assert [(found.who, found.subject) for found in present(half_idle).acts("pods")] == [("ada", "hpc")]
 
 
 def test_lines_of_usage_are_made_when_they_are_read(ledger):

@@ -29,6 +29,7 @@ from agent.wire import Holder
 from tests.hypothesis_examples import examples
 from tests.ledger.busy_ledger import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, booked
+from tests.moments import present
 from tests.usage_relation import figures_by_span, figures_of
 
 ZONE = "Asia/Kathmandu"
@@ -136,7 +137,7 @@ def test_usage_keeps_its_laws_and_bills_add_up_to_the_charges(rows, inside, cuts
                 alone = bills(moment, book, *span, by, ZONE)
                 assert by_account(alone) == by_account(lines.charges) == expected_sums
                 assert build(alone, book, (), *span, ZONE) == build(lines.charges, book, (), *span, ZONE)
-                assert alone == bills(ledger, book, *span, by, ZONE)
+                assert alone == bills(present(ledger), book, *span, by, ZONE)
 
 
 @pytest.mark.thorough

@@ -38,6 +38,7 @@ from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
+from tests.moments import present
 
 START_MS = 1_790_812_800_000
 SILENT = Unavailable("driver said no")
@@ -304,7 +305,7 @@ def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: l
             assert not any(isinstance(r, Receipt) and r.quarantined for r in results)
             assert len(refused) < len(waiting)
             waiting = refused
-        (line,) = ledger.usage((START_MS, end_ms), ("gpu",)).lines()
+        (line,) = present(ledger).usage((START_MS, end_ms), ("gpu",)).lines()
         ledger.close()
     accounts = line.accounts_gpu_us
     rows = [row for one in closed for row in one.rows]

@@ -25,6 +25,7 @@ from agent.wire import Batch, Gap, Holder, PodFacts, Sharing, Skipped, UsageInte
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
+from tests.moments import present
 
 START_MS = 1_790_812_800_000
 CELL_MS = 30_000
@@ -359,7 +360,7 @@ class Protocol(RuleBasedStateMachine):
             return
         end = START_MS + HORIZON * CELL_MS
         found: Counter[tuple[str, str]] = Counter()
-        for line in self.ledger.usage((START_MS, end), ("gpu", "pod")).lines():
+        for line in present(self.ledger).usage((START_MS, end), ("gpu", "pod")).lines():
             gpu, pod, accounts = line.key["gpu"], line.key["pod"], line.accounts_gpu_us
             assert min(accounts.model_dump().values()) >= 0
             if pod:
@@ -370,7 +371,7 @@ class Protocol(RuleBasedStateMachine):
                 found[gpu, "unallocated"] += accounts.unallocated
                 found[gpu, "unmetered"] += accounts.unmetered
         assert +found == self.oracle.books()
-        examined = self.ledger.examine(START_MS, end)
+        examined = present(self.ledger).imbalance(START_MS, end)
         assert examined.total_us == 0, examined.lines
 
     def teardown(self) -> None:

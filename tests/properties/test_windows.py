@@ -47,6 +47,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
+from tests.moments import present
 from tests.properties.interval_streams import (
     POLICY,
     QUEUE_OF,
@@ -109,7 +110,9 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
         for payer, cells in inside(item, start, end):
             key = (item.gpu, payer or "")
             expected[key] = add([expected.get(key, AccountVector()), cells])
-    lines = {(line.key["gpu"], line.key["pod"]): line for line in ledger.usage((start, end), ("gpu", "pod")).lines()}
+    lines = {
+        (line.key["gpu"], line.key["pod"]): line for line in present(ledger).usage((start, end), ("gpu", "pod")).lines()
+    }
     for key, cells in expected.items():
         if any(cells):
             accounts = lines[key].accounts_gpu_us
@@ -132,7 +135,7 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
             for gpu in whole
         }
         assert sum(map(sum, whole.values())) == sum(max(0, end - max(start, since)) * 1000 for since in lives.values())
-    examined = ledger.examine(start, end)
+    examined = present(ledger).imbalance(start, end)
     assert examined.total_us == 0, examined.lines
 
 
@@ -147,7 +150,7 @@ def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
         book(ledger, batches(stream, 3))
     ledger.observe(NODE_DOWN, START_MS)
     start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
-    fine = ledger.usage((start, end), ("gpu", "hour", "queue", "pod", "namespace")).lines()
+    fine = present(ledger).usage((start, end), ("gpu", "hour", "queue", "pod", "namespace")).lines()
     coarse: tuple[Dimension, ...] = ("hour", "queue")
     filters: list[dict[Dimension, tuple[str, ...]]] = [
         {}, {"pod": ("a", "d")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
@@ -161,7 +164,8 @@ def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
                 key = tuple(line.key[name] for name in coarse)
                 sums[key] = [a + b for a, b in zip(sums[key], _values(line), strict=True)]
         found_lines = {
-            tuple(line.key.values()): _values(line) for line in ledger.usage((start, end), coarse, where).lines()
+            tuple(line.key.values()): _values(line)
+            for line in present(ledger).usage((start, end), coarse, where).lines()
         }
         assert found_lines == sums, where
 
@@ -171,7 +175,7 @@ def _values(line: UsageLine) -> list[int]:
 
 
 def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ...]]:
-    lines = ledger.usage((start, end), ("gpu",)).lines()
+    lines = present(ledger).usage((start, end), ("gpu",)).lines()
     return {line.key["gpu"]: tuple(line.accounts_gpu_us.model_dump().values()) for line in lines}
 
 
@@ -220,9 +224,9 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
     assert window.usage["right"] == expected.get("right", 0)
     assert window.usage["top"] == window.usage["left"] + window.usage["right"]
     if half_life is None:
-        accounts = [line.accounts_gpu_us for line in first.usage((start, at_ms), ()).lines()]
+        accounts = [line.accounts_gpu_us for line in present(first).usage((start, at_ms), ()).lines()]
         assert window.capacity == sum(a.total - a.down for a in accounts)
-        booked = coverage(first.usage((start, at_ms), ()))
+        booked = coverage(present(first).usage((start, at_ms), ()))
         assert window.coverage == (1.0 if booked is None else booked)
 
 
@@ -261,14 +265,14 @@ def test_checkpoints_and_restarts_change_no_answer(
             assert ledger.window(spec, at_ms, "energy", 0.98) == straight.window(spec, at_ms, "energy", 0.98)
             assert ledger.window(spec, at_ms, "allocated", 0.98) == straight.window(spec, at_ms, "allocated", 0.98)
             assert (
-                ledger.usage((START_MS, at_ms), ("gpu", "pod")).lines()
-                == straight.usage((START_MS, at_ms), ("gpu", "pod")).lines()
+                present(ledger).usage((START_MS, at_ms), ("gpu", "pod")).lines()
+                == present(straight).usage((START_MS, at_ms), ("gpu", "pod")).lines()
             )
             assert (
-                ledger.usage((START_MS, at_ms), ("queue",)).lines()
-                == straight.usage((START_MS, at_ms), ("queue",)).lines()
+                present(ledger).usage((START_MS, at_ms), ("queue",)).lines()
+                == present(straight).usage((START_MS, at_ms), ("queue",)).lines()
             )
-            examined = ledger.examine(START_MS, at_ms)
+            examined = present(ledger).imbalance(START_MS, at_ms)
             assert examined.total_us == 0, examined.lines
         finally:
             ledger.close()
@@ -535,7 +539,11 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     same = first.window(plain.model_copy(update={"gpu_weights": {"MI300X": Decimal(7)}}), at_ms, "allocated", 0.98)
     assert same.model_copy(update={"unit": "gpu_us", "gpu_weights": {}}) == straight
     if half_life is None:
-        ones = [charge for charge in charges(first, prices, start, at_ms, ("queue",)) if charge.account in ALLOCATED]
+        ones = [
+            charge
+            for charge in charges(present(first), prices, start, at_ms, ("queue",))
+            if charge.account in ALLOCATED
+        ]
         for queue in nothing:
             exact = sum(
                 (unit * Fraction(c.row.price) * c.gpu_us for c in ones if c.row and c.key == (queue,)), Fraction(0)

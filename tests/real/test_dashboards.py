@@ -31,6 +31,7 @@ from gputally.demo.accountant_process import PRICE_BOOK
 from gputally.demo.pipeline import Pipeline
 from gputally.server import logs_and_metrics
 from tests.browser.demo_pages import chromium
+from tests.moments import present
 from tests.real import prometheus_history
 from tests.real.dashboard_preview import RATE_HOURS, WIDTH, answers, drawn, sent
 from tests.real.prometheus import Prometheus, backfill, prometheus
@@ -53,7 +54,7 @@ class Filled:
     def end_s(self) -> float:
         return self.demo.scenario.end_ms / 1000
 
-    def now(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
+    def present(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
         """Return the series of a panel's query at the end, with these variables and otherwise the demo's cluster."""
         expr = PANELS[panel]["targets"][query]["expr"]
         return self.server.instant(sent(expr, DAYS, cluster="demo", **chosen), self.end_s)
@@ -162,13 +163,13 @@ class Truth:
     def by(self, *dimensions: Dimension, start_ms: int | None = None, end_ms: int | None = None) -> dict[Any, Accounts]:
         """Return the accounts by the values of one dimension, or of several as a tuple."""
         start = self.demo.scenario.start_ms if start_ms is None else start_ms
-        lines = self.ledger.usage((start, end_ms or self.settled_ms), dimensions).lines()
+        lines = present(self.ledger).usage((start, end_ms or self.settled_ms), dimensions).lines()
         keys = [tuple(line.key[name] for name in dimensions) for line in lines]
         return {key[0] if len(key) == 1 else key: line.accounts_gpu_us for key, line in zip(keys, lines, strict=True)}
 
     def cost(self, start_ms: int) -> dict[str, float]:
         """Return the cost by team."""
-        answer = usage_pricing.cost(self.ledger, self.book, start_ms, self.settled_ms, ("team",))
+        answer = usage_pricing.cost(present(self.ledger), self.book, start_ms, self.settled_ms, ("team",))
         return {line.key["team"]: float(line.cost or 0) for line in answer.lines}
 
 
@@ -227,14 +228,14 @@ def test_burn_rate(filled: Filled, truth: Truth) -> None:
 
 
 def test_coverage(filled: Filled, truth: Truth) -> None:
-    booked = coverage(truth.ledger.usage((filled.demo.scenario.start_ms, truth.settled_ms), ()))
+    booked = coverage(present(truth.ledger).usage((filled.demo.scenario.start_ms, truth.settled_ms), ()))
     assert filled.figure("health/Coverage") == pytest.approx(booked, rel=1e-9)
     assert filled.figure("cluster/Coverage") == pytest.approx(booked, rel=1e-9)
 
 
 def test_imbalance(filled: Filled, truth: Truth) -> None:
     assert filled.figure("health/Imbalance") == (
-        truth.ledger.imbalance(filled.demo.scenario.start_ms, truth.settled_ms) / 1e6
+        present(truth.ledger).imbalance(filled.demo.scenario.start_ms, truth.settled_ms).total_us / 1e6
     )
     assert filled.figure("health/Imbalance") == 0
 

@@ -19,6 +19,7 @@ from scripts.reference_pages import LAKE_PAGE
 from tests.docs.code_blocks import CodeBlock, code_blocks_of
 from tests.lake.comparison_queries import SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK
+from tests.moments import present
 from tests.real.clickhouse import clickhouse_rows
 from tests.real.object_store import ObjectStore
 from tests.real.rest_catalog import RestCatalog
@@ -68,8 +69,11 @@ def settings(text: str, separator: str | None) -> dict[str, str]:
 def as_the_ledger_says(known: PublishedLedger, answer: Answer) -> bool:
     """Compare hours exactly, and costs, which the rows store with nine decimals, within a millionth. Time without a
     price is beside the cost."""
-    held = {line.key["team"]: line.accounts_gpu_us.allocated for line in known.ledger.usage(SPAN, ("team",)).lines()}
-    billed = {line.key["team"]: line for line in cost(known.ledger, BOOK, *SPAN, ("team",)).lines}
+    held = {
+        line.key["team"]: line.accounts_gpu_us.allocated
+        for line in present(known.ledger).usage(SPAN, ("team",)).lines()
+    }
+    billed = {line.key["team"]: line for line in cost(present(known.ledger), BOOK, *SPAN, ("team",)).lines}
     priced = {line.key["team"]: line.cost for line in billed.values() if not line.unpriced_gpu_us}
     hours = {
         (team, "USD"): (us / 3.6e9, (billed[team].unpriced_gpu_us if team in billed else 0) / 3.6e9)

@@ -42,6 +42,8 @@ MOST_CLASSES: Final = 8
 """Largest number of groupings of holders in the cache of a snapshot."""
 MOST_ROWS: Final = 20_000
 """Answers with more rows are not cached."""
+MOST_QUESTIONS: Final = 64
+"""Largest number of questions whose answers a snapshot caches; the oldest goes first."""
 
 
 class UsageQuestion(NamedTuple):
@@ -106,6 +108,8 @@ class ResultCache:
     def usage(self, question: UsageQuestion, by: Sequence[Dimension], compute: Callable[[], Usage]) -> Usage:
         """Return the usage grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
         `compute`."""
+        if question not in self._usage and len(self._usage) >= MOST_QUESTIONS:
+            self._usage.pop(next(iter(self._usage)))
         groupings = self._usage.setdefault(question, [])
         for finer in groupings:
             if finer.by == tuple(by):

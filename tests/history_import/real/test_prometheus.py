@@ -21,6 +21,7 @@ from gputally.demo.options import Options
 from gputally.demo.scenario import START_MS, build
 from tests.history_import.conftest import Books, Cut
 from tests.history_import.exporter_samples import Scraped, openmetrics
+from tests.moments import present
 from tests.real.prometheus import backfill, prometheus
 from tests.usage_records import batch, deliver, interval
 
@@ -78,9 +79,9 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
         expected = past.truth.totals.held_us(team)
         assert found[team] == pytest.approx(expected, rel=0.01), team
     ledger = books.ledger
-    assert ledger.imbalance(START_MS, END_MS) == 0
-    assert ledger.quarantined() == []
-    (whole,) = ledger.usage((START_MS, END_MS), ()).lines()
+    assert present(ledger).imbalance(START_MS, END_MS).total_us == 0
+    assert present(ledger).quarantined() == []
+    (whole,) = present(ledger).usage((START_MS, END_MS), ()).lines()
     assert whole.accounts_gpu_us.total == 64 * HOURS * HOUR_US
     # A node that was not ready is down; that a single GPU was lost nobody recorded.
     lost = sum((END_MS if o.end_ms is None else min(o.end_ms, END_MS)) - o.start_ms for o in past.gpu_outages) * 1000
@@ -88,11 +89,11 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     # Busy time of what is not shared is known; of the truth it is what the exporter could see.
     assert whole.accounts_gpu_us.busy == pytest.approx(past.truth.totals.accounts["busy"], rel=0.03)
     # Nothing is sent twice.
-    rows = len(ledger.acts("imported"))
+    rows = len(present(ledger).acts("imported"))
     assert imported(past, books, cluster) == 0
     assert "was imported before" in capsys.readouterr().out
     assert books.held(START_MS, END_MS, cluster) == found
-    assert len(ledger.acts("imported")) == rows
+    assert len(present(ledger).acts("imported")) == rows
 
 
 class LaterCut(Cut):
@@ -110,7 +111,7 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     broken = Destination(books.by_admin.remote(LaterCut), "new", "prometheus", "p")
     with pytest.raises(Unanswered, match="network is gone"):
         import_run.run(broken, history.read, wanted, chunk, quiet)
-    assert len(books.ledger.acts("imported")) == 1
+    assert len(present(books.ledger).acts("imported")) == 1
     to = Destination(books.by_admin.remote(), "new", "prometheus", "p")
     summary = import_run.run(to, history.read, wanted, chunk, quiet)
     assert (summary.before, summary.done) == (1, 1)
@@ -118,9 +119,9 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     import_run.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet)
     assert import_run.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet).done == 0
     ledger = books.ledger
-    assert ledger.quarantined() == []
-    assert ledger.imbalance(START_MS, END_MS) == 0
-    (whole,) = ledger.usage((START_MS, wanted[1] + MS_PER_HOUR), ()).lines()
+    assert present(ledger).quarantined() == []
+    assert present(ledger).imbalance(START_MS, END_MS).total_us == 0
+    (whole,) = present(ledger).usage((START_MS, wanted[1] + MS_PER_HOUR), ()).lines()
     # All that nobody imported is what the agent's node did not report of its other GPUs in its quarter-hour.
     assert whole.accounts_gpu_us.unmetered == 7 * HOUR_US // 4
     assert whole.accounts_gpu_us.total == 64 * 7 * HOUR_US
