@@ -1,7 +1,8 @@
 """Serves the tools of an assistant with the Model Context Protocol, on standard input and output and at `/mcp`.
 
 The library is loaded only by those two. At `/mcp` a tool asks this accountant through its own application, with the
-token of the request: every question passes the same sign-in, rate limits and turns as one that came from outside.
+token of the request: every question passes the same sign-in, rate limits and turns as one that came from outside. At
+the fleet's `/mcp` every tool may name the ledger that it asks.
 
 A tool runs in a thread of its own pool, because its questions need threads of the server's pool. A tool of another
 package has a time, and few calls at once, so one that hangs keeps few threads. One that cannot be offered is logged and
@@ -13,7 +14,8 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
-from typing import Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
+from urllib.parse import quote
 
 import anyio.from_thread
 import anyio.to_thread
@@ -24,11 +26,13 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import ToolAnnotations
+from pydantic import Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from accountant.assistant.protocol import SEAM, AssistantTool
-from accountant.assistant.tools import TOOLS
+from accountant.assistant.tools import OF_LEDGERS, TOOLS
 from accountant.wire.typed_accountant_client import AccountantClient
+from gputally.base.accountant_connection import Unanswered
 from gputally.base.errors import AccountantError
 from gputally.base.plugins import OURS, plugins, within
 from gputally.base.untrusted_text import as_name
@@ -43,6 +47,17 @@ INSTRUCTIONS: Final = (
 )
 _MOST_BODY_BYTES = 64 * 1024
 _LONGEST_REASON = 1_000
+_NOT_FOUND = 404
+_LEDGER: Final = "ledger"
+"""The parameter of a tool at the fleet's `/mcp` that names a ledger."""
+Ledger = Annotated[
+    str | None,
+    Field(
+        max_length=253,
+        description="The ledger (cluster) to ask, as `ledgers` names it. Without it usage and cost are those of all; "
+        "every other tool needs it.",
+    ),
+]
 _OF_CALLER: Final = frozenset({b"authorization", b"host", b"x-forwarded-proto"})
 """The headers of a request that its questions repeat. A sign-in cookie is none of them: an assistant has a token."""
 PATIENCE_S: Final = 60.0
@@ -52,20 +67,22 @@ _FOREIGN_AT_ONCE = 2
 _THREADS = 8
 """Calls of tools at one time. Each asks one question at a time, which takes a thread of the server's pool."""
 _pool: Final[RunVar[anyio.CapacityLimiter]] = RunVar("gputally.assistant.pool")
-ClientOf = Callable[[Context[Any, Any]], AbstractContextManager[AccountantClient]]
+ClientOf = Callable[[Context[Any, Any], str], AbstractContextManager[AccountantClient]]
+"""The client for a call of a tool, with the caller's rights. Its second argument is the ledger that the call names, ""
+for none."""
 Ask = Callable[..., dict[str, Any]]
 
 
-def server(client_of: ClientOf, patience_s: float = PATIENCE_S) -> MCPServer[Any]:
+def server(client_of: ClientOf, patience_s: float = PATIENCE_S, *, of_ledgers: bool = False) -> MCPServer[Any]:
     """Return the server with all tools.
 
-    client_of: the client of the accountant for one call, with the caller's rights.
+    of_ledgers: whether there are several ledgers, of which a call may name one.
     patience_s: how long a call of a tool of another package may take."""
     made: MCPServer[Any] = MCPServer(
         "gputally", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR", subscriptions=False
     )
-    for tool in TOOLS:
-        _add(made, tool, tool.ask, client_of)
+    for tool in (*TOOLS, *OF_LEDGERS) if of_ledgers else TOOLS:
+        _add(made, tool, tool.ask, client_of, of_ledgers=of_ledgers)
     for one in plugins(SEAM, AssistantTool):
         fault = one.fault
         if any(tool.name == one.name for tool in TOOLS):
@@ -73,7 +90,7 @@ def server(client_of: ClientOf, patience_s: float = PATIENCE_S) -> MCPServer[Any
         elif one.manifest is not None:
             ask = one.manifest.ask if one.package == OURS else _bounded(one.manifest, patience_s)
             try:
-                _add(made, one.manifest, ask, client_of)
+                _add(made, one.manifest, ask, client_of, of_ledgers=of_ledgers)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others: the other tools are offered
                 fault = f"{type(error).__name__}: {error}"
         if fault:
@@ -83,11 +100,14 @@ def server(client_of: ClientOf, patience_s: float = PATIENCE_S) -> MCPServer[Any
     return made
 
 
-def _add(made: MCPServer[Any], tool: AssistantTool, ask: Ask, client_of: ClientOf) -> None:
+def _add(made: MCPServer[Any], tool: AssistantTool, ask: Ask, client_of: ClientOf, *, of_ledgers: bool) -> None:
     """Offer a tool. ask: calls it, perhaps within limits."""
     only_reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
     made.add_tool(
-        _called(tool, ask, client_of), name=tool.name, description=inspect.getdoc(tool.ask), annotations=only_reads
+        _called(tool, ask, client_of, of_ledgers=of_ledgers),
+        name=tool.name,
+        description=inspect.getdoc(tool.ask),
+        annotations=only_reads,
     )
 
 
@@ -110,23 +130,30 @@ def _bounded(tool: AssistantTool, patience_s: float) -> Ask:
     return ask
 
 
-def _called(tool: AssistantTool, ask: Ask, client_of: ClientOf) -> Callable[..., Any]:
-    """Return the tool as the library calls it: with the call's context in place of the client."""
+def _called(tool: AssistantTool, ask: Ask, client_of: ClientOf, *, of_ledgers: bool) -> Callable[..., Any]:
+    """Return the tool as the library calls it: with the call's context in place of the client, and with the parameter
+    `ledger` if there are several."""
     types = get_type_hints(tool.ask, include_extras=True)
     first, *own = inspect.signature(tool.ask).parameters.values()
 
     async def run(ctx: Context[Any, Any], **arguments: Any) -> dict[str, Any]:
+        ledger = (arguments.pop(_LEDGER, None) or "") if of_ledgers else ""
+
         def call() -> dict[str, Any]:
-            with client_of(ctx) as accountant:
+            with client_of(ctx, ledger) as accountant:
                 return ask(accountant, **arguments)
 
         try:
             return await anyio.to_thread.run_sync(call, limiter=_limiter())
         except (AccountantError, ValueError) as error:
+            if of_ledgers and not ledger and isinstance(error, Unanswered) and error.status == _NOT_FOUND:
+                raise ToolError(f"{tool.name} asks one ledger: name it in `{_LEDGER}`") from error
             raise ToolError(as_name(str(error), _LONGEST_REASON)) from error
 
     context = inspect.Parameter("ctx", first.kind, annotation=Context)
     parameters = [context, *(each.replace(annotation=types[each.name]) for each in own)]
+    if of_ledgers:
+        parameters.append(inspect.Parameter(_LEDGER, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Ledger))
     run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": dict[str, Any]}
     vars(run)["__signature__"] = inspect.Signature(parameters, return_annotation=dict[str, Any])
     return run
@@ -144,8 +171,8 @@ def _limiter() -> anyio.CapacityLimiter:
 class McpEndpoint:
     """The ASGI application at `/mcp`, without sessions: each request stands alone, so any replica can answer it."""
 
-    def __init__(self) -> None:
-        self._server = server(lambda ctx: closing(_client(ctx)))
+    def __init__(self, *, of_ledgers: bool = False) -> None:
+        self._server = server(lambda ctx, ledger: closing(_client(ctx, ledger)), of_ledgers=of_ledgers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         manager = StreamableHTTPSessionManager(
@@ -155,13 +182,18 @@ class McpEndpoint:
             await manager.handle_request(scope, receive, send)
 
 
-def _client(ctx: Context[Any, Any]) -> AccountantClient:
-    """Return a client that asks the application which received the request of this call, as its caller."""
+def _client(ctx: Context[Any, Any], ledger: str) -> AccountantClient:
+    """Return a client that asks the application which received the request of this call, as its caller. ledger: the
+    ledger of the fleet that is asked; "" for all, or if the application has one."""
     request = ctx.request_context.request
     assert request is not None, "a call over HTTP has its request"
-    base = f"{request.url.scheme}://{request.url.netloc}"
-    client = AccountantClient(base, transport=_InProcess(request.app, request.scope))
-    client.public_url = (request.app.state.deps.settings.public_url or base).rstrip("/")
+    if ledger and not ledger.strip("."):
+        raise ValueError(f"no ledger {ledger!r} is published in this lake")
+    place = f"/clusters/{quote(ledger, safe='')}" if ledger else ""
+    base, state = f"{request.url.scheme}://{request.url.netloc}", request.app.state
+    client = AccountantClient(base + place, transport=_InProcess(getattr(state, "whole", request.app), request.scope))
+    public = (state.deps.settings.public_url or base).rstrip("/")
+    client.public_url = f"{public}{request.scope.get('root_path', '')}{place}"
     return client
 
 

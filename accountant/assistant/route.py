@@ -1,4 +1,5 @@
-"""The route `/mcp` of the accountant. It admits readers only, and loads the protocol's library at its first request."""
+"""The route `/mcp` of the accountant and of the fleet. It admits readers only, and loads the protocol's library at its
+first request."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class _Mcp:
         request = Request(scope, receive)
         deps = await deps_of(request)
         principal = await admit(request, deps, "read")
-        endpoint = await asyncio.to_thread(_endpoint)
+        endpoint = await asyncio.to_thread(_endpoint, of_ledgers=hasattr(request.app.state, "fleet"))
         async with deps.intake.body(request) as body, deps.turns.turn("tools", request, principal.name):
             await endpoint(scope, _again(body, receive), send)
 
@@ -40,10 +41,10 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 @cache
-def _endpoint() -> McpEndpoint:
+def _endpoint(*, of_ledgers: bool) -> McpEndpoint:
     from accountant.assistant.mcp_server import McpEndpoint
 
-    return McpEndpoint()
+    return McpEndpoint(of_ledgers=of_ledgers)
 
 
 ROUTE: Final = Route("/mcp", _Mcp(), methods=["POST"], include_in_schema=False)

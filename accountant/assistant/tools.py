@@ -346,6 +346,24 @@ TOOLS: Final = tuple(
 )  # fmt: skip
 
 
+def ledgers(accountant: AccountantClient) -> dict[str, Any]:
+    """The ledgers of the fleet, one for each cluster or group of clusters, and until when each has published figures.
+    `fault` says why one cannot be read and is left out. Needs a token that may see all teams."""
+    found = TypeAdapter(list[dict[str, Any]]).validate_json(accountant.get("/v1/ledgers"))
+    begun = [one["first_ms"] for one in found if one["first_ms"]]
+    ended = [one["until_ms"] for one in found if one["until_ms"]]
+    rows = [
+        {name.removesuffix("_ms"): (utc(value) if value else None) if name.endswith("_ms") else value
+         for name, value in one.items()}
+        for one in found
+    ]  # fmt: skip
+    return envelope(accountant, "ledgers", min(begun, default=0), max(ended, default=0), None, rows, "/fleet")
+
+
+OF_LEDGERS: Final = (AssistantTool("ledgers", ledgers),)
+"""The tools of the fleet alone."""
+
+
 def envelope(
     accountant: AccountantClient,
     unit: str,

@@ -20,4 +20,4 @@ def mcp(*, at: Server) -> None:
 
     with at.connection():  # a wrong address, certificate or token file is told before the assistant asks
         pass
-    server(lambda _: at.connection()).run("stdio")
+    server(lambda *_: at.connection()).run("stdio")

@@ -3,10 +3,9 @@
 Each ledger has the accountant's own application under `/clusters/NAME/`, with its own time zone, price book and
 policies. Each of these applications runs with a clock that stands at the end of its ledger's published figures. Its
 records never change, so the fleet's lists of jobs and nodes are computed once for each publication, before it is shown.
-Pages
-and API of all ledgers are in `fleet_routes`. OpenCost's API is under `/opencost/` for all ledgers and under
-`/clusters/NAME/opencost/` for one. The server is stateless, because everything can be read from the lake again, so any
-number of replicas may run."""
+Pages and API of all ledgers are in `fleet_routes`. At `/mcp` an assistant asks all of them, or one by its name.
+OpenCost's API is under `/opencost/` for all ledgers and under `/clusters/NAME/opencost/` for one. The server is
+stateless, because everything can be read from the lake again, so any number of replicas may run."""
 
 from __future__ import annotations
 
@@ -33,6 +32,7 @@ from accountant.api.access_control import CallersFile, admit, require_all_teams
 from accountant.api.dependencies import ClusterPicker, Deps, RequestTurns, ServedLedger
 from accountant.api.middleware import AccessMiddleware
 from accountant.api.problems import Refusal, answer
+from accountant.assistant import route as assistant_route
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.compat import opencost_api
 from accountant.compat.opencost_api import AllocationsOfLedgers, AllocationSource, PodLedger
@@ -235,7 +235,12 @@ class FleetService:
         own.state.fleet = self._state
         problems.install(own, self._never, month_and_decision_pages.present)
         own.router.routes.extend(
-            [*fleet_routes.ROUTES, *month_and_decision_pages.SIGN_IN_ROUTES, *month_and_decision_pages.STATIC]
+            [
+                *fleet_routes.ROUTES,
+                assistant_route.ROUTE,
+                *month_and_decision_pages.SIGN_IN_ROUTES,
+                *month_and_decision_pages.STATIC,
+            ]
         )
         local_only = self.settings.auth == "off"
         wrapped = AccessMiddleware(own, clock=self._clock, local_only=local_only)
@@ -270,6 +275,7 @@ class FleetService:
             admitted = self._admitted(answering)
             await AccessMiddleware(admitted, clock=self._clock, local_only=local_only)(scope, receive, send)
 
+        own.state.whole = routed
         return routed
 
     def _admitted(self, app: ASGIApp) -> ASGIApp:
@@ -348,7 +354,7 @@ def _no_cluster() -> Api:
 def _refusal(method: str, rest: str, name: str) -> Refusal | None:
     """The reason for which a request is not passed to a ledger's application; None if it is passed. rest: the path
     below the ledger's path."""
-    if method not in ("GET", "HEAD"):
+    if method not in ("GET", "HEAD") and (method, rest) != ("POST", "mcp"):
         detail = f"the fleet's pages are read-only: send this request to the accountant of {name}"
         return Refusal("method-not-allowed", detail, headers={"Allow": "GET, HEAD"})
     subject, _, _ = rest.removeprefix("v1/").partition("/")

@@ -30,9 +30,19 @@ from accountant.core.errors import LakeUnavailable, LedgerUnavailable, Unreadabl
 from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
-from accountant.lake.engines.protocol import Bounds, Engine
+from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import PREFIX, described
-from accountant.lake.tables import ACCOUNT_COLUMNS, MEASURE_COLUMNS, column_of
+from accountant.lake.tables import (
+    ACCOUNT_COLUMNS,
+    ACTS,
+    LEDGERS,
+    MEASURE_COLUMNS,
+    NODES,
+    PODS,
+    POLICIES,
+    LakeTable,
+    column_of,
+)
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,
@@ -143,16 +153,19 @@ def ledgers(engine: Engine, known_ids: Mapping[str, str] = {}) -> dict[str, Ledg
     namespaces, failures = engine.namespaces(), []
     for namespace in namespaces:
         try:
-            found = [
-                _status(row, namespace)
-                for row in engine.query(exp.select("*").from_("ledgers"), Bounds((namespace,))).to_pylist()
-            ]
+            found = [_status(row, namespace) for row in engine.query(every_column(LEDGERS), namespace).to_pylist()]
         except LakeUnavailable as error:
             failures.append(error)
             # The name in the namespace, which is the ledger's own unless it has special characters.
             name = namespace.removeprefix(PREFIX).replace("_", "-")
-            ledger_id = known_ids.get(namespace) or _id_in_journal(engine, namespace) or namespace
-            found = [_faulty(namespace, name, ledger_id, f"{name}: its tables in the lake cannot be opened: {error}")]
+            ledger_id = known_ids.get(namespace) or _id_in_journal(engine, namespace)
+            fault = f"{name}: its tables in the lake cannot be opened: {error}"
+            if not ledger_id:
+                fault += (
+                    f". Its id is unknown here, so if another ledger was renamed to {name}, that counts under its "
+                    "former name, with the figures until then"
+                )
+            found = [_faulty(namespace, name, ledger_id or namespace, fault)]
         for one in found:
             by_id.setdefault(one.id, []).append(one)
     if failures and len(failures) == len(namespaces):
@@ -173,7 +186,7 @@ def _id_in_journal(engine: Engine, namespace: str) -> str:
     """The id that the ledger recorded when it was published first; "" if its journal cannot be read."""
     query = exp.select("number", "content").from_("acts").where(_among("kind", {"lake"}))
     try:
-        rows = engine.query(query, Bounds((namespace,))).to_pylist()
+        rows = engine.query(query, namespace).to_pylist()
         return str(json.loads(min(rows, key=lambda row: row["number"])["content"])["id"])
     except (LakeUnavailable, *_UNREADABLE):
         return ""
@@ -195,7 +208,7 @@ def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[Ledger
     # From the journals and not from the statuses, which may be in a form that this version cannot read.
     columns = exp.select("number", "digest", "kind", "at_ms").from_("acts")
     journals = {
-        one.namespace: {row["number"]: row for row in engine.query(columns, Bounds((one.namespace,))).to_pylist()}
+        one.namespace: {row["number"]: row for row in engine.query(columns, one.namespace).to_pylist()}
         for one in several
     }
     last, *others = sorted(several, key=lambda one: max(journals[one.namespace], default=0), reverse=True)
@@ -402,7 +415,7 @@ class LakeLedger:
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         if self._policies is None:
-            rows = self._rows("policies", "effective_ms")
+            rows = self._rows(POLICIES, "effective_ms")
             with self._readable():
                 self._policies = [
                     PolicyVersion(
@@ -425,7 +438,7 @@ class LakeLedger:
     ) -> list[KnownPod]:
         """The pods that existed in the span, by cluster and uid; see
         accountant.storage.read_snapshot.Snapshot.pods."""
-        query = exp.select("*").from_("pods").where(self._own())
+        query = every_column(PODS).where(self._own())
         if of is not None:
             query = query.where(_among("job", {key.job for key in of}))
         found = []
@@ -486,7 +499,7 @@ class LakeLedger:
         return []
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        rows = self._rows("nodes", "cluster", "node")
+        rows = self._rows(NODES, "cluster", "node")
         with self._readable():
             return tuple(_NODES.decode(row["facts"]) for row in rows)
 
@@ -734,14 +747,14 @@ class LakeLedger:
 
     def _table(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
         days = None if start_ms is None or end_ms is None else self._days(start_ms, end_ms)
-        return self._engine.query(query, Bounds((self.status.namespace,), days))
+        return self._engine.query(query, self.status.namespace, days)
 
     def _list(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._table(query, start_ms, end_ms).to_pylist()
         return rows
 
-    def _rows(self, table: str, *order: str) -> list[dict[str, Any]]:
-        rows = self._list(exp.select("*").from_(table).where(self._own()))
+    def _rows(self, table: LakeTable, *order: str) -> list[dict[str, Any]]:
+        rows = self._list(every_column(table).where(self._own()))
         return sorted(rows, key=lambda row: tuple(row[name] for name in order))
 
     def _journal(self) -> list[Act]:
@@ -751,9 +764,14 @@ class LakeLedger:
                     row["at_ms"], row["kind"], row["subject"], row["who"], row["reason"], row["content"],
                     number=row["number"], digest=row["digest"],
                 )
-                for row in self._rows("acts", "number")
+                for row in self._rows(ACTS, "number")
             ]  # fmt: skip
         return self._acts
+
+
+def every_column(table: LakeTable) -> exp.Select:
+    """The query for all rows of a table."""
+    return exp.select(*(exp.column(column.name) for column in table.columns)).from_(table.name)
 
 
 def _numbered(column: pa.ChunkedArray) -> _Numbered:

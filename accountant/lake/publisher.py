@@ -40,8 +40,9 @@ from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
-from accountant.lake.engines.protocol import Bounds, Engine
+from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
+from accountant.lake.lake_ledger import every_column
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.journal import Act, ActKind, NewAct, record
 from accountant.ledger.protocols import EpochReport, Ledger, Questions
@@ -776,16 +777,14 @@ def compare_days(
     if not days:
         return LakeComparison(0, ())
     dates = [day for day, _ in days]
-    bounds = Bounds((namespace_of(name),), (min(dates), max(dates)))
-    until_ms = max(
-        (row["until_ms"] for row in _rows(engine, exp.select("*").from_("ledgers"), name, bounds)), default=0
-    )
-    totals = {row["day"]: row for row in _rows(engine, exp.select("*").from_("days"), name, bounds)}
+    span = min(dates), max(dates)
+    until_ms = max((row["until_ms"] for row in _rows(engine, every_column(tables.LEDGERS), name)), default=0)
+    totals = {row["day"]: row for row in _rows(engine, every_column(tables.DAYS), name)}
     rows: dict[tuple[date, str], dict[str, Any]] = {}
     sums = [exp.cast(exp.func("sum", exp.column(column)), "DECIMAL(38, 0)").as_(column) for column in _ACCOUNTS]
     amount = exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost")
     query = exp.select("day", "cluster", *sums, amount).from_("usage_hourly").group_by("day", "cluster")
-    for row in _rows(engine, query, name, bounds):
+    for row in _rows(engine, query, name, span):
         rows[row["day"], row["cluster"]] = row
     compared, differences = 0, []
     for day, book in days:
@@ -806,7 +805,7 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
     due = exp.cast(exp.func("sum", exp.column("BilledCost")), "DECIMAL(38, 9)").as_("due")
     query = exp.select("month", "SubAccountId", due).from_("focus").group_by("month", "SubAccountId")
     in_lake: dict[str, dict[str, Decimal]] = {}
-    for row in _rows(engine, query, name, Bounds((namespace_of(name),))):
+    for row in _rows(engine, query, name):
         in_lake.setdefault(row["month"], {})[row["SubAccountId"]] = row["due"]
     differences = []
     for one in stated:
@@ -831,12 +830,11 @@ def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: Zon
     sums = {"gpu_us": " + ".join(_ACCOUNTS), **dict(zip(columns, columns, strict=True))}
     first, last = (exp.cast(exp.Literal.string(day.isoformat()), "DATE") for day in days)
     of_month = exp.select().from_("usage_hourly").where(exp.column("day") >= first, exp.column("day") <= last)
-    bounds = Bounds((namespace_of(name),), days)
     query = of_month.select(
         *(exp.cast(exp.func("sum", exp.maybe_parse(of)), "DECIMAL(38, 0)").as_(to) for to, of in sums.items()),
         exp.cast(exp.func("sum", exp.column("cost")), "DECIMAL(38, 9)").as_("cost"),
     )
-    (row,) = _rows(engine, query, name, bounds)
+    (row,) = _rows(engine, query, name, days)
     unmetered, down = (
         sum(line.gpu_us for line in stated.lines if line.account == account) for account in ("unmetered", "down")
     )
@@ -853,7 +851,7 @@ def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: Zon
             busy[line.team, line.gpu_model] += line.gpu_us
     time = exp.cast(exp.func("sum", exp.column("busy_us")), "DECIMAL(38, 0)").as_("busy_us")
     query = of_month.select("team", "gpu_model", time).group_by("team", "gpu_model")
-    hours = {(row["team"], row["gpu_model"]): int(row["busy_us"]) for row in _rows(engine, query, name, bounds)}
+    hours = {(row["team"], row["gpu_model"]): int(row["busy_us"]) for row in _rows(engine, query, name, days)}
     return +Counter(hours) == +busy
 
 
@@ -891,7 +889,7 @@ def _day_differences(
     return differences
 
 
-def _rows(engine: Engine, query: exp.Select, name: str, bounds: Bounds) -> list[dict[str, Any]]:
+def _rows(engine: Engine, query: exp.Select, name: str, days: tuple[date, date] | None = None) -> list[dict[str, Any]]:
     own = query.where(exp.column("ledger").eq(exp.Literal.string(name)))
-    rows: list[dict[str, Any]] = engine.query(own, bounds).to_pylist()
+    rows: list[dict[str, Any]] = engine.query(own, namespace_of(name), days).to_pylist()
     return rows

@@ -66,6 +66,21 @@ class LakeTable:
     def arrow(self) -> pa.Schema:
         return pa.schema([(column.name, ARROW[column.type]) for column in self.columns])
 
+    def complete(self, batches: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        """The same rows, with nulls in the columns that an earlier version did not publish."""
+        missing = [column for column in self.columns if column.name not in batches.schema.names]
+        schema = pa.schema([*batches.schema, *((column.name, ARROW[column.type]) for column in missing)])
+        return pa.RecordBatchReader.from_batches(
+            schema,
+            (
+                pa.record_batch(
+                    [*batch.columns, *(pa.nulls(batch.num_rows, ARROW[column.type]) for column in missing)],
+                    schema=schema,
+                )
+                for batch in batches
+            ),
+        )
+
     def of_rows(self, rows: Sequence[dict[str, Any]]) -> pa.Table:
         """The rows in the table's order, with amounts rounded to DECIMALS."""
         amounts = [column.name for column in self.columns if column.type == "decimal"]
@@ -529,3 +544,4 @@ OUTBOXES: Final = LakeTable(
 FIGURES: Final = (USAGE_HOURLY, DAYS, LEDGERS, STATEMENTS, STATEMENT_LINES, FOCUS, REGISTERS)
 TABLES: Final = (*FIGURES, PODS, NODES, DECISIONS, POLICIES, PRICES, ACTS, EPOCHS, OUTBOXES)
 """FIGURES and the registers."""
+BY_NAME: Final = {table.name: table for table in TABLES}

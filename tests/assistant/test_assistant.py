@@ -85,10 +85,10 @@ def asked(work: Callable[[Client], Awaitable[Any]], url: str, token: str, *, in_
 
     async def run() -> Any:
         if in_memory:
-            async with Client(server(lambda _: closing(AccountantClient(url, token)))) as client:
+            async with Client(server(lambda *_: closing(AccountantClient(url, token)))) as client:
                 return await work(client)
         async with (
-            httpx2.AsyncClient(headers=bearer(token)) as http,
+            httpx2.AsyncClient(headers=bearer(token), timeout=120) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
         ):
             return await work(client)

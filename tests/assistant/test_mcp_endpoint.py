@@ -165,7 +165,7 @@ def test_a_tool_of_another_package_stops_neither_the_server_nor_other_tools(
 
     async def work(url: str, *, hangs: bool) -> None:
         patience = {"patience_s": 0.1} if hangs else {}
-        async with Client(server(lambda _: closing(AccountantClient(url, "lead")), **patience)) as client:
+        async with Client(server(lambda *_: closing(AccountantClient(url, "lead")), **patience)) as client:
             if hangs:
                 hanging = await asyncio.gather(*(client.call_tool("waits", {}) for _ in range(40)))
                 assert all(each.is_error for each in hanging)

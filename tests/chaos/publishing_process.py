@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ STEP = "clock-step-ms"
 """File in a ledger's folder: by how much its machine's wall clock is wrong."""
 PUBLISHED = "published"
 """File in a ledger's folder that grows by a byte with each publication."""
+_PAUSE_S = 0.05
 _DAYS = 3
 """All records lie on so many days, which ended a day ago, so that no clock that is a little behind refuses them."""
 
@@ -80,7 +82,8 @@ def run(arguments: Sequence[str]) -> int:
                 publisher.publish()
                 publisher.remove_old_versions()
             except (LakeUnavailable, LedgerUnavailable) as error:
-                print(type(error).__name__, error, flush=True)  # as the accountant does, which tries again
+                print(type(error).__name__, error, flush=True)
+                time.sleep(_PAUSE_S)  # as the accountant does, which tries again later
             else:
                 with (settings.data / PUBLISHED).open("ab") as file:
                     file.write(b".")

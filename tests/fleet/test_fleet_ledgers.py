@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import date
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -18,7 +19,7 @@ from accountant.core.errors import LakeUnavailable, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery, Rates, SeveralCurrencies
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
-from accountant.lake.engines.protocol import Bounds, Engine
+from accountant.lake.engines.protocol import Engine
 from accountant.ledger.usage import sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.wire.policy_models import Measure, Policy, WindowSpec
@@ -127,9 +128,9 @@ class NotedTables:
     def namespaces(self) -> Sequence[str]:
         return self._engine.namespaces()
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+    def query(self, question: exp.Select, namespace: str, days: tuple[date, date] | None = None) -> pa.Table:
         self.asked |= {table.name for table in question.find_all(exp.Table)}
-        return self._engine.query(question, bounds)
+        return self._engine.query(question, namespace, days)
 
     def close(self) -> None:
         """Do nothing: the engine's owner closes it."""

@@ -91,6 +91,20 @@ def test_a_renamed_ledger_whose_tables_are_all_lost_is_remembered(old):
         assert {name: one.fault for name, one in fleet.statuses().items()} == {"new": ""}
 
 
+def test_a_process_that_never_saw_a_lost_ledger_says_that_another_may_be_its_former_name(old):
+    new = under(old, "new")
+    new.publisher.publish()
+    renamed_ms = old.clock.wall_ms()
+    with closing(DuckDbEngine(old.connect())) as engine, lost(new):
+        told = Fleet(engine).statuses()["new"].fault
+        assert "former name" in told
+        assert Fleet(engine).statuses()["old"].until_ms <= renamed_ms, "it counts with what it published"
+    with closing(DuckDbEngine(old.connect())) as engine, lost(new, "ledgers"):
+        told = Fleet(engine).statuses()
+        assert set(told) == {"new"}, "its journal says which ledger it is"
+        assert "former name" not in told["new"].fault
+
+
 def test_a_ledger_that_is_renamed_there_and_back_counts_once(old):
     for name in ("new", "newer", "old"):
         old.clock.advance(HOUR)

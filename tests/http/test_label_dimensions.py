@@ -127,7 +127,7 @@ def test_commands_clients_and_assistants_ask_by_label(service, run_command, monk
         assert list(frame["label:project"]) == ["shared"]
 
         async def ask():
-            async with Client(server(lambda _: closing(AccountantClient(url, "token-of-read")))) as assistant:
+            async with Client(server(lambda *_: closing(AccountantClient(url, "token-of-read")))) as assistant:
                 asked = {"by": "label:project", "start": "3h", "where": {CENTRE: "4711"}}
                 return (await assistant.call_tool("cost", asked)).structured_content
 

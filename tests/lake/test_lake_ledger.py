@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,6 @@ from sqlglot import exp
 
 from accountant.core.errors import LedgerUnavailable, UnsupportedQuestion
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
-from accountant.lake.engines.protocol import Bounds
 from accountant.ledger.journal import NewAct
 from accountant.ledger.usage import LENT
 from accountant.prices.price_book import Billing, IdlePolicy
@@ -42,8 +42,8 @@ def test_every_question_has_the_answer_of_the_ledger(known, engine):
 class OnlyRows(DuckDbEngine):
     """Answers as a client of an engine that gives rows without types: columns without values have no type."""
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        found = super().query(question, bounds)
+    def query(self, question: exp.Select, namespace: str, days: tuple[date, date] | None = None) -> pa.Table:
+        found = super().query(question, namespace, days)
         return pa.table({name: found[name].to_pylist() for name in found.column_names})
 
 

@@ -16,7 +16,7 @@ from accountant.__main__ import main
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake
 from accountant.lake.engines.guard import GuardedEngine, checked, open_engine
-from accountant.lake.engines.protocol import SEAM, Bounds, EnginePlugin
+from accountant.lake.engines.protocol import SEAM, EnginePlugin
 from gputally.base.plugins import BrokenPlugin, usable
 from tests.plugins.installed import install
 
@@ -27,7 +27,7 @@ from accountant.lake.engines.protocol import EnginePlugin
 class Mine:
     def namespaces(self):
         {namespaces}
-    def query(self, question, bounds):
+    def query(self, question, namespace, days):
         {query}
     def close(self):
         {close}
@@ -38,7 +38,7 @@ def open_(lake, url):
 ENGINE = EnginePlugin({name!r}, open_, {urls!r}, reaches="nothing", page="page")
 """
 QUESTION = exp.select("day", exp.func("sum", exp.column("busy_us")).as_("busy")).from_("days").group_by("day")
-BOUNDS = Bounds(("gputally_prod",))
+NAMESPACE = "gputally_prod"
 ANSWER = "return pa.table({'day': ['2026-10-01'], 'busy': [1]})"
 
 
@@ -71,7 +71,7 @@ def test_an_engine_of_another_package_answers(installed: Callable[[str], None]) 
     installed(plugin())
     engine = mine()
     assert engine.namespaces() == ["gputally_a", "gputally_b"]
-    assert engine.query(QUESTION, BOUNDS).to_pylist() == [{"day": "2026-10-01", "busy": 1}]
+    assert engine.query(QUESTION, NAMESPACE).to_pylist() == [{"day": "2026-10-01", "busy": 1}]
     engine.close()
 
 
@@ -97,7 +97,7 @@ def test_an_engine_that_fails_is_named_with_its_package(installed: Callable[[str
 def use() -> None:
     engine = mine()
     engine.namespaces()
-    engine.query(QUESTION, BOUNDS)
+    engine.query(QUESTION, NAMESPACE)
     engine.close()
 
 
@@ -110,7 +110,7 @@ def test_a_query_that_hangs_is_given_up_and_no_further_one_begins() -> None:
             goes_on.wait()
             return []
 
-        def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+        def query(self, question: exp.Select, namespace: str, days: object = None) -> pa.Table:
             raise AssertionError
 
         def close(self) -> None: ...

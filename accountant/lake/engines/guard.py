@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from datetime import date
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as arrow
 
 from accountant.core.errors import LakeUnavailable
-from accountant.lake.engines.protocol import SEAM, Bounds, Engine, EnginePlugin
+from accountant.lake.engines.protocol import SEAM, Engine, EnginePlugin
 from accountant.lake.iceberg_catalog import PREFIX, described
 from gputally.base.plugins import OURS, TakesTooLong, named, plugins, within
 
@@ -64,8 +65,8 @@ class GuardedEngine:
 
         return self._call(call)
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        return self._call(lambda: checked(self._engine.query(question.copy(), bounds), question))
+    def query(self, question: exp.Select, namespace: str, days: tuple[date, date] | None = None) -> pa.Table:
+        return self._call(lambda: checked(self._engine.query(question.copy(), namespace, days), question))
 
     def close(self) -> None:
         self._call(self._engine.close)
@@ -95,7 +96,7 @@ def checked(answer: object, question: exp.Select) -> pa.Table:
     that are not exact."""
     if not isinstance(answer, pa.Table):
         raise TypeError(f"it answers with a {type(answer).__name__}, not a table of Arrow")
-    if not question.is_star and answer.column_names != question.named_selects:
+    if answer.column_names != question.named_selects:
         raise TypeError(f"it answers with the columns {answer.column_names}, not {question.named_selects}")
     if len(set(answer.column_names)) < len(answer.column_names):
         raise TypeError("it answers with two columns of one name")

@@ -1,9 +1,11 @@
 """What a query engine is: a program or a library that answers queries over the tables of the lake.
 
-A query is a SQLGlot expression over the tables of `accountant.lake.tables`, by their plain names. It only adds up
-integers and exact decimals, counts, and filters by name. Dividing, pricing and rounding are done in Python, so every
-engine gives the same figures. A sum is asked for as a decimal, and no engine may answer with a floating-point number.
-`accountant.lake.engines.sql_text` puts a query into an engine's dialect.
+A query is a SQLGlot expression over the tables of `accountant.lake.tables`, by their plain names, and names every
+column that it reads. It only adds up integers and exact decimals, counts, and filters by name. Dividing, pricing and
+rounding are done in Python, so every engine gives the same figures. A sum is asked for as a decimal, and no engine may
+answer with a floating-point number. `accountant.lake.engines.sql_text` puts a query into an engine's dialect.
+
+A column that a ledger's table lacks, because an earlier version publishes it, is null in all its rows.
 
 An engine answers from the newest version of a table: a page that is loaded after a publication shows it. Several
 threads may call it at one time. What cannot be read at present is answered with `LakeUnavailable`.
@@ -32,15 +34,6 @@ _LONGEST_NAME: Final = 32
 _LONGEST_URLS: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a query needs to read. namespaces: those of its ledgers, at least one; the rows of all are one table. days:
-    the first and the last, both inclusive; None: all."""
-
-    namespaces: tuple[str, ...]
-    days: tuple[date, date] | None = None
-
-
 class Engine(Protocol):
     """An open engine."""
 
@@ -49,9 +42,11 @@ class Engine(Protocol):
         `accountant.lake.iceberg_catalog.PREFIX` and have the table `ledgers`. Raises LakeUnavailable."""
         ...
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        """The rows of the answer, in any order, with the columns of the query. bounds: the partitions that hold all
-        rows that the query selects. Raises LakeUnavailable."""
+    def query(self, question: exp.Select, namespace: str, days: tuple[date, date] | None = None) -> pa.Table:
+        """The rows of the answer, in any order, with the columns of the query. Raises LakeUnavailable.
+
+        namespace: that of the ledger whose tables are asked.
+        days: the first and the last day, both inclusive, of all rows that the query selects; None: any."""
         ...
 
     def close(self) -> None: ...

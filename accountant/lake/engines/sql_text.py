@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+import pyarrow as pa
 from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
-from accountant.lake.engines.protocol import Bounds
+from accountant.lake.tables import BY_NAME, SQL_TYPE
 
 CATALOG_VARIABLE: Final = "GPUTALLY_ENGINE_CATALOG"
 """Name of the Iceberg catalog in an engine that runs elsewhere; default `lake`."""
@@ -31,22 +32,43 @@ def with_parameters(question: exp.Select) -> tuple[exp.Select, dict[str, str]]:
     return asked, {name: text for text, name in names.items()}
 
 
-def sql_text(question: exp.Select, dialect: str, bounds: Bounds, table_of: Callable[[str, str], exp.Table]) -> str:
-    """The query in an engine's dialect; texts in it are quoted as the dialect demands. Several namespaces are read as
-    one table. table_of: the engine's table for a namespace and the name of a table."""
+def sql_text(question: exp.Select, dialect: str, table_of: Callable[[str], exp.Table]) -> str:
+    """The query in an engine's dialect; texts in it are quoted as the dialect demands. table_of: the engine's table for
+    the name of a table."""
+    tables = question.transform(lambda node: table_of(node.name) if isinstance(node, exp.Table) else node)
+    return tables.sql(dialect=dialect)
 
-    def qualified(node: exp.Expression) -> exp.Expression:
-        if not isinstance(node, exp.Table):
+
+def with_unknown_columns(run: Callable[[exp.Select], pa.Table], question: exp.Select) -> pa.Table:
+    """The answer of an engine that refuses queries for columns which a table does not have: these are null, as an
+    earlier version did not publish them. Only a query that was refused costs further ones.
+
+    run: answers a query with the columns that there are. Raises LakeUnavailable."""
+    try:
+        return run(question)
+    except LakeUnavailable:
+        lacking = {name: _lacking(run, name) for name in {table.name for table in question.find_all(exp.Table)}}
+        if not any(lacking.values()):
+            raise
+
+    def filled(node: exp.Expression) -> exp.Expression:
+        if not (isinstance(node, exp.Table) and lacking.get(node.name)):
             return node
-        first, *others = (table_of(namespace, node.name) for namespace in bounds.namespaces)
-        if not others:
-            return first
-        whole: exp.Query = exp.select("*").from_(first)
-        for other in others:
-            whole = whole.union(exp.select("*").from_(other), distinct=False)
-        return whole.subquery(node.name)
+        return exp.select("*", *lacking[node.name]).from_(exp.table_(node.name)).subquery(node.name)
 
-    return question.transform(qualified).sql(dialect=dialect)
+    whole = question.transform(filled)
+    assert isinstance(whole, exp.Select)
+    return run(whole)
+
+
+def _lacking(run: Callable[[exp.Select], pa.Table], table: str) -> list[exp.Expr]:
+    """Nulls under the names of the columns that a table lacks."""
+    # Trino shows names in small letters.
+    there = {name.casefold() for name in run(exp.select("*").from_(table).limit(0)).column_names}
+    return [
+        exp.cast(exp.null(), SQL_TYPE[column.type]).as_(column.name, quoted=True)
+        for column in BY_NAME[table].columns if column.name.casefold() not in there
+    ]  # fmt: skip
 
 
 def engine_catalog() -> str:

@@ -14,16 +14,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 from cachetools import LRUCache
-from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import Table
 from sqlglot import exp
 
-from accountant.lake.engines.protocol import Bounds
 from accountant.lake.engines.sql_text import sql_text, with_parameters
 from accountant.lake.iceberg_catalog import Catalogue, reachable, rows_where
-from accountant.lake.tables import ARROW, SQL_TYPE, TABLES, LakeTable
+from accountant.lake.tables import ARROW, BY_NAME, SQL_TYPE, LakeTable
 
-_BY_NAME: Final = {table.name: table for table in TABLES}
+_Days = tuple[date, date] | None
 _PLANS: Final = 256
 """Number of cached plans: a page reads a few tables of up to twenty ledgers."""
 
@@ -50,22 +48,21 @@ class DuckDbEngine:
             config["threads"] = threads
         self._connection = duckdb.connect(config=config)
         self._lock = threading.Lock()
-        self._plans: LRUCache[tuple[str, tuple[date, date] | None], _Plan] = LRUCache(_PLANS)
+        self._plans: LRUCache[tuple[str, _Days], _Plan] = LRUCache(_PLANS)
 
     def namespaces(self) -> Sequence[str]:
         return self._catalogue.namespaces()
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
+    def query(self, question: exp.Select, namespace: str, days: _Days = None) -> pa.Table:
         names = sorted({table.name for table in question.find_all(exp.Table)})
         registered: list[str] = []
         with self._lock, self._connection.cursor() as cursor, reachable(self._catalogue.place):
             try:
                 for name in names:
-                    for namespace in bounds.namespaces:
-                        self._register(cursor, _BY_NAME[name], namespace, bounds)
-                        registered.append(_local_name(namespace, name))
+                    self._register(cursor, BY_NAME[name], namespace, days)
+                    registered.append(name)
                 asked, values = with_parameters(question)
-                return cursor.execute(sql_text(asked, "duckdb", bounds, _local_table), values).to_arrow_table()
+                return cursor.execute(sql_text(asked, "duckdb", _quoted), values).to_arrow_table()
             finally:
                 for name in registered:
                     cursor.unregister(name)
@@ -74,13 +71,13 @@ class DuckDbEngine:
         self._connection.close()
         self._catalogue.close()
 
-    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, namespace: str, bounds: Bounds) -> None:
-        found = self._catalogue.open(table, namespace)
-        name = _local_name(namespace, table.name)
-        scan = found.scan(row_filter=_filter(table, bounds))
+    def _register(self, cursor: duckdb.DuckDBPyConnection, table: LakeTable, namespace: str, days: _Days) -> None:
+        found, name = self._catalogue.open(table, namespace), table.name
+        by_day = days is not None and "day" in table.partition
+        scan = found.scan(row_filter=rows_where({}, {"day": days} if days is not None and by_day else {}))
         # Cached, because a table version never changes, and planning a month takes longer than reading some of its
         # days.
-        version = found.metadata_location, bounds.days
+        version = found.metadata_location, days
         plan = self._plans.get(version)
         if plan is None:
             tasks = list(scan.plan_files())
@@ -90,7 +87,7 @@ class DuckDbEngine:
         if not files:
             cursor.register(name, table.arrow.empty_table())
         elif plan.has_deletes:
-            cursor.register(name, _with_every_column(scan.to_arrow_batch_reader(), table))
+            cursor.register(name, table.complete(scan.to_arrow_batch_reader()))
         elif all(_is_local(place) for place in files):
             relation = cursor.read_parquet(
                 [_local(place) for place in files], union_by_name=len(found.metadata.schemas) > 1
@@ -103,31 +100,8 @@ class DuckDbEngine:
             cursor.register(name, _remote(found, files, table))
 
 
-def _with_every_column(batches: pa.RecordBatchReader, table: LakeTable) -> pa.RecordBatchReader:
-    """The same rows, with nulls in the columns that an earlier version did not publish."""
-    missing = [column for column in table.columns if column.name not in batches.schema.names]
-    schema = pa.schema([*batches.schema, *((column.name, ARROW[column.type]) for column in missing)])
-    return pa.RecordBatchReader.from_batches(
-        schema,
-        (
-            pa.record_batch(
-                [*batch.columns, *(pa.nulls(batch.num_rows, ARROW[column.type]) for column in missing)], schema=schema
-            )
-            for batch in batches
-        ),
-    )
-
-
-def _local_name(namespace: str, table: str) -> str:
-    return f"{namespace}.{table}"
-
-
-def _local_table(namespace: str, table: str) -> exp.Table:
-    return exp.Table(this=exp.to_identifier(_local_name(namespace, table), quoted=True))
-
-
-def _filter(table: LakeTable, bounds: Bounds) -> BooleanExpression:
-    return rows_where({}, {"day": bounds.days} if bounds.days is not None and "day" in table.partition else {})
+def _quoted(table: str) -> exp.Table:
+    return exp.Table(this=exp.to_identifier(table, quoted=True))
 
 
 def _is_local(place: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any, Final
 
 import pyarrow as pa
 from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
-from accountant.lake.engines.protocol import Bounds
-from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text
+from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text, with_unknown_columns
 from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import LEDGERS
 
@@ -52,16 +52,17 @@ class SparkEngine:
         except Exception as error:
             raise LakeUnavailable(f"spark: {described(error)}") from error
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        try:
-            self._session.conf.set(_SUBSTITUTE, "false")
-            found: pa.Table = self._session.sql(sql_text(question, "spark", bounds, self._table)).toArrow()
-        except Exception as error:
-            raise LakeUnavailable(f"spark: {described(error)}") from error
-        return found
+    def query(self, question: exp.Select, namespace: str, _days: tuple[date, date] | None = None) -> pa.Table:
+        def run(asked: exp.Select) -> pa.Table:
+            text = sql_text(asked, "spark", lambda table: exp.table_(table, db=namespace, catalog=self._catalog))
+            try:
+                self._session.conf.set(_SUBSTITUTE, "false")
+                found: pa.Table = self._session.sql(text).toArrow()
+            except Exception as error:
+                raise LakeUnavailable(f"spark: {described(error)}") from error
+            return found
+
+        return with_unknown_columns(run, question)
 
     def close(self) -> None:
         self._session.stop()
-
-    def _table(self, namespace: str, table: str) -> exp.Table:
-        return exp.table_(table, db=namespace, catalog=self._catalog)

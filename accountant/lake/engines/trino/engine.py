@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -10,8 +11,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from accountant.core.errors import LakeUnavailable
-from accountant.lake.engines.protocol import Bounds
-from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text
+from accountant.lake.engines.sql_text import client_library, engine_catalog, sql_text, with_unknown_columns
 from accountant.lake.iceberg_catalog import PREFIX, described
 from accountant.lake.tables import LEDGERS
 
@@ -50,19 +50,20 @@ class TrinoEngine:
         except Exception as error:
             raise LakeUnavailable(f"trino: {described(error)}") from error
 
-    def query(self, question: exp.Select, bounds: Bounds) -> pa.Table:
-        try:
-            cursor = self._connection.cursor()
-            cursor.execute(sql_text(question, "trino", bounds, self._table))
-            rows = cursor.fetchall()
-            names = [column.name for column in cursor.description]
-            columns = list(zip(*rows, strict=True)) or [()] * len(names)
-        except Exception as error:
-            raise LakeUnavailable(f"trino: {described(error)}") from error
-        return pa.table(dict(zip(names, map(list, columns), strict=True)))
+    def query(self, question: exp.Select, namespace: str, _days: tuple[date, date] | None = None) -> pa.Table:
+        def run(asked: exp.Select) -> pa.Table:
+            text = sql_text(asked, "trino", lambda table: exp.table_(table, db=namespace, catalog=self._catalog))
+            try:
+                cursor = self._connection.cursor()
+                cursor.execute(text)
+                rows = cursor.fetchall()
+                names = [column.name for column in cursor.description]
+                columns = list(zip(*rows, strict=True)) or [()] * len(names)
+            except Exception as error:
+                raise LakeUnavailable(f"trino: {described(error)}") from error
+            return pa.table(dict(zip(names, map(list, columns), strict=True)))
+
+        return with_unknown_columns(run, question)
 
     def close(self) -> None:
         self._connection.close()
-
-    def _table(self, namespace: str, table: str) -> exp.Table:
-        return exp.table_(table, db=namespace, catalog=self._catalog)
