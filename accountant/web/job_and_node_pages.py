@@ -4,12 +4,14 @@ GPUs; moves a GPU."""
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
@@ -18,7 +20,15 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
-from accountant.api.access_control import Reader, admit, check_form, check_teams, require_all_teams, team_filter
+from accountant.api.access_control import (
+    DocumentReader,
+    Reader,
+    admit,
+    check_form,
+    check_teams,
+    require_all_teams,
+    team_filter,
+)
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.operator_routes import Move
 from accountant.api.problems import Refusal
@@ -27,10 +37,13 @@ from accountant.api.usage_cost_and_job_routes import decisions_about, job_span, 
 from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.protocols import GpuMove, JobKey
-from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
+from accountant.ledger.usage import ACCOUNTS, HELD, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
 from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
+from accountant.web.list_bar import ListOrder
 from accountant.web.page_queries import recorded_of, records
 from accountant.web.page_rows import Machine, paged
 from accountant.wire import decision_text
@@ -38,9 +51,13 @@ from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.instants import in_calendar
+from gputally.base.money import gpu_hours, plain
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
+from gputally.server.request_handling import tagged
+from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
 
@@ -226,14 +243,7 @@ class JobsParams(Params):
 def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
-    month = (
-        periods.month_with_records(at, deps.newest_ms(), tz)
-        if params.month is None
-        else month_and_decision_pages.parse_month(params.month, at, tz)
-    )
-    where = team_filter(principal, () if params.team is None else (params.team,))
-    check_teams(deps, principal, () if params.team is None else (params.team,))
-    choice = page_rows.JobChoice(params.search, params.kind, params.sort)
+    month, where, choice = _chosen_jobs(params, deps, principal)
     answer = page_queries.jobs_of(deps, month, where, choice, params.days)
     jobs = answer.value.get(params.state, page_rows.NO_JOBS)
 
@@ -248,8 +258,47 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
         utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
         following=month.next if month.next.span(tz)[0] < at else None,
         demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month), params=params,
-        address=address, kind_of=job_costs.kind_of, kinds=get_args(JobKind), orders=get_args(JobOrder),
+        address=address, kind_of=job_costs.kind_of, kinds=get_args(JobKind),
+        order=ListOrder(address, params.sort, frozenset(get_args(JobOrder)) - {"name"}),
+        csv=address().replace("/jobs?", "/jobs.csv?", 1),
     )  # fmt: skip
+
+
+@router.get("/jobs.csv")
+def jobs_file(
+    request: Request, params: Annotated[JobsParams, Query()], deps: AppDeps, principal: DocumentReader
+) -> Response:
+    """All jobs of the page's view, with exact hours and costs; a cost that lacks a price is empty."""
+    month, where, choice = _chosen_jobs(params, deps, principal)
+    currency = _currency(deps) or ""
+    heads = ["id", "cluster", "namespace", "job", "teams", "users", "state", "kind", "gpus_now", "waited_s",
+             *(f"{account}_gpu_hours" for account in HELD), "cost", "currency", "unpriced_gpu_hours"]  # fmt: skip
+    rows = [
+        [*map(for_cell, (job.id, job.cluster, job.namespace, job.job, ", ".join(job.teams), ", ".join(job.users))),
+         job.state, job_costs.kind_of(job.job) or "", plain(job.gpus),
+         "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
+         *(plain(gpu_hours(getattr(job.accounts_gpu_us, account))) for account in HELD),
+         "" if job.cost is None or not currency else plain(job.cost), currency, plain(gpu_hours(job.unpriced_gpu_us))]
+        for job in page_queries.every_job(deps, month, where, choice, params.days, params.state)
+    ]  # fmt: skip
+    return _file(request, "jobs", heads, rows)
+
+
+def _chosen_jobs(
+    params: JobsParams, deps: Deps, principal: Principal
+) -> tuple[Month, dict[Dimension, tuple[str, ...]], page_rows.JobChoice]:
+    """The month that a request shows, the filter by its teams, and which jobs it lists. Raises Refusal."""
+    tz = periods.zone(deps.settings.timezone)
+    at = deps.clock.wall_ms()
+    month = (
+        periods.month_with_records(at, deps.newest_ms(), tz)
+        if params.month is None
+        else month_and_decision_pages.parse_month(params.month, at, tz)
+    )
+    teams = () if params.team is None else (params.team,)
+    where = team_filter(principal, teams)
+    check_teams(deps, principal, teams)
+    return month, where, page_rows.JobChoice(params.search, params.kind, params.sort)
 
 
 @router.get("/job/{id:path}")
@@ -323,9 +372,16 @@ class SpanParams(Params):
     days: int = Field(default=7, ge=1, le=92)
 
 
-NodeOrder = Literal["name", "down", "silent", "held", "idle", "unmetered"]
-_NODE_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], int]]] = {
+NodeOrder = Literal[
+    "name", "pool", "model", "gpus", "silent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
+]  # fmt: skip
+_NODE_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], Any]]] = {
     "name": lambda _: 0,
+    "pool": lambda node: (node.pool, node.capacity_type),
+    "model": lambda node: node.models,
+    "gpus": lambda node: -node.gpus,
+    "utilisation": lambda node: 1.0 if node.utilisation is None else -node.utilisation,
+    "unallocated": lambda node: -node.accounts.unallocated,
     "down": lambda node: -node.accounts.down,
     "silent": lambda node: node.newest_ms or 0,
     "held": lambda node: -node.accounts.allocated,
@@ -334,12 +390,19 @@ _NODE_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], int]]] = {
 }
 
 
+_SMALLEST_FIRST: Final = frozenset({"name", "pool", "model", "silent"})
+"""The orders of nodes that do not begin with the most."""
+
+
 class NodeParams(SpanParams):
     at: str | None = Field(default=None, max_length=40)
 
 
 class NodesParams(SpanParams):
+    """The parameters of the page of nodes. reverse: the order the other way round."""
+
     sort: NodeOrder = "name"
+    reverse: bool = False
     search: str = Field(default="", max_length=253)
     page: int = Field(default=1, ge=1, le=10_000)
 
@@ -347,13 +410,14 @@ class NodesParams(SpanParams):
 @router.get("/nodes")
 def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     require_all_teams(principal)
-    nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
-    if params.search:
-        nodes = tuple(node for node in nodes if params.search.casefold() in f"{node.cluster}/{node.name}".casefold())
-        whole = page_rows.added(node.accounts for node in nodes)
-    nodes = tuple(sorted(nodes, key=_NODE_RANKS[params.sort]))
-    query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"days": params.days}
-    page = paged(nodes, params.page, NODES_A_PAGE, f"/nodes?{urlencode(query)}&page=")
+    nodes, whole, end_ms, as_of_ms = _nodes(deps, params)
+
+    def address(**changes: object) -> str:
+        """The URL of this list with some parameters changed. None: without the parameter."""
+        query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"days": params.days} | changes
+        return "/nodes?" + urlencode({name: value for name, value in query.items() if value is not None})
+
+    page = paged(nodes, params.page, NODES_A_PAGE, address() + "&page=")
     outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
     quiet = {
         (node.cluster, node.name)
@@ -363,8 +427,43 @@ def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: 
     return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, days=params.days, nodes=page.rows, shown=page, whole=whole,
         gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms, params=params, quiet=quiet,
-        orders=get_args(NodeOrder), outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
+        order=ListOrder(address, params.sort, frozenset(get_args(NodeOrder)) - _SMALLEST_FIRST, params.reverse),
+        csv=address().replace("/nodes?", "/nodes.csv?", 1),
+        outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
     )  # fmt: skip
+
+
+def _nodes(deps: Deps, params: NodesParams) -> tuple[tuple[Machine, ...], Accounts, int, int | None]:
+    """The nodes of the page in their order, the sum of their accounts, and as `page_queries.machines`."""
+    nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
+    if params.search:
+        nodes = tuple(node for node in nodes if params.search.casefold() in f"{node.cluster}/{node.name}".casefold())
+        whole = page_rows.added(node.accounts for node in nodes)
+    ordered = sorted(nodes, key=_NODE_RANKS[params.sort])
+    return tuple(reversed(ordered) if params.reverse else ordered), whole, end_ms, as_of_ms
+
+
+@router.get("/nodes.csv")
+def nodes_file(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+    """The nodes of the page, on all its pages, with exact hours."""
+    require_all_teams(principal)
+    heads = ["cluster", "node", "pool", "capacity_type", "gpu_models", "gpus", "newest_record", "down_now",
+             *(f"{account}_gpu_hours" for account in ACCOUNTS)]  # fmt: skip
+    rows = [
+        [*map(for_cell, (node.cluster, node.name, node.pool, node.capacity_type, ", ".join(node.models))), node.gpus,
+         "" if node.newest_ms is None else periods.utc(node.newest_ms), for_cell(node.down),
+         *(plain(gpu_hours(getattr(node.accounts, account))) for account in ACCOUNTS)]
+        for node in _nodes(deps, params)[0]
+    ]  # fmt: skip
+    return _file(request, "nodes", heads, rows)
+
+
+def _file(request: Request, name: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Response:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
+    return tagged(request, text.getvalue().encode(), CSV, file_name("csv", name))
 
 
 @router.get("/node/{cluster}/{node}")

@@ -9,7 +9,7 @@ the address without them, to which a page redirects, so that every view has one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -247,6 +247,31 @@ class Bar:
 
 def _is_dimension(name: str) -> bool:
     return is_label(name) or name in DIMENSION_TITLES
+
+
+@dataclass(frozen=True, slots=True)
+class ListOrder:
+    """The order of a list without groupings, for the links of its heads.
+
+    address: returns the address of the list with other parameters.
+    largest_first: the orders that begin with the largest.
+    reverse: whether the list is the other way round; None if it cannot be."""
+
+    address: Callable[..., str]
+    sort: str
+    largest_first: Collection[str]
+    reverse: bool | None = None
+
+    def sorted_by(self, name: str) -> str:
+        """As `Bar.sorted_by`."""
+        turned = True if name == self.sort and self.reverse is False else None
+        return self.address(sort=name) if self.reverse is None else self.address(sort=name, reverse=turned)
+
+    def order(self, name: str) -> str:
+        """As `Bar.order`."""
+        if name != self.sort:
+            return ""
+        return "descending" if (name in self.largest_first) != bool(self.reverse) else "ascending"
 
 
 def check_names(bar: Bar) -> None:

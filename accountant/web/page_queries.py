@@ -33,7 +33,7 @@ from accountant.web.explore_table import Explored, Question
 from accountant.wire import decision_text
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import Accounts
+from accountant.wire.usage_cost_and_job_models import Accounts, Job
 from gputally.base.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500
@@ -155,6 +155,19 @@ def jobs_of(
 
     filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
     return deps.answers.ask(("jobs", month if days is None else days, filters, choice, books(deps)), compute)
+
+
+def every_job(
+    deps: Deps, month: Month, where: Where, choice: page_rows.JobChoice, days: int | None, state: JobState | None
+) -> list[Job]:
+    """All jobs in a state, in the chosen order; as `jobs_of`. Not cached: it is as long as the ledger has jobs."""
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
+    with deps.ledger.moment(start, end) as moment:
+        if days is not None:
+            start, end = moment.recent_span(at, days * MS_PER_DAY)
+        jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+        return list(jobs.built(job_costs.chosen(jobs.figures, state, choice.search, choice.sort, choice.kind)))
 
 
 def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
