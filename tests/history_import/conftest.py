@@ -65,7 +65,13 @@ class Cut(AccountantClient):
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
+def clock() -> VirtualClock:
+    """The accountant's clock; a module whose history lies later overrides it."""
+    return VirtualClock(NOW_MS)
+
+
+@pytest.fixture
+def books(tmp_path: Path, clock: VirtualClock) -> Iterator[Books]:
     token, entry = new_token("laptop", ("import",), cluster="default")
     of_admin, entry_of_admin = new_token("admin", ("admin",))
     (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}{entry_of_admin}")
@@ -74,5 +80,5 @@ def books(tmp_path: Path) -> Iterator[Books]:
     settings = Settings(
         data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml", log_level="error"
     )
-    with Service(settings, VirtualClock(NOW_MS)) as service, serve(service.app, settings.host, settings.port) as url:
+    with Service(settings, clock) as service, serve(service.app, settings.host, settings.port) as url:
         yield Books(service.ledger, url, tmp_path / "token")

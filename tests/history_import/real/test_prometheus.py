@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import pytest
 
 from accountant.__main__ import main
+from accountant.core.periods import utc
 from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed
 from accountant.history_import import import_run
 from accountant.history_import.import_run import Destination
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.accountant_connection import Unanswered
+from gputally.base.clock import VirtualClock
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
@@ -41,6 +43,11 @@ class Past:
     gpu_outages: tuple[Outage, ...]
 
 
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(END_MS + 24 * MS_PER_HOUR)
+
+
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     folder = tmp_path_factory.mktemp("past")
@@ -61,8 +68,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
 
 def imported(past: Past, books: Books, cluster: str) -> int:
     options = {
-        "--start": "2026-10-01T00:00Z", "--end": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
-        "--cluster": cluster,
+        "--start": utc(START_MS), "--end": utc(END_MS), "--match": f'cluster="{cluster}"', "--cluster": cluster,
     }  # fmt: skip
     words = [part for pair in options.items() for part in pair]
     return main(["import", "prometheus", past.url, *words, *books.by_admin.options])
