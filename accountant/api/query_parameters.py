@@ -286,7 +286,9 @@ def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
         raise invalid(parameter, str(error)) from error
 
 
-def check_cost(fleet: Fleet, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> None:
+def check_cost(
+    fleet: GpuHourSource, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()
+) -> None:
     """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed."""
     if reason := refusal(fleet, limits.question_gpu_hours, span, width, clusters):
         raise invalid("end", f"the query has {reason}")
@@ -303,13 +305,13 @@ JOBS_WIDTH: Final = 4
 """Dimensions that identify a job and its payer."""
 
 
-class Fleet(Protocol):
+class GpuHourSource(Protocol):
     """The part of a ledger that the estimate needs (accountant.ledger.protocols)."""
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int: ...
 
 
-def estimate(fleet: Fleet, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
+def estimate(fleet: GpuHourSource, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
     """Estimates the GPU-hours that a query adds up.
 
     width: number of dimensions of the groups.
@@ -318,7 +320,7 @@ def estimate(fleet: Fleet, span: QuerySpan, width: int = 1, clusters: Sequence[s
     return hours * max(1, width)
 
 
-def refusal(fleet: Fleet, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
+def refusal(fleet: GpuHourSource, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
     """Why a query is too large, and how to make it smaller, as the rest of a sentence; "" if it is allowed. most: the
     largest allowed `estimate`."""
     gpu_hours = estimate(fleet, span, width, clusters)

@@ -10,7 +10,7 @@ Retiring by command is for machines that were switched off for good and are in n
 their time would be `unmetered` forever. A retired GPU that reports again is capacity again, and the time in between is
 unmetered.
 
-`Fleet` is immutable: every commit that changes it creates a new one, so a reader keeps the `Fleet` of its snapshot.
+`GpuLifetimes` is immutable: every commit that changes it creates a new one, so a reader keeps the one of its snapshot.
 
 `GpuCensus` counts the GPUs in service without listing them. Of ten thousand GPUs nearly all are alike: they were
 installed with their rack, and their newest record ends in the last minute. A query therefore takes time in proportion
@@ -215,8 +215,8 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """All GPUs, nodes and namespaces of the ledger.
+class GpuLifetimes:
+    """The lifetimes of all GPUs of the ledger, and the facts of its nodes and namespaces.
 
     gpus, tenures: by GPU id; the tenures of a GPU are by node.
     own: for GPUs that an import named, the tenures that the agents' records alone show.
@@ -383,11 +383,11 @@ class Fleet:
 
     def booked(
         self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
-    ) -> Fleet:
+    ) -> GpuLifetimes:
         """Return the fleet after a transaction.
 
         changes: by id, the GPUs of the transaction with their names and all their tenures.
-        own: the changed entries of `Fleet.own`."""
+        own: the changed entries of `GpuLifetimes.own`."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -456,7 +456,9 @@ REPORTING_MS = 15 * MS_PER_MINUTE
 """The longest interval of an agent. A GPU with a newer record can still have a running agent."""
 
 
-def retirement_ends(fleet: Fleet, retirement: Retirement, at_ms: int, now_ms: int, closed_ms: int) -> dict[int, int]:
+def retirement_ends(
+    fleet: GpuLifetimes, retirement: Retirement, at_ms: int, now_ms: int, closed_ms: int
+) -> dict[int, int]:
     """Return, by GPU id, the instant from which the GPU no longer counts as capacity: `at_ms`, or the end of its newest
     record if that is later.
 
@@ -480,7 +482,7 @@ def retirement_ends(fleet: Fleet, retirement: Retirement, at_ms: int, now_ms: in
     return ends
 
 
-def _retiring_gpus(fleet: Fleet, retirement: Retirement) -> Sequence[int]:
+def _retiring_gpus(fleet: GpuLifetimes, retirement: Retirement) -> Sequence[int]:
     cluster = retirement.cluster or _only_cluster(fleet.clusters, CannotRetire)
     in_cluster = {gpu: one for gpu, one in fleet.gpus.items() if one.cluster == cluster and gpu in fleet.tenures}
     homes = {gpu: fleet.life(gpu).home for gpu in in_cluster}
@@ -503,7 +505,7 @@ def _only_cluster(clusters: Collection[str], error: type[CannotMove] | type[Cann
     return next(iter(clusters))
 
 
-def retired_devices(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
+def retired_devices(fleet: GpuLifetimes, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
     """Return the retired GPUs in the form of the API, by node and GPU."""
     devices = (
         RetiredDevice(
@@ -549,7 +551,7 @@ def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> tuple[list[
     return list(accumulate(changes[:-1])), parts
 
 
-def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
+def gpus_at(fleet: GpuLifetimes, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
     """Return the number of GPUs that each node had as capacity in any part of [start_ms, end_ms), by cluster and
     node."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -581,7 +583,7 @@ def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterat
             yield tag, low, high
 
 
-def read_owners(cursor: Cursor, fleet: Fleet) -> dict[GpuName, OwnedGpu]:
+def read_owners(cursor: Cursor, fleet: GpuLifetimes) -> dict[GpuName, OwnedGpu]:
     """Return the owners of each GPU that has booked time. While the archive is replayed, a part's owners come after its
     rows."""
     stored: dict[GpuName, list[Ownership]] = defaultdict(list)
@@ -617,7 +619,7 @@ def read_claims(cursor: Cursor) -> dict[GpuName, tuple[GpuClaim, ...]]:
 
 
 def shown(
-    owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: Fleet
+    owned: Mapping[GpuName, OwnedGpu], claims: Mapping[GpuName, Sequence[GpuClaim]], fleet: GpuLifetimes
 ) -> tuple[GpuOwnership, ...]:
     """Return the owners and claims of each GPU in the form of the API, by cluster and UUID."""
     models = {(gpu.cluster, gpu.uuid): gpu.model for gpu in fleet.gpus.values()}

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from accountant.ledger.team_assignment import Assignment
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, Gpu, GpuCensus, Tenure
+from accountant.storage.gpu_lifetimes import Gpu, GpuCensus, GpuLifetimes, Tenure
 from accountant.storage.span_splitting import EVERY_GPU
 from accountant.storage.write import record_columns, rollups
 from accountant.storage.write.inventory_and_journal_tables import last_act, last_decision, read_namespaces, read_nodes
@@ -79,7 +79,9 @@ class DeviceKindsCache:
     def __init__(self) -> None:
         self._cached: dict[frozenset[Dimension], tuple[tuple[object, ...], int, DeviceKinds]] = {}
 
-    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: frozenset[Dimension]) -> DeviceKinds:
+    def read(
+        self, fleet: GpuLifetimes, devices: Mapping[int, DeviceName], dimensions: frozenset[Dimension]
+    ) -> DeviceKinds:
         """Return `device_kinds`, from the cache if possible."""
         sources = (fleet.gpus, fleet.nodes, fleet.placed, devices)
         cached = self._cached.get(dimensions)
@@ -94,7 +96,9 @@ class DeviceKindsCache:
         return kinds
 
 
-def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]) -> DeviceKinds:
+def device_kinds(
+    fleet: GpuLifetimes, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]
+) -> DeviceKinds:
     """Return the kinds of devices for a query with these dimensions of devices. devices: those that the query reads, by
     id; they are not used if there are no dimensions."""
     if not dimensions:
@@ -109,7 +113,9 @@ def device_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Co
     return _grouped_kinds(fleet, devices, dimensions)
 
 
-def _grouped_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]) -> DeviceKinds:
+def _grouped_kinds(
+    fleet: GpuLifetimes, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]
+) -> DeviceKinds:
     values_of_node: dict[tuple[str, str], Hashable] = {}
     values_of: dict[int, Hashable] = {}
     values_of_gpu: dict[int, set[Hashable]] = defaultdict(set)
@@ -138,7 +144,7 @@ def _grouped_kinds(fleet: Fleet, devices: Mapping[int, DeviceName], dimensions: 
     return DeviceKinds(False, kinds, shown, member, members, shared)
 
 
-def _node_values(fleet: Fleet, key: tuple[str, str], dimensions: Collection[Dimension]) -> Hashable:
+def _node_values(fleet: GpuLifetimes, key: tuple[str, str], dimensions: Collection[Dimension]) -> Hashable:
     """Return the values of a node that the query uses. If the query uses labels, and those of the node changed, the
     value is its name, so that it equals no other node."""
     if "node" in dimensions or (OF_NODES & set(dimensions) and key in fleet.placed):
@@ -211,7 +217,7 @@ class State:
     devices, kinds: caches of device names and device kinds, shared by all states since the last `load`."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
-    fleet: Fleet = field(default_factory=Fleet)
+    fleet: GpuLifetimes = field(default_factory=GpuLifetimes)
     policies: tuple[Assignment, ...] = ()
     unfolded: frozenset[int] = frozenset()
     days: DailySums = field(default_factory=DailySums)
@@ -271,7 +277,7 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC, exported_labels: tuple[str, ...] 
         )
     )
     own = {gpu: agents.get(gpu, {}) for gpu in imported}
-    fleet = Fleet(gpus, tenures, own, known, namespaces, retired, placed, charged)
+    fleet = GpuLifetimes(gpus, tenures, own, known, namespaces, retired, placed, charged)
     frozen = frozenset(row[0] for row in cursor.run("FROM frozen"))
     archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
     parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accountant.core.errors import CannotRetire
 from accountant.ledger.protocols import Down, NodeFacts, Retirement
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.gpu_lifetimes import Fleet, Gpu, GpuCensus, Life, Tenure
+from accountant.storage.gpu_lifetimes import Gpu, GpuCensus, GpuLifetimes, Life, Tenure
 from accountant.wire.policy_models import WindowSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
@@ -34,7 +34,7 @@ STEP = st.tuples(
 )
 
 
-def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported: bool = False) -> Fleet:
+def booked(fleet: GpuLifetimes, gpu: int, node: str, start: int, end: int, *, imported: bool = False) -> GpuLifetimes:
     nodes = fleet.tenures.get(gpu, {})
     old = nodes.get(node, Tenure(start, end))
     tenure = Tenure(min(old.first_ms, start), max(old.last_ms, end))
@@ -44,7 +44,7 @@ def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported:
     return fleet.booked({gpu: (Gpu(CLUSTERS[gpu % 2], f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
 
 
-def told(fleet: Fleet, node: str, at: int, hours: int, kind: str) -> Fleet:
+def told(fleet: GpuLifetimes, node: str, at: int, hours: int, kind: str) -> GpuLifetimes:
     """Report the facts of the node of the first cluster. The other cluster has a node of the same name."""
     facts = fleet.nodes.get((CLUSTERS[0], node), NodeFacts(CLUSTERS[0], node))
     if kind == "delete":
@@ -72,7 +72,7 @@ def plain_watermark(lives: Collection[Life], end: int, least: float) -> int | No
 @settings(max_examples=examples(20, 120))
 @given(steps=st.lists(STEP, max_size=25), asked=st.integers(0, 4), end=st.integers(0, 90), least=st.floats(0, 1))
 def test_counted_step_by_step_it_is_what_counting_anew_gives(steps, asked, end, least):
-    fleet = Fleet()
+    fleet = GpuLifetimes()
     for number, (kind, gpu, node, hour, hours) in enumerate(steps):
         at = hour * MS_PER_HOUR
         if kind in ("book", "import"):
@@ -95,7 +95,7 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(steps, asked, end, 
 
 
 def test_a_gpu_that_did_not_return_with_its_node_ends_at_its_last_record():
-    fleet = Fleet()
+    fleet = GpuLifetimes()
     for gpu in (0, 2, 4):
         fleet = booked(fleet, gpu, "n0", 0, 12 * MS_PER_HOUR)
     fleet = told(fleet, "n0", 13 * MS_PER_HOUR, 0, "renew")
@@ -109,7 +109,7 @@ def test_a_gpu_that_did_not_return_with_its_node_ends_at_its_last_record():
 
 
 def test_a_gpu_that_goes_unseen_is_noticed_by_the_records_of_its_neighbour():
-    fleet = Fleet()
+    fleet = GpuLifetimes()
     for gpu in (0, 2, 4):
         fleet = booked(fleet, gpu, "n0", 0, MS_PER_HOUR)
     assert fleet.census == GpuCensus({(0, 2**62, MS_PER_HOUR): 3}, {}, 25 * MS_PER_HOUR)

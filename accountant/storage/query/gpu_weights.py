@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from accountant.billing.time_reallocation import memory_to_compute
 from accountant.prices.price_book import PriceBook
-from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, NodeKey, changes_between
+from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, NodeKey, changes_between
 from accountant.storage.write.name_ids import DeviceName
 from accountant.wire.policy_models import ANY_MODEL
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
@@ -67,7 +67,7 @@ class Weighting:
         """Return whether the MIG profile of an instance affects its weight."""
         return self.book is not None and self.book.mig_basis == "memory"
 
-    def grouping_key(self, fleet: Fleet) -> Hashable:
+    def grouping_key(self, fleet: GpuLifetimes) -> Hashable:
         """Return a value that is equal as long as `GpuGroups` assigns every device to the same group. It is None if
         groups are clusters."""
         if self.by_cluster_only:
@@ -113,7 +113,7 @@ class GpuGroups:
 
     The assignment stays valid until a GPU moves or the labels of a node change (`group_changes`)."""
 
-    def __init__(self, fleet: Fleet, weighting: Weighting, at_ms: int) -> None:
+    def __init__(self, fleet: GpuLifetimes, weighting: Weighting, at_ms: int) -> None:
         self._fleet = fleet
         self._weighting = weighting
         self._at_ms = at_ms
@@ -151,14 +151,14 @@ class GpuGroups:
         return GpuGroup(cluster, gpu_model, profile, *labels)
 
 
-def group_changes(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
+def group_changes(fleet: GpuLifetimes, start_ms: int, end_ms: int) -> list[int]:
     """Return the instants strictly inside the span at which a GPU moved or the labels of a node changed, ascending."""
     lives = (fleet.life(gpu) for gpu in fleet.tenures)
     moves = {since for life in lives if len(life.nodes) > 1 for since, _ in life.nodes if start_ms < since < end_ms}
     return sorted(moves | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
 
 
-def gpus_of_shard(fleet: Fleet, shard: str, end_ms: int, cluster: str | None = None) -> list[int]:
+def gpus_of_shard(fleet: GpuLifetimes, shard: str, end_ms: int, cluster: str | None = None) -> list[int]:
     """Return the GPUs that were on nodes of a scheduling shard just before `end_ms`, in one cluster or in all."""
     gpus = []
     for gpu in fleet.tenures:

@@ -28,7 +28,7 @@ from accountant.ledger.protocols import of_holders, without_holder
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.ledger.usage import OF_TIME, Int64Array, Usage, UsageMeasure
 from accountant.storage.duckdb_engine import Cursor, statement
-from accountant.storage.gpu_lifetimes import Fleet, changes_between
+from accountant.storage.gpu_lifetimes import GpuLifetimes, changes_between
 from accountant.storage.ledger_state import OF_NODES, State
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders, label_history
@@ -353,7 +353,7 @@ def pieces_of(
 
 def key_of(
     dimensions: Sequence[Dimension],
-    fleet: Fleet,
+    fleet: GpuLifetimes,
     piece: ConstantSpan,
     gpu: int,
     device: DeviceName,
@@ -365,7 +365,12 @@ def key_of(
 
 
 def _value(
-    dimension: Dimension, fleet: Fleet, piece: ConstantSpan, gpu: int, device: DeviceName, holder: HolderName | None
+    dimension: Dimension,
+    fleet: GpuLifetimes,
+    piece: ConstantSpan,
+    gpu: int,
+    device: DeviceName,
+    holder: HolderName | None,
 ) -> str:
     if is_label(dimension):
         return IDLE if holder is None else holder.exported_at(label_of(dimension), piece.start_ms)

@@ -35,7 +35,7 @@ from accountant.ledger.usage import (
     names_of,
 )
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, down_in, in_service
+from accountant.storage.gpu_lifetimes import GpuLifetimes, down_in, in_service
 from accountant.storage.ledger_state import DeviceKinds, State, device_kinds
 from accountant.storage.query.group_by_dimensions import (
     UNHELD,
@@ -426,7 +426,7 @@ def _unseen(
 
 
 def _lives(
-    fleet: Fleet, pieces: Sequence[ConstantSpan], kinds: DeviceKinds, gpus: Collection[int] | None
+    fleet: GpuLifetimes, pieces: Sequence[ConstantSpan], kinds: DeviceKinds, gpus: Collection[int] | None
 ) -> Iterable[tuple[int, int, int, DeviceName, int]]:
     """Yield the capacity in each piece as (tag, member, a GPU of it, its last device, microseconds)."""
     gpus_of_member: dict[int, list[int]] = defaultdict(list)

@@ -29,7 +29,7 @@ from accountant.core.gpu_time_accounts import full_us
 from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Fleet, GpuCensus, down_in, in_service
+from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, down_in, in_service
 from accountant.storage.ledger_state import State
 from accountant.storage.query.gpu_weights import (
     COST_UNIT_PLACES,
@@ -134,7 +134,12 @@ class Windows:
         return bounds(spec, at_ms, self._zone)
 
     def watermark(
-        self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+        self,
+        fleet: GpuLifetimes,
+        end_ms: int,
+        min_coverage: float,
+        shard: str | None = None,
+        cluster: str | None = None,
     ) -> int | None:
         """Return the watermark of every window that ends at `end_ms`."""
         if shard is None:

@@ -30,7 +30,7 @@ from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.gpu_lifetimes import Fleet, Gpu, Tenure
+from accountant.storage.gpu_lifetimes import Gpu, GpuLifetimes, Tenure
 from accountant.storage.span_splitting import quarters
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
@@ -218,7 +218,12 @@ class BookedChanges:
 
 
 def book(
-    cursor: Cursor, names: Dictionaries, group: GroupCommit, fleet: Fleet, unfolded: frozenset[int], days: DailySums
+    cursor: Cursor,
+    names: Dictionaries,
+    group: GroupCommit,
+    fleet: GpuLifetimes,
+    unfolded: frozenset[int],
+    days: DailySums,
 ) -> BookedChanges:
     """Write the records of the group. If this raises LedgerUnavailable or LedgerFailed, the caller rolls back."""
     streams = names.stream.resolve(cursor, group.advanced)
@@ -255,7 +260,7 @@ def book(
 
 
 def _book_rows(
-    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: Fleet
+    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: GpuLifetimes
 ) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], AddedRows]]]:
     if incoming is None:
         return {}, {}, set(), {}
@@ -330,7 +335,7 @@ def _added(
     return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 
 
-def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, compared: Collection[tuple[int, str]]) -> None:
+def _book_tenures(cursor: Cursor, fleet: GpuLifetimes, changes: Changes, compared: Collection[tuple[int, str]]) -> None:
     """Write tenures that are new or begin earlier than before.
 
     The ends of tenures follow from the rows of unfolded hours. A set that was displaced entirely unfolds no hour, so
@@ -378,8 +383,8 @@ def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, boo
     cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
 
 
-def _own(fleet: Fleet, reached: Iterable[_GpuExtent], gpus: Collection[int]) -> Own:
-    """Return the entries of `Fleet.own` for these GPUs, which imports named, after the commit."""
+def _own(fleet: GpuLifetimes, reached: Iterable[_GpuExtent], gpus: Collection[int]) -> Own:
+    """Return the entries of `GpuLifetimes.own` for these GPUs, which imports named, after the commit."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in gpus}
     for reach in reached:
         if not reach.imported:
@@ -388,7 +393,7 @@ def _own(fleet: Fleet, reached: Iterable[_GpuExtent], gpus: Collection[int]) -> 
     return found
 
 
-def _extended(fleet: Fleet, reached: Iterable[_GpuExtent]) -> Changes:
+def _extended(fleet: GpuLifetimes, reached: Iterable[_GpuExtent]) -> Changes:
     """Return the GPUs of the rows with their tenures extended to cover them."""
     changes: Changes = {}
     for gpu, name, model, node, tenure, _ in reached:

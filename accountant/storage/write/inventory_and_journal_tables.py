@@ -19,7 +19,7 @@ from accountant.inventory.node_facts_and_downtime import with_boots
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_engine import Cursor, statement
-from accountant.storage.gpu_lifetimes import Fleet, NodeKey, blank
+from accountant.storage.gpu_lifetimes import GpuLifetimes, NodeKey, blank
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.pod_labels import PodLabels
@@ -201,7 +201,7 @@ def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
     cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
 
 
-def has_changes(fleet: Fleet, facts: Facts) -> bool:
+def has_changes(fleet: GpuLifetimes, facts: Facts) -> bool:
     """Return whether an inventory reading differs from the stored facts. Most readings repeat the last one."""
     return (
         bool(facts.pods or facts.epochs)
@@ -210,7 +210,9 @@ def has_changes(fleet: Fleet, facts: Facts) -> bool:
     )
 
 
-def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int, labels: PodLabels) -> Fleet:
+def write_facts(
+    cursor: Cursor, fleet: GpuLifetimes, facts: Facts, now_ms: int, closed_ms: int, labels: PodLabels
+) -> GpuLifetimes:
     """Store the facts of an inventory reading, and return the new fleet.
 
     A changed fact is valid from the reading on. A fact that was unknown before is valid for all time after `closed_ms`,
@@ -252,7 +254,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
     )
 
 
-def _changed_nodes(fleet: Fleet, nodes: Sequence[NodeFacts]) -> dict[NodeKey, NodeFacts]:
+def _changed_nodes(fleet: GpuLifetimes, nodes: Sequence[NodeFacts]) -> dict[NodeKey, NodeFacts]:
     """Return the nodes whose facts, with the boots that were known before, differ from the stored ones."""
     told = {(node.cluster, node.name): node for node in nodes}
     known = {key: with_boots(node, fleet.nodes.get(key)) for key, node in told.items()}
